@@ -79,6 +79,7 @@ def test_a_pipeline_is_part_of_the_snapshot(folder: Path) -> None:
         ("{tolerate_percent: 10}", "retry", "12: steps.clause.on_failure: unknown way to go on"),
         ("output: steps.clause.texts", "output: steps.clause.text", '16: output: unknown result text in steps.clause.text'),
         ("{type: object,", "{type: objct,", "1: input: cannot be used as a schema"),
+        ("{tolerate_percent: 10}", "{tolerate_percent: 200}", "12: steps.clause.on_failure.tolerate_percent: must be at most"),
         ("max_concurrency: 5", "max_concurrency: 5000", "11: steps.clause.max_concurrency: must be at most 1000"),
     ],
 )  # fmt: skip
@@ -89,7 +90,16 @@ def test_what_is_wrong_is_told_with_its_line(folder: Path, old: str, new: str, p
 
 
 def test_odd_files_are_problems_and_nothing_else(folder: Path) -> None:
-    steps = ("[]", "{a: }", "{a: 3}", "{a: {call: 3}}", "{a: {choose: [3]}}", "{a: {call: {model: 3}}}")
+    steps = (
+        "{a: {call: }}",
+        "{a: {call: {model: gpt-4o, messages: hello}}}",
+        "[]",
+        "{a: }",
+        "{a: 3}",
+        "{a: {call: 3}}",
+        "{a: {choose: [3]}}",
+        "{a: {call: {model: 3}}}",
+    )
     for text in (*steps, "{a: {choose: [{call: {}}], on_failure: {}}}", "{}", "3"):
         assert told(folder, f"steps: {text}"), text
     assert told(folder, "[]")

@@ -111,6 +111,8 @@ async def test_an_input_that_does_not_fit_is_refused_by_name(gateway: Running) -
         (asking("", "pipelines/report", metadata=metadata), "input.words"),
         ({"model": "pipelines/one", "messages": []}, "messages"),
         (asking("x", "pipelines/oen"), "model"),
+        (asking('{"document": ' + "[" * 200 + "]" * 200 + "}", "pipelines/report"), "input"),
+        (asking('{"document": ' + "[" * 600 + "]" * 600 + "}", "pipelines/report"), "input"),
     ):
         answer = await ask(gateway.url, post(CHAT, body, WEB))
         assert answer.status in (400, 404), answer.raw

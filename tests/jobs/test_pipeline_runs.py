@@ -241,3 +241,32 @@ def test_a_failed_step_ends_its_run_and_what_runs_beside_it(tell: Tell) -> None:
         assert (answer.status, b"The step 'a'" in answer.body) == (502, True)
 
     tell(story)
+
+
+def test_a_run_that_cannot_be_advanced_ends_and_so_does_what_runs_of_it(tell: Tell) -> None:
+    source = {
+        "steps": {
+            "a": call("a"),
+            "b": call("slow"),
+            "c": {"for_each": "steps.a.text | split(3)", **call("{{ item }}"), "after": ["a"]},
+        },
+        "output": "steps.c.texts",
+    }
+
+    def defective(_text: str) -> float:
+        raise RuntimeError
+
+    async def story(here: Town) -> None:
+        ledger = Ledger(lambda prompt, _time: 500.0 if prompt == "slow" else "said")
+        process = run_process(here, ledger)
+        process.runs._count = lambda _model: defective
+        await process.accept_run(source, None)
+        done = await process.end_of(RUN_ID, within_s=60)
+        beside = await process.end_of(derived_child_id(JOB, RUN_ID, "b", 1))
+
+        assert (done.state, beside.state) == (JobState.FAILED, JobState.CANCELLED)
+        assert done.last_error is not None
+        assert "internal_error" in done.last_error.message
+        assert done.tally.cost_usd == pytest.approx(ledger.usd)
+
+    tell(story)

@@ -287,6 +287,42 @@ def test_a_value_that_is_missing_fails_its_step_by_name() -> None:
     assert (end.why.error_class, end.why.step) == (VALUE_MISSING, "b")
 
 
+def test_what_does_not_fit_a_condition_fails_its_step_and_nothing_else() -> None:
+    plan = plan_of(
+        {"a": {"choose": [call(when="input.n > `3`")], "on_failure": "continue"}, "b": call()}, output="steps.b.text"
+    )
+    assert isinstance(advance(plan, RunStates({"n": "many"}, {"b": DONE})), RunFinished)
+    assert problems_of({"a": {"choose": [call(when="lenght(input) > `3`")]}}) == ["unknown function lenght"]
+
+
+def test_an_answer_that_is_nested_too_deep_is_a_text_and_no_value() -> None:
+    said = {"choices": [{"message": {"content": "[" * 101 + "]" * 101}}]}
+    assert list(values_of("chat", orjson.dumps(said))) == ["text"]
+
+
+def test_all_requests_for_the_items_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.policy.pipelines.advance.MOST_REQUESTS_CHARS", 10_000)
+    plan = plan_of({"a": {"for_each": "input.items", **call("{{ input.text }} {{ item }}"), "on_failure": "continue"}})
+    large = RunStates({"items": ["x"] * 100, "text": "t" * 1000}, {})
+    assert isinstance(advance(plan, replace(large, input={"items": ["x"], "text": "t" * 1000})), Start)
+    assert isinstance(advance(plan, large), RunFinished)  # it has failed, and what begins of it is nothing
+    end = advance(plan_of({"a": {"for_each": "input.items", **call("{{ input.text }} {{ item }}")}}), large)
+    assert isinstance(end, RunFailed)
+    assert end.why.error_class == "too_many_items"
+
+
+def test_the_models_of_a_plan_are_all_that_may_be_asked() -> None:
+    output = {"schema": {}, "on_invalid": {"repair_with": "mender"}}
+    steps = {"a": call(output=output, on_failure={"repair_with": "fixer"})}
+    assert plan_of(steps).models == ["m", "fixer", "mender"]
+    many = {
+        "for_each": "input",
+        "call": {"endpoint": "embeddings", "model": "e", "input": "{{ item }}"},
+        "output": output,
+    }
+    assert problems_of({"a": many}) == ["is for answers that are texts: no schema is held against those of embeddings"]
+
+
 @st.composite
 def sources(draw: st.DrawFn) -> dict[str, Any]:
     """Sources without circles: each step refers to earlier ones, and stands anywhere."""

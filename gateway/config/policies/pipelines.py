@@ -191,7 +191,10 @@ def _source(document: Document) -> dict[str, Any] | None:
 def _step(document: Document, name: str) -> dict[str, Any] | None:
     path: Path = ("steps", name)
     entry = check(StepEntry, document, path)
-    if entry is None or ("call" in (document.at(path) or {}) and entry.call is None):
+    given = document.at(path) or {}
+    if entry is None or ("call" in given and entry.call is None):
+        if entry is not None and given["call"] is None:
+            document.complain((*path, "call"), "is empty: it needs a model and what it is asked")
         return None
     told = entry.model_dump(include=entry.model_fields_set - {"choose", "on_failure", "output"})
     if entry.choose is not None:
@@ -211,8 +214,9 @@ def _on_failure(document: Document, path: Path, given: object) -> Any:
             document.complain(path, f"unknown way to go on {quoted(given)}{did_you_mean(given, words)}")
             return "fail"
         return given
+    before = len(document.problems)
     entry = check(OnFailureEntry, document, path)
-    if entry is None:
+    if entry is None or len(document.problems) > before:
         return "fail"
     found = entry.model_dump(include=entry.model_fields_set)
     if len(found) != 1:

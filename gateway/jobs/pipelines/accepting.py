@@ -13,9 +13,10 @@ from gateway.errors import Forbidden, InvalidRequest
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import JobNeedsProviderKey
 from gateway.policy.jobs.job import JobKind, NewJob, Tally
+from gateway.policy.output.schema import depth_of
 from gateway.policy.pipelines.carried import DIGEST, PIPELINE, CarriedRun
 from gateway.policy.pipelines.input import input_of
-from gateway.policy.pipelines.plan import PATHS, PipelinePlan
+from gateway.policy.pipelines.plan import MOST_DEPTH, PATHS, PipelinePlan
 from gateway.policy.pipelines.rules import RUNS
 
 ENDPOINTS = (PATHS["chat"], PATHS["responses"])
@@ -38,7 +39,22 @@ def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
     job = new.job
     about = {**job.about, PIPELINE: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
     run = replace(job, kind=JobKind.RUN, segment=RUNS, about=about, max_attempts=1, tally=Tally(total=len(plan.steps)))
-    return replace(new, job=run, payload=carried.packed())
+    return replace(new, job=run, payload=_packed(carried))
+
+
+def _packed(carried: CarriedRun) -> bytes:
+    """Returns the payload of a run. Raises InvalidRequest for an input of which no request could be made."""
+    try:
+        is_deep = depth_of(orjson.dumps(carried.input)) > MOST_DEPTH
+    except orjson.JSONEncodeError:  # deeper than it writes
+        is_deep = True
+    if is_deep:
+        raise InvalidRequest(
+            f"The input of a pipeline may be nested {MOST_DEPTH} levels deep; this one is deeper.",
+            param="input",
+            code="invalid_pipeline_input",
+        )
+    return carried.packed()
 
 
 def _request_of(call: Call) -> Mapping[str, Any]:

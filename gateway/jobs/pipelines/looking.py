@@ -13,7 +13,7 @@ from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.finalise import INTERNAL
 from gateway.jobs.pipelines.children import child_id
 from gateway.policy.batches import marks
-from gateway.policy.jobs.job import Job, JobState, Tally
+from gateway.policy.jobs.job import Job, JobQuery, JobState, Tally
 from gateway.policy.pipelines.advance import (
     RUN_BUDGET_EXCEEDED,
     StepError,
@@ -23,12 +23,13 @@ from gateway.policy.pipelines.advance import (
     wanted_values,
 )
 from gateway.policy.pipelines.carried import ITEMS, STEPS, UNASKED
-from gateway.policy.pipelines.plan import PipelinePlan, Step
+from gateway.policy.pipelines.plan import MOST_STEPS, PipelinePlan, Step
 from gateway.policy.pipelines.results import values_of, values_of_many
 
 MOST_INLINE_BYTES = 1_000_000
 """Of answers that are read in the event loop; more go to a thread."""
 MOST_MESSAGE_CHARS = 500
+MOST_CHILDREN = MOST_STEPS * len(StepPart)
 
 
 class RunLook(NamedTuple):
@@ -77,7 +78,11 @@ class RunLooks:
             ):
                 states[name] = await self._with_values(plan.steps[name], state, child)
         found = [job for job in jobs if job is not None]
-        return RunLook(states, _added(plan, states, found), [job.id for job in found if not job.state.is_end])
+        return RunLook(states, added(_counted(plan, states), found), [job.id for job in found if not job.state.is_end])
+
+    async def children_of(self, run: Job) -> Sequence[Job]:
+        """Returns all children of a run, whatever its plan says. Raises JobsUnavailable."""
+        return (await self._store.list_jobs(JobQuery(run.tenant, limit=MOST_CHILDREN, parent=run.id))).jobs
 
     def _state(self, step: Step, part: StepPart, children: Mapping[tuple[str, StepPart], Job | None]) -> StepState:
         child = children[step.name, part]
@@ -161,14 +166,16 @@ def _error_of(step: Step, child: Job | None) -> StepError | None:
     return StepError(error.error_class, error.message[:MOST_MESSAGE_CHARS], step.name)
 
 
-def _added(plan: PipelinePlan, states: Mapping[str, StepState], children: Sequence[Job]) -> Tally:
+def _counted(plan: PipelinePlan, states: Mapping[str, StepState]) -> Tally:
     over = [state for state in states.values() if state.phase is not StepPhase.RUNNING]
     failed = sum(state.phase is StepPhase.FAILED for state in over)
+    return Tally(len(plan.steps), len(over) - failed, failed)
+
+
+def added(counts: Tally, children: Sequence[Job]) -> Tally:
+    """Returns these counts of steps, with what the children have used and cost."""
     tallies = [job.tally for job in children]
-    return Tally(
-        total=len(plan.steps),
-        completed=len(over) - failed,
-        failed=failed,
+    return counts._replace(
         input_tokens=sum(one.input_tokens for one in tallies),
         cached_tokens=sum(one.cached_tokens for one in tallies),
         output_tokens=sum(one.output_tokens for one in tallies),

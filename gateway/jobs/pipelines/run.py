@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.pipelines.children import RunChildren
-from gateway.jobs.pipelines.looking import RunLook, RunLooks
+from gateway.jobs.pipelines.looking import RunLook, RunLooks, added
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
@@ -102,6 +102,9 @@ class PipelineRuns:
         if work.claims > MOST_CRASHES:
             await self._fail(running, StepError("poison", f"its worker died {MOST_CRASHES} times with it"))
             return
+        if work.job.attempts >= MOST_CRASHES:  # the worker counts what has failed here, and the log says why
+            await self._fail(running, StepError("internal_error", "the gateway failed on it"))
+            return
         try:
             carried = carried_by(work.payload)
             plan = self._plan(carried, work.job.about.get("digest", ""))
@@ -158,12 +161,14 @@ class PipelineRuns:
 
     async def _fail(self, running: RunningWork, why: StepError, look: RunLook | None = None) -> None:
         job = running.work.job
+        children = () if look is not None else await self._looks.children_of(job)
+        await self._stop_children([child.id for child in children if not child.state.is_end], job.tenant)
         is_spent = why.error_class == RUN_BUDGET_EXCEEDED
         message = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
         error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, message, self._clock.wall())
         headers = [*HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
         answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
-        tally = None if look is None else look.tally
+        tally = added(job.tally, children) if look is None else look.tally
         if await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True)):
             self._tell_of(job, is_ok=False)
 

@@ -16,13 +16,15 @@ from gateway.policy.pipelines.plan import MOST_ITEMS, CallEndpoint, CallPlan, Pi
 from gateway.policy.pipelines.repair import repair_request, repaired_body
 from gateway.policy.pipelines.results import stand_in_values, values_of_many
 from gateway.policy.pipelines.splitting import Count
-from gateway.policy.pipelines.templates import Scope, ValueMissing, fill
+from gateway.policy.pipelines.templates import Scope, ValueMissing, fill, size_of
 
 VALUE_MISSING: Final = "value_missing"
 TOO_MANY_FAILED: Final = "too_many_failed"
 TOO_MANY_ITEMS: Final = "too_many_items"
 NOT_REPAIRED: Final = "not_repaired"
 RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
+MOST_REQUESTS_CHARS: Final = 200_000_000
+"""Of all items of a step together: they are in memory until they are written, however often the same text is in them."""
 _BEYOND_REPAIR: Final = frozenset(("cancelled", "expired", RUN_BUDGET_EXCEEDED))
 
 
@@ -128,6 +130,10 @@ class _StepFailed(Exception):
         self.error = error
 
 
+class _TooLarge(_StepFailed):
+    """All of a step is too large, not the request of one item."""
+
+
 def advance(plan: PipelinePlan, run: RunStates) -> Decision:
     """Says what is to be done next."""
     known: dict[str, Mapping[str, Any]] = {}
@@ -216,9 +222,16 @@ def _begin(step: Step, scope: Scope, count: Callable[[str], Count]) -> StepStart
         raise _StepFailed(StepError(TOO_MANY_ITEMS, told, step.name))
     requests: list[Mapping[str, Any] | None] = []
     failed, why = 0, None
+    chars = 0
     for item in items:
         try:
             requests.append(_request(step, Scope(scope.input, scope.steps, item, has_item=True), counting))
+            chars += size_of(requests[-1])
+            if chars > MOST_REQUESTS_CHARS:
+                told = f"the requests for {len(items)} items have more than {MOST_REQUESTS_CHARS} characters"
+                raise _TooLarge(StepError(TOO_MANY_ITEMS, told, step.name))
+        except _TooLarge:
+            raise
         except _StepFailed as failure:
             requests.append(None)
             failed, why = failed + 1, failure.error

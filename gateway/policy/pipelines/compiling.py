@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.policy.output.rules import CHECKED
 from gateway.policy.pipelines.conditions import Condition, read_condition
 from gateway.policy.pipelines.plan import (
     MOST_STEPS,
@@ -84,6 +85,9 @@ def _read_step(name: str, entry: Mapping[str, Any], problems: list[PlanProblem])
     on_failure = _read_on_failure(entry, path, problems, is_many=each is not None)
     if not branches:
         return None
+    if entry.get("output") is not None and branches[0].call.endpoint not in CHECKED:
+        told = f"is for answers that are texts: no schema is held against those of {branches[0].call.endpoint}"
+        problems.append(PlanProblem((*path, "output"), told))
     needs = {place.step for branch in branches for place in places_of(branch.call.body) if place.step is not None}
     needs |= {step for branch in branches if branch.when is not None for step in branch.when.names}
     if for_each is not None and for_each.step is not None:
@@ -152,6 +156,8 @@ def _read_branch(entry: Mapping[str, Any], path: Path, problems: list[PlanProble
     needed = "messages" if endpoint == "chat" else "input"
     if endpoint in PATHS and needed not in said:
         problems.append(PlanProblem((*here, needed), "is missing"))
+    elif endpoint == "chat" and not (isinstance(said["messages"], list) and said["messages"]):
+        problems.append(PlanProblem((*here, needed), "takes a list of messages, each with a role and a content"))
     body = read_template({field: value for field, value in said.items() if field != "endpoint"}, here, problems)
     if len(problems) > before:
         return None

@@ -20,6 +20,8 @@ _RELATIVE_BEHIND_FIRST: Final = frozenset(
     ("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "pipe")
 )
 """Nodes of which only the first child sees all values; the others see what the first came to."""
+_UNFIT: Final = (TypeError, ValueError, ArithmeticError, RecursionError)
+"""What the package lets through where values do not fit, such as a text that is compared with a number."""
 
 
 class ConditionFailed(Exception):
@@ -48,7 +50,7 @@ class Condition:
         values = {"input": scope.input, "steps": scope.steps, "item": scope.item}
         try:
             found = self.parsed.search(values)
-        except import_module("jmespath.exceptions").JMESPathError as error:
+        except (import_module("jmespath.exceptions").JMESPathError, *_UNFIT) as error:
             raise ConditionFailed(f"`when` cannot be judged: {type(error).__name__}") from None
         return found is not None and found is not False and found not in ("", [], {})
 
@@ -75,6 +77,10 @@ def read_condition(source: object, path: Path, problems: list[PlanProblem]) -> C
     except RecursionError:
         problems.append(PlanProblem(path, "is nested too deep"))
         return None
+    for name in _functions(parsed.parsed):
+        known = tuple(import_module("jmespath.functions").Functions.FUNCTION_TABLE)
+        if name not in known:
+            problems.append(PlanProblem(path, f"unknown function {name}", name, known))
     steps: list[tuple[str, ...]] = []
     has_item = False
     for chain in _chains(parsed.parsed):
@@ -87,6 +93,15 @@ def read_condition(source: object, path: Path, problems: list[PlanProblem]) -> C
         elif chain[0] == "steps":
             steps.append(chain)
     return Condition(source, tuple(steps), has_item, path, parsed)
+
+
+def _functions(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of the functions that are called."""
+    if node["type"] == "function_expression":
+        yield node["value"]
+    for child in node["children"]:
+        if isinstance(child, dict):
+            yield from _functions(child)
 
 
 def _chains(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

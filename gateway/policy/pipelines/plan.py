@@ -19,6 +19,8 @@ PREFIX: Final = "pipelines/"
 MOST_STEPS: Final = 50
 MOST_ITEMS: Final = 50_000
 """Of one `for_each`."""
+MOST_DEPTH: Final = 100
+"""The levels of an input, or of what an answer says as JSON: more could be put into no request."""
 
 CallEndpoint = Literal["chat", "embeddings", "responses", "moderations"]
 PATHS: Final[Mapping[CallEndpoint, str]] = {
@@ -113,6 +115,12 @@ class Step:
         return self.branches[-1].call.model
 
     @property
+    def repairing(self) -> Sequence[str]:
+        """Returns the models that may be asked to repair its request, or its answers."""
+        invalid = (self.output or {}).get("on_invalid") or {}
+        return [model for model in (self.on_failure.model, invalid.get("repair_with")) if model]
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Returns what may be said of its result."""
         if self.for_each is not None:
@@ -148,5 +156,5 @@ class PipelinePlan:
     def models(self) -> Sequence[str]:
         """Returns the models that its steps call, each once, also those that repair."""
         asked = [branch.call.model for step in self.steps.values() for branch in step.branches]
-        repairing = [step.on_failure.model for step in self.steps.values() if step.on_failure.model]
+        repairing = [model for step in self.steps.values() for model in step.repairing]
         return list(dict.fromkeys([*asked, *repairing]))

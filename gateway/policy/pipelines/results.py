@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.policy.pipelines.plan import CallEndpoint
+from gateway.policy.output.schema import depth_of
+from gateway.policy.pipelines.plan import MOST_DEPTH, CallEndpoint
 
 _FENCED: Final = re.compile(r"\s*```[A-Za-z]*\n(.*?)\n?```\s*", re.DOTALL)
 
@@ -88,9 +89,10 @@ def _json_of(text: str) -> dict[str, Any]:
     fenced = _FENCED.fullmatch(text)
     for told in (text, fenced[1] if fenced is not None else ""):
         try:
-            return {"json": orjson.loads(told)}
+            value = orjson.loads(told)
         except orjson.JSONDecodeError:
             continue
+        return {} if depth_of(told.encode()) > MOST_DEPTH else {"json": value}
     return {}
 
 

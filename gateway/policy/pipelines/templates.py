@@ -187,6 +187,15 @@ def fill(template: Template, scope: Scope, count: Count) -> Any:
     return template.value(scope, count) if isinstance(template, FilledText | Place) else template
 
 
+def size_of(value: object) -> int:
+    """Returns about how many characters plain data has as JSON."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if isinstance(value, dict):
+        return sum(len(name) + 4 + size_of(one) for name, one in value.items())
+    return sum(map(size_of, value)) + len(value) if isinstance(value, list) else 8
+
+
 def _bars(source: str) -> list[str]:
     """Divides at bars, but not at those in quotes."""
     parts, is_quoted, begin = [], False, 0
