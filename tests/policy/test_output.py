@@ -234,6 +234,15 @@ def test_refusals_cuts_and_tool_calls_are_no_violations(
     assert text.excuse == excuse
 
 
+def test_a_content_in_parts_is_its_text_whole_and_streamed() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "{}"}]
+    assert texts_of("chat", chat(parts)) == [OutputText(0, "{}")]
+    assert texts_of("chat", chat("{", "model_length")) == [OutputText(0, "{", OutputResult.SKIPPED)]
+    streamed = StreamedTexts("chat")
+    streamed.feed(b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": {"content": parts}}]}) + b"\n\n")
+    assert streamed.texts() == [OutputText(0, "{}")]
+
+
 def test_nothing_of_an_odd_answer_is_a_text() -> None:
     odd: list[Json] = [{}, {"choices": 1}, {"choices": []}]
     for answer in odd:

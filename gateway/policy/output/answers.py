@@ -15,6 +15,7 @@ from gateway.policy.output.rules import OutputResult
 Json = dict[str, Any]
 _CUT = {
     "length": OutputResult.SKIPPED,
+    "model_length": OutputResult.SKIPPED,
     "content_filter": OutputResult.REFUSED,
     "tool_calls": OutputResult.SKIPPED,
     "function_call": OutputResult.SKIPPED,
@@ -57,14 +58,22 @@ def text_of(at: int, content: Any, finish_reason: Any, *, is_refused: bool, call
     """Returns the text of one choice of a chat completion."""
     if is_refused:
         return OutputText(at, "", OutputResult.REFUSED)
-    text = content if isinstance(content, str) else ""
-    if finish_reason in ("length", "content_filter", "error"):
+    text = written_of(content)
+    if finish_reason in ("length", "model_length", "content_filter", "error"):
         return OutputText(at, text, _CUT[finish_reason])
     if calls_tools and not text:
         return OutputText(at, "", OutputResult.SKIPPED)
     if calls_tools and finish_reason in _CUT:  # some models say what they are going to do
         return OutputText(at, text, OutputResult.SKIPPED)
     return OutputText(at, text)
+
+
+def written_of(content: Any) -> str:
+    """Returns the text of a message's content: that of its text parts, where a model that thinks gives a list (Mistral)."""
+    if isinstance(content, str):
+        return content
+    parts = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    return "".join([one["text"] for one in parts if one.get("type") == "text" and isinstance(one.get("text"), str)])
 
 
 def _texts_of_response(answer: Json) -> Iterator[OutputText]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.policy.openai.sse import event_json, split_events
-from gateway.policy.output.answers import OutputText, text_of, texts_of
+from gateway.policy.output.answers import OutputText, text_of, texts_of, written_of
 
 MOST_CHARS: Final = 4_194_304
 """Of all texts of one answer, and of the events that are not whole yet."""
@@ -104,8 +104,8 @@ class _Choice:
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         self._is_refused = self._is_refused or bool(delta.get("refusal"))
         self._calls_tools = self._calls_tools or bool(delta.get("tool_calls") or delta.get("function_call"))
-        content = delta.get("content")
-        if not isinstance(content, str) or not content:
+        content = written_of(delta.get("content"))
+        if not content:
             return 0
         self._parts.append(content)
         return len(content)
