@@ -45,11 +45,37 @@ def test_fields_are_only_lowered(asked: dict[str, Any], lower_to: dict[str, Any]
 
 def test_an_endpoint_gets_only_fields_that_it_has() -> None:
     assert lower({"model": "m"}, "embeddings") is None
-    assert lower({"model": "m"}, "responses") is None
-    assert lower({"model": "m", "max_output_tokens": 999}, "responses") == {"max_output_tokens": 512}
     both = LatencyRules(1.0, {"max_completion_tokens": 9, "max_output_tokens": 7})
     assert lower({"model": "m"}, "responses", both) == {"max_output_tokens": 7}
     assert lower({"model": "m"}, "chat", both) == {"max_completion_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("asked", "lower_to"),
+    [
+        ({}, {"reasoning": {"effort": "low"}, "max_output_tokens": 512}),
+        (
+            {"reasoning": {"summary": "auto", "effort": "high"}, "max_output_tokens": 999},
+            {"reasoning": {"summary": "auto", "effort": "low"}, "max_output_tokens": 512},
+        ),
+        ({"reasoning": {"summary": None}}, {"reasoning": {"summary": None, "effort": "low"}, "max_output_tokens": 512}),
+        ({"reasoning": None, "max_output_tokens": 9}, {"reasoning": {"effort": "low"}}),
+        ({"reasoning": {"effort": "minimal"}, "max_output_tokens": 9}, None),
+        ({"reasoning": "theirs", "max_output_tokens": 9}, None),
+        ({"reasoning": {"effort": ["x"]}, "max_output_tokens": 9}, None),
+    ],
+)
+def test_responses_say_it_in_their_own_words(asked: dict[str, Any], lower_to: dict[str, Any] | None) -> None:
+    body = {"model": "m", **asked}
+    found = lowered("responses", orjson.dumps(body), body, None, RULES)
+    assert (None if found is None else orjson.loads(found.body)) == (lower_to and {**body, **lower_to})
+    if found is not None:
+        names = {"reasoning.effort" if one == "reasoning" else one for one in lower_to or ()}
+        assert (set(found.fields), found.max_tokens) == (names, 512 if "max_output_tokens" in names else None)
+
+
+def test_a_bound_has_the_name_of_its_endpoint() -> None:
+    assert lower({"model": "m"}, "completions") == {"max_tokens": 512}
 
 
 scalars = st.one_of(st.none(), st.integers(1, 9000), st.sampled_from(("none", "minimal", "low", "medium", "high", "x")))

@@ -24,9 +24,16 @@ BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 FIELDS_AT: Final[Mapping[str, frozenset[str]]] = {
     "chat": frozenset(("reasoning_effort", "verbosity", "max_completion_tokens", "max_tokens")),
     "completions": frozenset(("max_tokens",)),
-    "responses": frozenset(("max_output_tokens",)),
+    "responses": frozenset(("max_output_tokens", "reasoning_effort", "verbosity")),
 }
 """Those that a body may have, by endpoint."""
+INSIDE: Final[Mapping[str, tuple[str, str]]] = {
+    "reasoning_effort": ("reasoning", "effort"),
+    "verbosity": ("text", "verbosity"),
+}
+"""Where bodies of Responses have the words."""
+OWN_BOUND: Final = {"chat": "max_completion_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
+"""How endpoints call a bound that is set under a name that they have not, where their bodies bound nothing."""
 USUAL: Final = "medium"
 """What a word is taken to be where the caller says none."""
 
@@ -54,23 +61,40 @@ def lowered(
 ) -> LoweredCall | None:
     """Returns the call with its fields lowered; None: it asks for no more than that, or its endpoint has none of them."""
     allowed = FIELDS_AT.get(endpoint, frozenset())
+    inside = INSIDE if endpoint == "responses" else {}
     changed: dict[str, str | int] = {}
     bounds = [field for field in BOUNDS if parsed.get(field) is not None]
     for field, value in rules.set.items():
         if isinstance(value, str):
-            if field in allowed and _is_above(field, parsed.get(field), value):
+            if field in allowed and _is_above(field, _said(parsed, inside.get(field), field), value):
                 changed[field] = value
         elif bounds:
             changed.update({one: value for one in bounds if isinstance(parsed[one], int) and parsed[one] > value})
         elif field in allowed and not any(one in changed for one in BOUNDS):
             changed[field] = value
+    own_bound, told = OWN_BOUND.get(endpoint), [value for value in rules.set.values() if isinstance(value, int)]
+    if own_bound is not None and told and not bounds and not any(one in changed for one in BOUNDS):
+        changed[own_bound] = min(told)
     for field, value in changed.items():
-        edit = json_edit.replace_field if field in parsed else json_edit.insert_field
-        body = edit(body, field, orjson.dumps(value))
+        name, new = field, orjson.dumps(value)
+        if field in inside:
+            name, within = inside[field]
+            new = orjson.dumps({**(parsed.get(name) or {}), within: value})
+        edit = json_edit.replace_field if name in parsed else json_edit.insert_field
+        body = edit(body, name, new)
     if not changed:
         return None
-    told = [value for value in changed.values() if isinstance(value, int)]
-    return LoweredCall(body, tuple(changed), min([*told, *([] if max_tokens is None else [max_tokens])], default=None))
+    now = [value for value in changed.values() if isinstance(value, int)]
+    fields = tuple(".".join(inside[field]) if field in inside else field for field in changed)
+    return LoweredCall(body, fields, min([*now, *([] if max_tokens is None else [max_tokens])], default=None))
+
+
+def _said(parsed: Mapping[str, Any], path: tuple[str, str] | None, field: str) -> object:
+    """Returns the word that a body has; what cannot be read as one is no word of the scale, and is left alone."""
+    if path is None:
+        return parsed.get(field)
+    outer = parsed.get(path[0])
+    return outer.get(path[1]) if isinstance(outer, dict) else outer
 
 
 def _is_above(field: str, said: object, value: str) -> bool:
