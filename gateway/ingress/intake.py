@@ -25,7 +25,7 @@ from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.policy.runs.part import STEP
-from gateway.policy.runs.step_request import read_step
+from gateway.policy.runs.step_request import not_a_step, read_step
 from gateway.policy.snapshot import Policies, PolicySnapshot
 
 
@@ -182,6 +182,8 @@ class Intake:
                 if not policy.jobs.is_on:
                     raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
                 call.step = read_step(index, "" if call.part is None else call.part.run)
+                if plan.model.pipeline is not None:  # it remembers its own steps
+                    raise not_a_step("a pipeline", "model")
                 if call.part is not None:
                     call.part.is_durable = True
                 call.idempotency_key = None  # the step says what is the same

@@ -124,3 +124,21 @@ async def test_who_leaves_finds_the_answer_when_it_comes_back(gateway: Running) 
     first = await twin
     again = await create(gateway, step("slow"))
     assert (first.content, gateway.upstream_calls()) == (again.content, 1)
+
+
+async def test_what_becomes_a_job_is_no_step(start: StartGateway, tmp_path: Path) -> None:
+    """It would be begun anew each time, whatever its step: this is said before anything is."""
+    (tmp_path / "policies" / "pipelines").mkdir(parents=True)
+    one = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hello there"}]}
+    told = orjson.dumps({"steps": {"only": {"call": one}}, "output": "steps.only.text"})
+    (tmp_path / "policies" / "pipelines" / "short.yaml").write_bytes(told)
+    gateway = await start(with_jobs(tmp_path, policies=str(tmp_path / "policies")))
+    names = "x-gateway-run: r", "x-gateway-step: s", WEB
+    asked = {"model": "gpt-4o", "input": "hello there", "background": True}
+    for path, body, param in (
+        ("/v1/responses", asked, "background"),
+        ("/v1/chat/completions", {**chat(), "model": "pipelines/short"}, "model"),
+    ):
+        answer = await ask(gateway.url, post(path, body, *names))
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "step_not_async", param)
+        assert (await ask(gateway.url, post(path, body, "idempotency-key: k", *names[::2]))).status == 200

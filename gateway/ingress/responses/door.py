@@ -24,6 +24,7 @@ from gateway.policy.jobs.job_request import read_option_headers
 from gateway.policy.responses.asked import read_asked
 from gateway.policy.responses.errors import BackgroundRefused
 from gateway.policy.responses.response_object import shown
+from gateway.policy.runs.step_request import not_a_step
 
 COMMENT = b": nothing new\n\n"
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
@@ -55,6 +56,8 @@ class ResponseDoor:
             )
         if keeping == "provider" and _is_providers(call):
             return await self._serve(call)
+        if call.step is not None:
+            raise not_a_step("'background'", "background")
         if asked.previous_id and not is_ours(RESPONSE, asked.previous_id):
             refuse_unknown(call, keeping, asked.previous_id)
         options = read_option_headers(served.cycle.index, 0.0)

@@ -27,12 +27,7 @@ class StepAsk:
 def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:
     """Returns the step of a call that names one; `run` is the run that it names, empty for none. Raises InvalidRequest."""
     if b"prefer" in index and b"respond-async" in index[b"prefer"].lower():
-        raise InvalidRequest(
-            "A step is answered here, and no job: send 'Prefer: respond-async' with an Idempotency-Key, or 'x-gateway-step' "
-            "without it.",
-            param="prefer",
-            code="step_not_async",
-        )
+        raise not_a_step("'Prefer: respond-async'", "prefer")
     step = index[STEP].decode("latin-1")
     if not is_id(step):
         raise InvalidRequest(
@@ -54,6 +49,15 @@ def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:
             code="invalid_value",
         )
     return StepAsk(run, step, on_change == b"rerun")
+
+
+def not_a_step(what: str, param: str) -> InvalidRequest:
+    """Returns the error for a call that becomes a job and names a step: its answer is not there to be kept with it."""
+    return InvalidRequest(
+        f"A step is answered here, and no job: send {what} with an Idempotency-Key, or 'x-gateway-step' without it.",
+        param=param,
+        code="step_not_async",
+    )
 
 
 def step_record(tenant: str, ask: StepAsk) -> bytes:
