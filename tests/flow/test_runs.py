@@ -13,13 +13,17 @@ import pytest
 
 from gateway.call import Call, Settled
 from gateway.flow.pipeline import Pipeline
+from gateway.flow.runs.fuse import RunFuse
 from gateway.flow.runs.table import RunTable
+from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
 from gateway.policy.runs.part import part_of
 from gateway.policy.runs.run import RunChange, RunRecord, begun, merged, told
 from gateway.policy.runs.run_object import Ladder
 from gateway.policy.runs.step import Close
+from gateway.policy.runs.step_request import StepAsk
 from gateway.policy.runs.workflow import RunOutcome, RunWords, WorkflowRules
+from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.runs import RunCounter
 from gateway.words import Attempt, Usage
@@ -328,6 +332,71 @@ def test_a_run_that_has_called_enough_makes_no_further_call() -> None:
         await bench.serve(part=part_in(rules))
         with pytest.raises(RunBudgetExceeded, match="max_calls_per_run"):
             await bench.serve(part=part_in(rules))
+
+    run(story())
+
+
+def test_replayed_steps_use_up_nothing_of_the_fuse() -> None:
+    """A program that begins again, as often as it has to, comes through to the step that it has not made yet."""
+    rules = WorkflowRules("invoice", max_calls_per_run=2)
+    bench, table = bench_with(rules, 2)
+    jobs = MemoryJobStore(bench.clock.wall)
+
+    async def opened() -> MemoryJobStore:
+        return jobs
+
+    bench.pipeline.steps.kept.open = opened
+
+    async def ask(name: str) -> None:
+        await bench.serve(step=StepAsk("r", name, reruns=False), part=part_in(rules, task=name))
+        await table.tick()
+
+    async def story() -> None:
+        for _ in range(5):
+            await ask("extract")
+        await ask("check")
+        with pytest.raises(RunBudgetExceeded, match="has made 2 calls"):
+            await ask("summarise")
+        record = await table.get("web", "r")
+        assert record is not None
+        total = record.so_far.total
+        assert (total.calls, total.cached, total.replayed) == (7, 4, 4)
+        assert decode_run(encode_run(record)) == record
+
+    run(story())
+    assert len(bench.upstreams[0].sent) == 2
+
+
+def test_a_run_that_is_forgotten_under_way_begins_with_nothing_reserved() -> None:
+    rules = WorkflowRules("invoice", usd_per_run=1.0)
+    bench, table = bench_with(rules, 1)
+
+    async def story() -> None:
+        call = bench.call(part=part_in(rules), max_tokens=10)
+        await RunFuse(table, bench.admission.costs).admit(call, call.part)  # type: ignore[arg-type]  # it has one
+        assert await table.forget("web", "r")
+        table.settled(call, "ok", CALL_USD, 0.0)
+        live = table._shelf.find(("web", "r"))
+        assert live is not None
+        assert (live.flying, live.in_flight) == (0, 0)
+
+    run(story())
+
+
+def test_the_last_word_holds_whatever_the_clock_does() -> None:
+    """Said within the same millisecond, or after the clock was set back."""
+    town = Town(1, INVOICE)
+    table = town.tables[0]
+    town.settle(town.call("r", "extract"))
+
+    async def story() -> None:
+        now = town.clock.wall()
+        for at, outcome, usable in ((now, "succeeded", True), (now, "failed", False), (now - 3600, "succeeded", True)):
+            record = await table.tell("web", "r", told(at, outcome=outcome, usable=usable))
+            assert record is not None
+            assert table.outcome(record) == outcome
+            assert record.so_far.usable is not None
+            assert record.so_far.usable.word is usable
 
     run(story())
 

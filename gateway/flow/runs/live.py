@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gateway.call import Call
-from gateway.policy.runs.run import RunChange, RunRecord, Said, TaskSum, TaskWord, begun, merged, units
+from gateway.policy.runs.run import RunChange, RunRecord, Said, TaskSum, TaskWord, begun, merged, said_after, units
+from gateway.policy.runs.step import KEPT_STEP
 from gateway.policy.runs.workflow import RunOutcome, RunPart
 
 
@@ -23,12 +24,14 @@ class TaskTally:
         "error_class",
         "input_tokens",
         "output_tokens",
+        "replayed",
         "saved",
         "wasted",
     )
 
     def __init__(self) -> None:
         self.calls = self.bad_calls = self.attempts = self.bad_attempts = self.cached = 0
+        self.replayed = 0
         self.cost = self.wasted = self.saved = 0
         self.input_tokens = self.output_tokens = 0
         self.at_ms = 0
@@ -41,6 +44,7 @@ class TaskTally:
             *(self.calls, self.bad_calls, self.attempts, self.bad_attempts, self.cached),
             *(self.cost, self.wasted, self.saved, self.input_tokens, self.output_tokens),
             last=TaskWord(self.at_ms, not self.error_class, self.error_class),
+            replayed=self.replayed,
         )
 
 
@@ -85,7 +89,7 @@ class LiveRun:
         """Held while its changes are on their way to whoever keeps them."""
         self.in_flight = 0
         self.calls = 0
-        """All that have begun."""
+        """All that have begun, but for those that a kept step has answered: these do nothing that has to end."""
         self.spent = 0
         """In units of money, wasted attempts included."""
         self.flying = 0
@@ -98,7 +102,7 @@ class LiveRun:
         self.base = base
         self.workflow = base.workflow or self.workflow
         total = base.so_far.total
-        self.calls = max(self.calls, total.calls + self.in_flight)
+        self.calls = max(self.calls, total.calls - total.replayed + self.in_flight)
         tallied = sum(tally.cost + tally.wasted for tally in self.tallies.values())
         owed = TaskSum() if self.owed is None else self.owed.total
         known = total.cost + total.wasted + owed.cost + owed.wasted + tallied
@@ -123,7 +127,7 @@ class LiveRun:
         tally.cost += cost
         tally.wasted += wasted
         self.spent += cost + wasted
-        self.flying -= part.reserved
+        self.flying = max(0, self.flying - part.reserved)  # its run may have been forgotten, and be another one now
         part.reserved = 0
         tally.attempts += len(call.attempts)
         for attempt in call.attempts:
@@ -132,6 +136,7 @@ class LiveRun:
         usage, replay = call.usage, call.replay
         if replay is not None and replay.layer:
             tally.cached += 1
+            tally.replayed += replay.layer == KEPT_STEP
             tally.saved += units(replay.saved_usd)
         elif usage is not None:
             tally.input_tokens += usage.input
@@ -167,4 +172,5 @@ class LiveRun:
 
     def told(self, outcome: RunOutcome, at_ms: int) -> None:
         """Takes an outcome that came with a call."""
-        self.outcome = Said(at_ms, str(outcome))
+        known = self.outcome or (None if self.base is None else self.base.so_far.outcome)
+        self.outcome = said_after(known, Said(at_ms, str(outcome)))

@@ -144,7 +144,7 @@ class RunTable:
             live.learn(found)
         if self.durable is not None and await self.durable.get(tenant, run) is not None:
             self._make_durable(live)
-        live.owe(change)
+        live.owe(change.after(found.so_far))
         self._touch(live)
         await self._put_together(live)
         return await self.get(tenant, run)

@@ -30,13 +30,12 @@ from gateway.flow.reuse.single_flight import SingleFlight
 from gateway.flow.settle import Accounts
 from gateway.flow.steps.kept_steps import MOST_BYTES, KeptSteps, is_kept, stored_step, too_large
 from gateway.policy.reuse.cache_control import ANYTHING
-from gateway.policy.runs.step import StepAbout, StoredStep
+from gateway.policy.runs.step import KEPT_STEP, StepAbout, StoredStep
 from gateway.policy.runs.step_errors import StepChanged, StepRunning
 from gateway.policy.runs.step_request import REPLAYED, StepAsk, step_fingerprint, step_record
 from gateway.ports import Store
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
-LAYER = "step"
 
 
 class StepCalls:
@@ -259,13 +258,13 @@ class StepCalls:
 def _replay_of(about: StepAbout, wall: float) -> Replay:
     return Replay(
         "hit",
-        LAYER,
+        KEPT_STEP,
         source=about.source,
         target=about.target,
         age_s=max(0.0, wall - about.created_at),
         saved=about.usage,
         saved_usd=about.cost_usd,
-        tried=[(LAYER, "hit")],
+        tried=[(KEPT_STEP, "hit")],
     )
 
 

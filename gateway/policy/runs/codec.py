@@ -50,7 +50,8 @@ def _change(change: RunChange) -> list[Any]:
 
 def _task(task: TaskSum, first_ms: int) -> list[Any]:
     numbers = [
-        *(task.calls, task.bad_calls, task.attempts, task.bad_attempts, task.cached),
+        *(task.calls, task.bad_calls, task.attempts, task.bad_attempts),
+        [task.cached, task.replayed] if task.replayed else task.cached,
         *(task.cost, task.wasted, task.saved, task.input_tokens, task.output_tokens),
     ]
     last = task.last
@@ -80,12 +81,13 @@ def _read_task(task: list[Any], first_ms: int) -> TaskSum:
     last = None
     if len(task) > 10:
         last = TaskWord(first_ms + task[10], len(task) == 11, *task[11:])
-    calls, bad_calls, attempts, bad_attempts, cached, *rest = task[:10]
+    calls, bad_calls, attempts, bad_attempts, served, *rest = task[:10]
     cost, wasted, saved, input_tokens, output_tokens = rest
+    cached, replayed = served if isinstance(served, list) else (served, 0)
     return TaskSum(
         *(calls, bad_calls, attempts, bad_attempts, cached),
         *(cost, wasted, saved, input_tokens, output_tokens),
-        last=last,
+        *(last, replayed),
     )
 
 

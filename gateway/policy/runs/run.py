@@ -63,6 +63,8 @@ class TaskSum:
     output_tokens: int = 0
     last: TaskWord | None = None
     """None: no call has ended yet."""
+    replayed: int = 0
+    """Of the calls those that were given the answer of a kept step."""
 
     @property
     def cost_usd(self) -> float:
@@ -82,6 +84,7 @@ class TaskSum:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             _later(self.last, other.last),
+            self.replayed + other.replayed,
         )
 
 
@@ -111,6 +114,16 @@ class RunChange:
             _later(self.outcome, other.outcome),
             _later(self.usable, other.usable),
             _later(self.value_usd, other.value_usd),
+        )
+
+    def after(self, known: Self) -> Self:
+        """Returns it with its words said later than those that are known: the last one holds, whatever the clocks say."""
+        return replace(
+            self,
+            workflow=said_after(known.workflow, self.workflow),
+            outcome=said_after(known.outcome, self.outcome),
+            usable=said_after(known.usable, self.usable),
+            value_usd=said_after(known.value_usd, self.value_usd),
         )
 
     @property
@@ -208,6 +221,13 @@ def told(
         usable=None if usable is None else Said(at_ms, usable),
         value_usd=None if value_usd is None else Said(at_ms, value_usd),
     )
+
+
+def said_after(known: Said[T] | None, said: Said[T] | None) -> Said[T] | None:
+    """Returns a word as said later than the one that is known; the same again is no later word."""
+    if said is None or known is None or said.at_ms > known.at_ms or said.word == known.word:
+        return said
+    return Said(known.at_ms + 1, said.word)
 
 
 def _later(one: W | None, other: W | None) -> W | None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from gateway.policy.runs.run import RunChange, RunRecord
 from gateway.words import Usage
 
+KEPT_STEP = "step"
+"""The layer of reuse that gives the answers of kept steps."""
 RUN_BYTES = 1024
 STEP_BYTES = 256
 """What a run, or a step, is reckoned with besides the bytes of its answer."""
