@@ -139,11 +139,11 @@ async def test_a_call_may_say_it_otherwise(start: StartGateway, tmp_path: Path, 
 
 async def test_a_job_is_a_part_of_the_run_that_its_caller_named(start: StartGateway, tmp_path: Path) -> None:
     gateway = await start(with_jobs(tmp_path))
-    names = "x-gateway-run: by-night", "x-gateway-step: letter[7]"
-    for path, body in (
-        ("/v1/chat/completions", chat()),
-        ("/v1/jobs", {"endpoint": "/v1/chat/completions", "body": chat()}),
+    for path, body, task in (
+        ("/v1/chat/completions", chat(), "x-gateway-task: letter"),
+        ("/v1/jobs", {"endpoint": "/v1/chat/completions", "body": chat()}, "x-gateway-step: letter[7]"),
     ):
+        names = "x-gateway-run: by-night", task
         taken = await exchange(gateway, post(path, body, WEB, *names, "prefer: respond-async"))
         assert taken.status == 202
         await end_of(gateway.url, orjson.loads(taken.body)["id"])
