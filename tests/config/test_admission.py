@@ -26,7 +26,7 @@ def target_of(folder: Path, provider: str, model: str = "targets: [p]", **files:
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "kind"),
     [
         ("dialect: openai, base_url: 'https://api.openai.com/v1'", "openai"),

@@ -12,6 +12,7 @@ from gateway.dialects.base import MalformedAnswer, ServerFacts
 from gateway.dialects.openai.translators import ChatOverResponses
 from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
+from tests.rows import rows
 
 PAIR = ChatOverResponses()
 USER = {"role": "user", "content": "go"}
@@ -169,7 +170,7 @@ def test_options_have_their_other_names() -> None:
     assert made["stream_options"] == {"include_obfuscation": False}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "expected"),
     [
         ({"n": 1, "modalities": ["text"], "frequency_penalty": 0}, {}),
@@ -195,7 +196,7 @@ def test_what_is_lost_is_told(body: dict[str, Any], expected: dict[str, str]) ->
     assert gaps(**body) == expected
 
 
-@pytest.mark.parametrize(
+@rows(
     ("messages", "param"),
     [
         (None, "messages"),

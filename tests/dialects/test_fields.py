@@ -14,6 +14,7 @@ from openai.types.responses import response_create_params
 from gateway.dialects.base import ServerFacts, Translator
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from gateway.errors import InvalidRequest
+from tests.rows import rows
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -97,7 +98,7 @@ NESTED: dict[str, tuple[Any, Callable[[Json], Json]]] = {
 }
 
 
-@pytest.mark.parametrize("place", NESTED)
+@rows("place", NESTED)
 def test_each_nested_field_arrives_or_is_told_of(place: str) -> None:
     """In items, parts, tools and options."""
     hints, within = NESTED[place]

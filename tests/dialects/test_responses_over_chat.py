@@ -13,6 +13,7 @@ from gateway.dialects.openai.translators import ResponsesOverChat
 from gateway.dialects.registry import facts_of
 from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
+from tests.rows import rows
 
 PAIR = ResponsesOverChat()
 PLAIN = ServerFacts()
@@ -150,7 +151,7 @@ def test_thoughts_and_words_between_calls_do_not_part_them_from_their_results() 
     assert "reasoning_content" not in sent(OPENAI, input=[thought, words])["messages"][0]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("items", "param"),
     [
         ([call("a")], "input[0]"),
@@ -251,7 +252,7 @@ def test_options_have_their_other_names() -> None:
     assert sent(OPENAI, input="x", max_output_tokens=9)["max_completion_tokens"] == 9
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "expected"),
     [
         ({"background": True}, {"background": "refused"}),
@@ -290,7 +291,7 @@ def test_what_is_lost_is_told(body: dict[str, Any], expected: dict[str, str]) ->
     assert gaps(**body) == expected
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "param"),
     [
         ({"input": 5}, "input"),

@@ -17,6 +17,7 @@ from gateway.policy.openai.transcript import is_plain_chat
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat, check_responses
 from tests.dialects.odd import odd_bodies
+from tests.rows import rows
 
 PATCH = [{"type": "custom", "name": "patch"}]
 
@@ -122,7 +123,7 @@ def test_a_cut_stream_has_no_end() -> None:
         assert b"[DONE]" not in through(to_chat(), responses[:cut])
 
 
-@pytest.mark.parametrize("at", range(len(STREAM) - 2))
+@rows("at", range(len(STREAM) - 2))
 def test_an_error_ends_the_stream_wherever_it_comes(at: int) -> None:
     """In the caller's shape, with the next number, and nothing behind it."""
     broken: list[dict[str, Any]] = [

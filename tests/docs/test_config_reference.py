@@ -7,7 +7,6 @@ import pkgutil
 import re
 from typing import Annotated, Any
 
-import pytest
 import yaml
 from pydantic import TypeAdapter
 
@@ -75,6 +74,7 @@ from gateway.config.sections.state import RedisEntry
 from gateway.config.sections.webhooks import WebhookEntry, WebhookSettingsEntry
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action
 from tests.docs.support import reference, rows, section, words
+from tests.rows import rows as each
 
 TABLES: dict[type[Entry], tuple[str, str]] = {
     ConfigFile: ("config", "## The file"),
@@ -175,7 +175,7 @@ def test_every_entry_has_its_place_in_the_reference() -> None:
     assert entries() == {*TABLES, *IN_WORDS, *WITHOUT_A_PLACE}
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+@each("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_tables_have_every_field_and_no_other(kind: type[Entry]) -> None:
     """What the loader takes is in the table, and what is in the table the loader takes."""
     page, heading = TABLES[kind]
@@ -185,7 +185,7 @@ def test_tables_have_every_field_and_no_other(kind: type[Entry]) -> None:
     assert told == names_of(kind)
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+@each("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_tables_tell_the_defaults_that_hold(kind: type[Entry]) -> None:
     """A default that is written in the table, read as YAML, is what the loader has where nothing is said."""
     page, heading = TABLES[kind]
@@ -205,7 +205,7 @@ def test_tables_tell_the_defaults_that_hold(kind: type[Entry]) -> None:
             assert not value, name
 
 
-@pytest.mark.parametrize("kind", IN_WORDS, ids=lambda kind: kind.__name__)
+@each("kind", IN_WORDS, ids=lambda kind: kind.__name__)
 def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
     """Names of lanes and endpoints, and what repeats another table."""
     page, heading = IN_WORDS[kind]

@@ -15,6 +15,7 @@ import yaml
 from gateway.config.schema import ConfigFile
 from tests.config.support import GOOD, problems_of
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
+from tests.rows import rows as each
 
 OTHERS = {
     str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")
@@ -117,7 +118,7 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in() -> None:
         assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", text, re.MULTILINE), f"{name} in {link}"
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@each("example", EXAMPLES)
 def test_examples_load(tmp_path: Path, example: str) -> None:
     """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
     first = example.splitlines()[0].partition("#")[2].partition("->")[0].strip()

@@ -33,6 +33,7 @@ from gateway.policy.pipelines.results import values_of, values_of_many
 from gateway.policy.pipelines.schemas import misfit_of, schema_problem, with_defaults
 from gateway.policy.pipelines.splitting import split_text
 from gateway.policy.pipelines.templates import Scope, ValueMissing, fill, read_place, read_template
+from tests.rows import rows
 
 
 def call(content: Any = "x", model: str = "m", **others: Any) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def test_places_hold_values_and_values_are_never_templates() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@rows(
     ("source", "message"),
     [
         ("{{ input.x | frist(2) }}", "unknown filter"),

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.policy.runs.part import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
 from gateway.policy.runs.workflow import WorkflowRules
+from tests.rows import rows
 
 INVOICE = WorkflowRules("invoice", ("extract", "check"))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("headers", "metadata", "words"),
     [
         ({"run": "2026-11-22/4711"}, None, ("", "2026-11-22/4711", "")),

@@ -15,6 +15,7 @@ from gateway.policy.runs.codec import decode_change, decode_run, encode_change, 
 from gateway.policy.runs.outcome import count_once, is_rescued, outcome_of
 from gateway.policy.runs.run import MORE_TASKS, MOST_TASKS, PER_USD, RunChange, begun, merged, one_call, told
 from gateway.policy.runs.workflow import RunOutcome, WorkflowRules
+from tests.rows import rows
 
 NOW = 1_763_800_000.0
 TASKS = ("extract", "check", "summarise", "")
@@ -98,7 +99,7 @@ def test_a_run_of_twenty_tasks_fits_in_1500_bytes() -> None:
     assert len(encode_run(record)) <= 1500
 
 
-@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"[1,2]", b"[1,2,[]]", b'["t","r","","",[0,1,{"a":[1]}]]', b"{}"])
+@rows("raw", [b"", b"null", b"[]", b"[1,2]", b"[1,2,[]]", b'["t","r","","",[0,1,{"a":[1]}]]', b"{}"])
 def test_what_is_no_run_is_refused(raw: bytes) -> None:
     for decode in (decode_change, decode_run):
         with pytest.raises(ValueError, match=r"\S"):
@@ -109,7 +110,7 @@ INVOICE = WorkflowRules("invoice", ("extract", "check"), deadline_s=600.0)
 GOOD, BAD = "", "server_error"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("rules", "said", "after_s", "outcome"),
     [
         (INVOICE, [("extract", GOOD)], 10, "running"),
