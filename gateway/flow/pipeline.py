@@ -128,8 +128,11 @@ class Pipeline:
 
     def _paid(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves a call of a run that no kept step answers."""
-        if call.part is not None and self._fuse is not None:
-            return self._in_run(call, call.part, self._fuse)
+        part, fuse = call.part, self._fuse
+        if part is not None and fuse is not None:
+            if part.rules is not None and part.rules.has_fuse:
+                return self._in_run(call, part, fuse)
+            fuse.table.enter(call.tenant, part)
         return self._begun(call)
 
     def _begun(self, call: Call) -> Coroutine[Any, Any, Reply]:

@@ -8,6 +8,8 @@ their route's plan. Every refusal of a request that is read to its end is raised
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import BodyTooLarge, ShuttingDown
@@ -18,13 +20,13 @@ from gateway.ingress.inflight import InFlight
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.pipelines.answers import await_run
-from gateway.ingress.runs.parts import find_part, names_part, without_own_baggage
+from gateway.ingress.runs.parts import RunParts, without_own_baggage
 from gateway.ingress.served import ServedRequest
 from gateway.policy.jobs.errors import JobsOff
 from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
-from gateway.policy.runs.part import STEP
+from gateway.policy.runs.part import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFLOW
 from gateway.policy.runs.step_request import not_a_step, read_step
 from gateway.policy.snapshot import Policies, PolicySnapshot
 
@@ -39,6 +41,7 @@ class Intake:
         "_inflight",
         "_large_bodies",
         "_overload",
+        "_parts",
         "_passed_through",
         "_plans",
         "_policies",
@@ -50,6 +53,7 @@ class Intake:
         self._inflight = inflight
         self._overload = overload
         self._plans = RoutePlans(policies.current)
+        self._parts = RunParts(policies.current.workflows)
         self._large_bodies = LargeBodies()
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
@@ -174,20 +178,32 @@ class Intake:
             call.sdk_retry = parse.sdk_retry(index)
             call.idempotency_key = parse.idempotency_key(index, endpoint)
             call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
-            if b"baggage" in index:
+            names_part = RUN in index or WORKFLOW in index or TASK in index or STEP in index or OUTCOME in index
+            if BAGGAGE in index:
                 call.headers = without_own_baggage(forwarded)
-        if (served.has_options and names_part(index)) or peeked.metadata is not None or key.workflow:
-            call.part = find_part(policy, key, index, peeked.metadata)
-            if STEP in index and call.method == "POST":
-                if not policy.jobs.is_on:
-                    raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
-                call.step = read_step(index, "" if call.part is None else call.part.run)
-                if plan.model.pipeline is not None:  # it remembers its own steps
-                    raise not_a_step("a pipeline", "model")
-                if call.part is not None:
-                    call.part.is_durable = True
-                call.idempotency_key = None  # the step says what is the same
+                names_part = True
+            if names_part or peeked.metadata is not None or key.workflow:
+                self._find_part(call, index, peeked.metadata)
+        elif peeked.metadata is not None or key.workflow:
+            self._find_part(call, index, peeked.metadata)
         return call
+
+    def _find_part(self, call: Call, index: Mapping[bytes, bytes], metadata: object) -> None:
+        """Notes of which run the call is a part, and which step of it, where it says so. Raises GatewayError."""
+        workflows = call.policy.workflows
+        parts = self._parts
+        if parts.workflows is not workflows:
+            parts = self._parts = RunParts(workflows)
+        call.part = parts.find(call.key, index, metadata)
+        if STEP in index and call.method == "POST":
+            if not call.policy.jobs.is_on:
+                raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
+            call.step = read_step(index, "" if call.part is None else call.part.run)
+            if call.model.pipeline is not None:  # it remembers its own steps
+                raise not_a_step("a pipeline", "model")
+            if call.part is not None:
+                call.part.is_durable = True
+            call.idempotency_key = None  # the step says what is the same
 
     def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:
         """The plans of another snapshot than that of the last call: from the reload on, the new one's are kept."""

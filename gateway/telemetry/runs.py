@@ -12,6 +12,8 @@ from gateway.telemetry.metrics import Labels, Metrics
 from gateway.words import Lane
 
 MOST_UNKNOWN = 10_000
+GOOD_TASK: Labels = ("task", "true")
+BAD_TASK: Labels = ("task", "false")
 RECOVER_WITHIN_S: dict[Lane, float] = {"critical": 30.0, "interactive": 30.0, "batch": 600.0, "background": 21_600.0}
 """So soon after its first failed attempt a call of the lane is to have its answer: seconds, minutes, hours."""
 
@@ -22,28 +24,28 @@ class RunCounter:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._unknown: set[int] = set()
-        self._series: dict[tuple[Labels, bool], tuple[Labels, Labels]] = {}
+        self._good: dict[Labels, Labels] = {}
+        self._bad: dict[Labels, Labels] = {}
+        """Labels with the result, by workflow and task."""
 
     def count(self, record: Settled) -> None:
         """Counts a call that is a part of a workflow or a run."""
         call, part, metrics = record.call, record.call.part, self._metrics
         if part is None:
             return
-        is_ok = record.outcome == "ok"
-        series = self._series.get((part.labels, is_ok))
+        labels, is_ok = part.labels, record.outcome == "ok"
+        known = self._good if is_ok else self._bad
+        series = known.get(labels)
         if series is None:
-            series = self._series[part.labels, is_ok] = (
-                (*part.labels, "ok" if is_ok else "bad"),
-                ("task", "true" if is_ok else "false"),
-            )
-        metrics.workflow_calls.totals[series[0]] += 1
-        metrics.success.totals[series[1]] += 1
+            series = known[labels] = *labels, "ok" if is_ok else "bad"
+        metrics.workflow_calls.totals[series] += 1
+        metrics.success.totals[GOOD_TASK if is_ok else BAD_TASK] += 1
         if record.cost_usd:
-            metrics.workflow_cost.totals[part.labels] += record.cost_usd
+            metrics.workflow_cost.totals[labels] += record.cost_usd
         if call.replay is not None and call.replay.saved_usd:
-            metrics.workflow_saved.totals[part.labels[:1]] += call.replay.saved_usd
-        if OTHER in part.labels:
-            self._note_unknown(part.labels, part.workflow, part.task)
+            metrics.workflow_saved.totals[labels[:1]] += call.replay.saved_usd
+        if labels[1] == OTHER:
+            self._note_unknown(labels, part.workflow, part.task)
 
     def recovered(self, record: Settled) -> None:
         """Counts a call that has a good answer after an attempt of it has failed: how long that took, and was to take."""

@@ -6,30 +6,36 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.call import Call, Settled
+from gateway.errors import InvalidRequest
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.runs.fuse import RunFuse
 from gateway.flow.runs.table import RunTable
+from gateway.ingress.runs.parts import MOST_NAMES, RunParts
 from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
-from gateway.policy.runs.part import part_of
-from gateway.policy.runs.run import RunChange, RunRecord, begun, merged, told
+from gateway.policy.runs.part import RUN, STEP, TASK, WORKFLOW, part_of, run_words
+from gateway.policy.runs.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
 from gateway.policy.runs.run_object import Ladder
 from gateway.policy.runs.step import Close
 from gateway.policy.runs.step_request import StepAsk
-from gateway.policy.runs.workflow import RunOutcome, RunWords, WorkflowRules
+from gateway.policy.runs.workflow import RunOutcome, RunPart, RunWords, WorkflowRules
+from gateway.policy.snapshot import Key
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.runs import RunCounter
+from gateway.telemetry.runs import MOST_UNKNOWN, RunCounter
 from gateway.words import Attempt, Usage
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream, failed, whole
 
 INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
+KEY = Key("web", "web", b"")
 CALL_USD = 1000 * 2e-6 + 10 * 8e-6
 """What the scripted answer costs."""
 
@@ -157,17 +163,70 @@ def test_runs_are_counted_exactly_over_any_number_of_replicas(replicas: int, run
     run(story())
 
 
-def test_a_hundred_thousand_names_are_one_series_more_than_declared() -> None:
+@pytest.mark.parametrize("names", [500, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_however_many_names_there_are_one_series_more_than_declared_and_bounded_memory(names: int) -> None:
     town = Town(1, INVOICE)
-    for number in range(2000):
-        for part in (
-            part_of(RunWords(f"w{number}"), town.workflows),
-            part_of(RunWords("invoice", "", f"t{number}"), {}),
-        ):
-            call = town.bench.call(part=part)
-            town.counter.count(Settled(call, 200, "ok", None, 0.01, 0.0, 1.0, 0.0, None))
-    assert set(town.metrics.workflow_calls.totals) == {("other", "other", "ok")}
-    assert town.metrics.workflow_unknown.values[()] == 2001
+    parts, table = RunParts(town.workflows), RunTable(town.clock, lambda: town.workflows, town.counter, most=600)
+    town.tables = [table]
+
+    def index(workflow: str, task: str, run: str) -> dict[bytes, bytes]:
+        return {WORKFLOW: workflow.encode(), TASK: task.encode(), RUN: run.encode()}
+
+    async def story() -> None:
+        for number in range(names):
+            for said in (
+                index(f"w{number}", "extract", f"r{number}"),
+                index("invoice", f"t{number}", f"s{number}"),
+                index("invoice", f"t{number}", "one-run-of-all"),
+            ):
+                part = parts.find(KEY, said, None)
+                assert part is not None
+                call = town.bench.call(part=part)
+                table.enter(call.tenant, part)
+                town.settle(call)
+            if not number % 200:
+                await town.tick()
+        await town.tick(301)
+
+    run(story())
+    assert set(town.metrics.workflow_calls.totals) == {("other", "other", "ok"), ("invoice", "other", "ok")}
+    assert town.metrics.workflow_unknown.values[()] == min(2 * names, MOST_UNKNOWN)
+    assert {labels[0] for labels in town.metrics.workflow_runs.totals} <= {"invoice", "other"}
+    assert len(table) <= 600
+    assert parts.remembered() <= 2 * MOST_NAMES
+    record = asyncio.run(table.get("web", "one-run-of-all"))
+    assert record is not None
+    assert len(record.so_far.tasks) <= MOST_TASKS
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "invoice"]),
+            st.dictionaries(
+                st.sampled_from([WORKFLOW, RUN, TASK, STEP]),
+                st.sampled_from([b"invoice", b"extract", b"extract[3]", b"a/b", b"\xff", b""]),
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_a_part_that_was_read_before_is_as_one_that_is_read_anew(calls: list[tuple[str, dict[bytes, bytes]]]) -> None:
+    workflows = {"invoice": INVOICE}
+    parts = RunParts(workflows)
+    for fixed, index in calls:
+        for _ in range(2):
+            try:
+                anew: RunPart | str | None = part_of(run_words(index), workflows, fixed)
+            except InvalidRequest as refused:
+                anew = str(refused)
+            try:
+                found: RunPart | str | None = parts.find(replace(KEY, workflow=fixed), index, None)
+            except InvalidRequest as refused:
+                found = str(refused)
+            assert found == anew
+            if isinstance(found, RunPart):
+                found.is_in = found.is_durable = True  # a call's own
 
 
 def test_a_run_that_waits_for_an_answer_is_not_idle() -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from gateway.call import Call
-from gateway.policy.runs.run import RunChange, RunRecord, Said, TaskSum, TaskWord, begun, merged, said_after, units
+from gateway.policy.runs.run import (
+    RunChange,
+    RunRecord,
+    Said,
+    TaskSum,
+    TaskWord,
+    begun,
+    bounded,
+    merged,
+    said_after,
+    units,
+)
 from gateway.policy.runs.step import KEPT_STEP
 from gateway.policy.runs.workflow import RunOutcome, RunPart
 
@@ -116,21 +127,28 @@ class LiveRun:
         if tally is None:
             tally = self.tallies[part.task] = TaskTally()
         self.last_ms = tally.at_ms = at_ms
-        self.workflow = part.workflow or self.workflow
+        if part.workflow:
+            self.workflow = part.workflow
         tally.calls += 1
         if outcome == "ok":
             tally.error_class = ""
         else:
             tally.bad_calls += 1
             tally.error_class = str(outcome)
-        cost, wasted = units(cost_usd), units(wasted_usd)
-        tally.cost += cost
-        tally.wasted += wasted
-        self.spent += cost + wasted
-        self.flying = max(0, self.flying - part.reserved)  # its run may have been forgotten, and be another one now
-        part.reserved = 0
-        tally.attempts += len(call.attempts)
+        spent = 0
+        if cost_usd:
+            spent = units(cost_usd)
+            tally.cost += spent
+        if wasted_usd:
+            wasted = units(wasted_usd)
+            tally.wasted += wasted
+            spent += wasted
+        self.spent += spent
+        if part.reserved:
+            self.flying = max(0, self.flying - part.reserved)  # its run may have been forgotten, and be another one now
+            part.reserved = 0
         for attempt in call.attempts:
+            tally.attempts += 1
             if attempt.error_class is not None:
                 tally.bad_attempts += 1
         usage, replay = call.usage, call.replay
@@ -160,7 +178,7 @@ class LiveRun:
         change, self.owed = self.owed, None
         if self.tallies or self.outcome is not None:
             workflow = Said(self.last_ms, self.workflow) if self.workflow else None
-            tasks = {task: tally.sum() for task, tally in self.tallies.items()}
+            tasks = bounded({task: tally.sum() for task, tally in self.tallies.items()})
             added = RunChange(self.first_ms, self.last_ms, tasks, workflow, self.outcome)
             change = added if change is None else change + added
             self.tallies, self.outcome = {}, None

@@ -75,20 +75,22 @@ class RunTable:
         part = call.part
         if part is None or not part.run:
             return
-        live = self._shelf.live((call.tenant, part.run))
+        key = call.tenant, part.run
+        live = self._shelf.live(key)
         if part.is_durable:  # a replayed step did not enter
             self._make_durable(live)
         if part.is_in:
             part.is_in = False
             if live.in_flight:
                 live.in_flight -= 1
-        at_ms = round(self._clock.wall() * 1000)
+        at_ms = int(self._clock.wall() * 1000 + 0.5)
         if not live.first_ms:
             live.first_ms = at_ms - round((self._clock.monotonic() - call.received_at) * 1000)
         live.add(call, part, outcome, at_ms, cost_usd, wasted_usd)
         if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
             live.told(RunOutcome(part.outcome), at_ms)
-        self._touch(live)
+        if self._dirty.get(key) is not live or not live.is_watched:
+            self._touch(live)
 
     def add(self, tenant: str, run: str, change: RunChange, *, is_durable: bool = False) -> None:
         """Adds to a run what is no call, such as a replayed step."""

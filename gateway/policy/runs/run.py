@@ -23,7 +23,7 @@ W = TypeVar("W", bound=tuple[object, ...])
 
 def units(usd: float | None) -> int:
     """Returns an amount of US dollars in units of money; None, not priced, is nothing."""
-    return round(usd * PER_USD) if usd else 0
+    return int(usd * PER_USD + 0.5) if usd else 0  # `round` takes three times as long
 
 
 class Said(NamedTuple, Generic[T]):
@@ -243,11 +243,16 @@ def _sums(one: Mapping[str, TaskSum], other: Mapping[str, TaskSum]) -> Mapping[s
     for name, added in other.items():
         known = sums.get(name)
         sums[name] = added if known is None else known + added
-    return sums if len(sums) <= MOST_TASKS else _folded(sums)
+    return bounded(sums)
 
 
-def _folded(sums: dict[str, TaskSum]) -> dict[str, TaskSum]:
-    """Keeps the names that sort first: a name that is left out once would be left out for ever, whatever comes when."""
+def bounded(sums: dict[str, TaskSum]) -> dict[str, TaskSum]:
+    """Returns at most `MOST_TASKS` tasks of one run, those whose names sort first apart.
+
+    A name that is left out once would be left out for ever, whatever comes when.
+    """
+    if len(sums) <= MOST_TASKS:
+        return sums
     names = sorted(name for name in sums if name != MORE_TASKS)
     kept, left = names[: MOST_TASKS - 1], names[MOST_TASKS - 1 :]
     more: Iterable[TaskSum] = (sums[name] for name in (*left, *([MORE_TASKS] if MORE_TASKS in sums else ())))

@@ -49,13 +49,12 @@ class WorkflowRules:
     labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
     """By task: how the metrics name it."""
 
+    has_fuse: bool = field(init=False, repr=False, compare=False)
+    """Calls of a run may be refused for what the run has had."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", {task: (self.name, task) for task in self.tasks})
-
-    @property
-    def has_fuse(self) -> bool:
-        """Tells whether calls of a run may be refused for what the run has had."""
-        return self.usd_per_run is not None or self.max_calls_per_run is not None
+        object.__setattr__(self, "has_fuse", self.usd_per_run is not None or self.max_calls_per_run is not None)
 
 
 Workflows = Mapping[str, WorkflowRules]
