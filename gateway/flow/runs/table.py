@@ -75,8 +75,7 @@ class RunTable:
         part = call.part
         if part is None or not part.run:
             return
-        key = call.tenant, part.run
-        live = self._shelf.live(key)
+        live = self._shelf.live(key := (call.tenant, part.run))
         if part.is_durable:  # a replayed step did not enter
             self._make_durable(live)
         if part.is_in:
@@ -211,9 +210,8 @@ class RunTable:
         self._shelf.used(key, live)
         self._dirty[key] = live
         if not live.is_watched:
-            is_new = live.base is None
             self._shelf.watch(live, self._clock.wall() + self._patience_s(live))
-            if is_new and self._home(live) is not None:  # at once, so that other replicas know of it
+            if live.base is None and self._home(live) is not None:  # at once, so that other replicas know of it
                 task = asyncio.get_running_loop().create_task(self._put_together(live))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
