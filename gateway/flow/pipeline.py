@@ -128,11 +128,8 @@ class Pipeline:
 
     def _paid(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves a call of a run that no kept step answers."""
-        part, fuse = call.part, self._fuse
-        if part is not None and fuse is not None:
-            if part.rules is not None and part.rules.has_fuse:
-                return self._in_run(call, part, fuse)
-            fuse.table.enter(call.tenant, part)
+        if call.part is not None and self._fuse is not None and not self._fuse.lets_in(call, call.part):
+            return self._in_run(call, call.part, self._fuse)
         return self._begun(call)
 
     def _begun(self, call: Call) -> Coroutine[Any, Any, Reply]:

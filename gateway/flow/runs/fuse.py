@@ -26,6 +26,13 @@ class RunFuse:
         self.table = table
         self._costs = costs
 
+    def lets_in(self, call: Call, part: RunPart) -> bool:
+        """Lets a call into a run that has no fuse; returns whether it did: of all others `admit` has to be asked."""
+        if part.rules is not None and part.rules.has_fuse:
+            return False
+        self.table.enter(call.tenant, part)
+        return True
+
     async def admit(self, call: Call, part: RunPart) -> None:
         """Lets a call into its run. Raises RunBudgetExceeded where that has had enough.
 
@@ -33,7 +40,7 @@ class RunFuse:
         let in only while what was spent, and what the others have reserved, is below it.
         """
         rules = part.rules
-        if rules is None or not rules.has_fuse:
+        if rules is None:
             self.table.enter(call.tenant, part)
             return
         _check(await self.table.known(call.tenant, part), part, rules)
