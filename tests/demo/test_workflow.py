@@ -244,6 +244,7 @@ def test_runs_survive_their_kills_and_leave_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["workflow.svg"]
 
 
+@pytest.mark.soak
 def test_who_interrupts_them_finds_nothing_left(tmp_path: Path) -> None:
     """Neither their processes, which have sessions of their own, nor their folder."""
     ran = _demo(tmp_path, "--runs", "500")
