@@ -270,3 +270,27 @@ def test_a_run_that_cannot_be_advanced_ends_and_so_does_what_runs_of_it(tell: Te
         assert done.tally.cost_usd == pytest.approx(ledger.usd)
 
     tell(story)
+
+
+@pytest.mark.parametrize(("on_failure", "asked"), [("fail", 20), ({"tolerate_percent": 10}, 40), ("continue", 200)])
+def test_a_fan_out_stops_once_more_has_failed_than_may(tell: Tell, on_failure: Any, asked: int) -> None:
+    source = {
+        "steps": {"x": {"for_each": "input", "max_concurrency": 5, **call("{{ item }}"), "on_failure": on_failure}}
+    }
+
+    async def story(here: Town) -> None:
+        ledger = Ledger(lambda prompt, _time: 400 if int(prompt) % 2 == 0 else "fine")
+        process = run_process(here, ledger)
+        await process.accept_run(source, [str(number) for number in range(200)])
+        done = await process.end_of(RUN_ID)
+
+        assert len(ledger.asked) <= asked + 20  # what had begun beside it
+        assert done.tally.cost_usd == pytest.approx(ledger.usd)
+        if on_failure == "continue":
+            assert done.state is JobState.SUCCEEDED
+        else:
+            assert done.last_error is not None
+            assert "x: too_many_failed: more items have failed" in done.last_error.message
+            assert "such as: no: " in done.last_error.message
+
+    tell(story)

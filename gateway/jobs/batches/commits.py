@@ -12,6 +12,7 @@ import asyncio
 
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
+from gateway.jobs.batches.tolerance import Tolerance
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.lines import LineResult
@@ -36,6 +37,7 @@ class LineCommits:
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._defect: Exception | None = None
+        self._tolerance = Tolerance(store, running)
         self.kept = 0
         """The lines whose results the store has."""
 
@@ -94,6 +96,7 @@ class LineCommits:
                 self.kept += len(results)
                 if self._running.meter is not None:
                     self._running.meter.lines(results)
+                await self._tolerance.heed(results)
         except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
             self._defect = defect
         finally:

@@ -19,7 +19,18 @@ from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
 from gateway.policy.jobs.job import CHECK, ClaimedWork, Job, JobKind, JobState, NewJob, Stage
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.pipelines.advance import StepPart, StepStart
-from gateway.policy.pipelines.carried import AT_ONCE, ITEMS, MODEL, OUTPUT, PART, RETRIES, STEP, UNASKED, USD_PER_RUN
+from gateway.policy.pipelines.carried import (
+    AT_ONCE,
+    ITEMS,
+    MODEL,
+    MOST_FAILED,
+    OUTPUT,
+    PART,
+    RETRIES,
+    STEP,
+    UNASKED,
+    USD_PER_RUN,
+)
 from gateway.policy.pipelines.plan import PATHS, PipelinePlan, Step
 
 HEADERS = (("content-type", "application/json"),)
@@ -74,6 +85,7 @@ class RunChildren:
             ITEMS: len(start.requests),
             UNASKED: start.failed,
             AT_ONCE: start.step.max_concurrency,
+            **_most_failed(start),
             **_about(plan, start),
         }
         rules = self._rules_of(job)
@@ -123,6 +135,11 @@ def _child(run: Job, start: StepStart, now: float, kind: JobKind) -> Job:
         about={},
         parent=run.id,
     )
+
+
+def _most_failed(start: StepStart) -> Mapping[str, int]:
+    most = start.step.on_failure.most_failed(len(start.requests))
+    return {} if most is None else {MOST_FAILED: most - start.failed}
 
 
 def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:

@@ -16,13 +16,14 @@ from gateway.policy.batches import marks
 from gateway.policy.jobs.job import Job, JobQuery, JobState, Tally
 from gateway.policy.pipelines.advance import (
     RUN_BUDGET_EXCEEDED,
+    TOO_MANY_FAILED,
     StepError,
     StepPart,
     StepPhase,
     StepState,
     wanted_values,
 )
-from gateway.policy.pipelines.carried import ITEMS, STEPS, UNASKED
+from gateway.policy.pipelines.carried import BROKEN, ITEMS, STEPS, UNASKED
 from gateway.policy.pipelines.plan import MOST_STEPS, PipelinePlan, Step
 from gateway.policy.pipelines.results import values_of, values_of_many
 
@@ -97,6 +98,11 @@ class RunLooks:
             is_ok = child.state is JobState.SUCCEEDED
             return StepState(part, StepPhase.DONE if is_ok else StepPhase.FAILED, error=error)
         total = child.about[ITEMS]
+        if BROKEN in child.marks and child.state is JobState.CANCELLED:
+            such = _first_error(step, child.marks[BROKEN].encode())
+            told = "more items have failed than the plan accepts, and the others were stopped"
+            why = StepError(TOO_MANY_FAILED, told + (f"; such as: {such.message}" if such else ""), step.name)
+            return StepState(part, StepPhase.FAILED, failed=total, total=total, error=why)
         has_lines = marks.INDEX in child.marks and child.state in (JobState.SUCCEEDED, JobState.EXPIRED)
         failed = child.tally.failed + child.about[UNASKED]
         phase = StepPhase.DONE if has_lines else StepPhase.FAILED

@@ -79,9 +79,14 @@ class OnFailure:
 
     def accepts(self, failed: int, total: int) -> bool:
         """Tells whether a step goes on with so many failed items."""
+        most = self.most_failed(total)
+        return most is None or failed <= most
+
+    def most_failed(self, total: int) -> int | None:
+        """Returns how many items may fail; None: all of them."""
         if self.action in ("continue", "use"):
-            return True
-        return failed <= self.count or failed * 100 <= self.percent * total
+            return None
+        return max(self.count, int(self.percent * total // 100))
 
 
 @dataclass(frozen=True, slots=True)
