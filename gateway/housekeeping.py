@@ -222,6 +222,7 @@ class Housekeeping:
             telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
             telemetry.jobs.set_native_parts(self.jobs.native_parts())
             telemetry.jobs.set_early_runs(self.jobs.engine.opened.runs.early)
+            telemetry.jobs.set_early_responses(self.jobs.engine.opened.responses.early)
         if self.shared is not None:
             telemetry.set_state(self.shared.health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)

@@ -48,7 +48,7 @@ from gateway.store.jobs.opening import (
     open_redis_blobs,
     open_redis_jobs,
 )
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.upstream.outwards import open_outwards
 from gateway.upstream.pools import Pools
 from gateway.upstream.provider_batches import HttpProviderBatches
@@ -143,9 +143,11 @@ def build_jobs(
 async def _open_store(settings: JobSettings, wall: Callable[[], float], following: CountedEnds) -> JobStore:
     following.start()
     in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
-    of_responses = ResponseBounds(tenant_bytes=settings.max_response_bytes_per_tenant)
+    of_kept = KeptBounds(
+        tenant_bytes=settings.max_response_bytes_per_tenant, run_bytes=settings.max_run_bytes_per_tenant
+    )
     if settings.redis is None:
-        store = await asyncio.to_thread(open_jobs, settings.store, wall, in_all, per_tenant, following, of_responses)
+        store = await asyncio.to_thread(open_jobs, settings.store, wall, in_all, per_tenant, following, of_kept)
         forget_copies(settings.store)
         return store
     return await open_redis_jobs(
@@ -155,7 +157,7 @@ async def _open_store(settings: JobSettings, wall: Callable[[], float], followin
         per_tenant=per_tenant,
         accept=settings.accept,
         following=following,
-        response_bounds=of_responses,
+        kept_bounds=of_kept,
     )
 
 

@@ -67,6 +67,10 @@ class JobCounter:
         """Sets how many runs, and steps of runs that stay, were forgotten for want of room."""
         self._metrics.runs_early.totals[()] = number
 
+    def set_early_responses(self, number: int) -> None:
+        """Sets how many kept responses were forgotten for want of room."""
+        self._metrics.responses_early.totals[()] = number
+
     def set_native_parts(self, parts: Mapping[str, int]) -> None:
         """Sets how many parts are at providers now, by how far they have come."""
         self._metrics.native_parts.values = {(state,): number for state, number in parts.items()}

@@ -225,6 +225,9 @@ class Metrics:
     runs_early: Counts = _counter(
         "run_records_early_total", "Runs with steps, and steps, that were forgotten before their time for want of room."
     )
+    responses_early: Counts = _counter(
+        "kept_responses_early_total", "Kept responses that were forgotten before their time for want of room."
+    )
     native_parts: Levels = _gauge("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
     webhooks: Counts = _counter(
         "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"

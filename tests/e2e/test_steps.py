@@ -14,6 +14,7 @@ from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, with_jobs
 from tests.e2e.harness import KEYS, NIGHTLY_KEY, WEB_KEY, Running, chat, config_of, get, post
 from tests.e2e.replaying import hold
+from tests.e2e.test_responses import chat_only
 
 
 @pytest.fixture
@@ -142,3 +143,22 @@ async def test_what_becomes_a_job_is_no_step(start: StartGateway, tmp_path: Path
         answer = await ask(gateway.url, post(path, body, *names))
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "step_not_async", param)
         assert (await ask(gateway.url, post(path, body, "idempotency-key: k", *names[::2]))).status == 200
+
+
+async def test_what_has_no_room_goes_early_and_is_counted(start: StartGateway, tmp_path: Path) -> None:
+    """Runs and kept responses, each within its own bound: the log names the field that is to be raised."""
+    jobs = {"max_run_bytes_per_tenant": "8KiB", "max_response_bytes_per_tenant": "2KiB"}
+    gateway = await start(chat_only(tmp_path, jobs=jobs))
+    for number in range(6):
+        await create(gateway, step("extract", f"order-{number}"))
+        kept = await ask(gateway.url, post("/v1/responses", {"model": "gpt-4o", "input": "hello", "store": True}, WEB))
+        assert kept.status == 200, kept.raw
+    numbers = (await ask(gateway.url, get("/metrics"))).body.decode()
+    early = dict(
+        line.split() for line in numbers.splitlines() if line.startswith("gateway_") and "_early_total " in line
+    )
+    assert 0 < float(early["gateway_run_records_early_total"]) < 6
+    assert 0 < float(early["gateway_kept_responses_early_total"]) < 6
+    for run, calls in (("order-5", 12), ("order-0", 13)):
+        await create(gateway, step("extract", run))
+        assert gateway.upstream_calls() == calls

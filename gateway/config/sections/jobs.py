@@ -50,6 +50,7 @@ class JobsEntry(Entry):
     max_bytes: Size = _BUILT_IN.max_bytes
     max_bytes_per_tenant: Size = _BUILT_IN.max_bytes_per_tenant
     max_response_bytes_per_tenant: Size = _BUILT_IN.max_response_bytes_per_tenant
+    max_run_bytes_per_tenant: Size = _BUILT_IN.max_run_bytes_per_tenant
     min_free: Size = _BUILT_IN.min_free_bytes
     max_open: Count = _BUILT_IN.max_open_jobs
     max_open_per_tenant: Count = _BUILT_IN.max_open_jobs_per_tenant
@@ -82,6 +83,7 @@ def job_settings(document: Document, config: ConfigFile, state: str, shared: Sha
         max_bytes=entry.max_bytes,
         max_bytes_per_tenant=entry.max_bytes_per_tenant,
         max_response_bytes_per_tenant=entry.max_response_bytes_per_tenant,
+        max_run_bytes_per_tenant=entry.max_run_bytes_per_tenant,
         min_free_bytes=entry.min_free,
         max_open_jobs=entry.max_open,
         max_open_jobs_per_tenant=entry.max_open_per_tenant,

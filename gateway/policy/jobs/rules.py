@@ -39,6 +39,8 @@ class JobSettings:
     max_bytes_per_tenant: int = 20 * 1024**3
     max_response_bytes_per_tenant: int = 1024**3
     """Of kept responses; those put first go early."""
+    max_run_bytes_per_tenant: int = 1024**3
+    """Of runs with their steps; those touched least lately go early."""
     min_free_bytes: int = 1024**3
     max_open_jobs: int = 1_000_000
     max_open_jobs_per_tenant: int = 100_000

@@ -12,7 +12,7 @@ from gateway.job_ports.jobs import JobStore
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.job import Following, nothing_follows
 from gateway.store.blobs.directory import DirectoryBlobs
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 
 log = logging.getLogger("gateway.jobs")
@@ -24,14 +24,14 @@ def open_jobs(
     in_all: int,
     per_tenant: int,
     following: Following = nothing_follows,
-    response_bounds: ResponseBounds | None = None,
+    kept_bounds: KeptBounds | None = None,
 ) -> JobStore:
     """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
     from gateway.store.jobs.sqlite.store import SqliteJobStore  # a gateway without jobs does not load it
 
     is_new = not has_jobs(path)
     bounds = OpenBounds(in_all, per_tenant)
-    store = SqliteJobStore(path, wall, bounds, following=following, response_bounds=response_bounds)
+    store = SqliteJobStore(path, wall, bounds, following=following, kept_bounds=kept_bounds)
     log.info("jobs are kept in %s%s", path, ", which is new" if is_new else "")
     return store
 
@@ -45,7 +45,7 @@ async def open_redis_jobs(
     per_tenant: int,
     accept: Literal["fsync", "replicated", "fast"] = "fsync",
     following: Following = nothing_follows,
-    response_bounds: ResponseBounds | None = None,
+    kept_bounds: KeptBounds | None = None,
 ) -> JobStore:
     """Returns the store of jobs in a Redis, over links of its own, in the running event loop. Raises StoreUnusable.
 
@@ -54,7 +54,7 @@ async def open_redis_jobs(
     """
     from gateway.store.jobs.redis.opening import open_store  # as above
 
-    return await open_store(shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following, response_bounds)
+    return await open_store(shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following, kept_bounds)
 
 
 def open_blobs(folder: str, min_free_bytes: int) -> Blobs:

@@ -7,8 +7,6 @@ import logging
 from gateway.policy.runs.step import StoredStep
 from gateway.policy.runs.step_errors import StepTooLarge
 
-MOST_BYTES = 1024 * 1024 * 1024
-"""Of the runs of one tenant."""
 log = logging.getLogger("gateway.runs")
 
 
@@ -17,7 +15,7 @@ class RunRoom:
 
     __slots__ = ("_has_warned", "bytes", "early")
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.bytes = most_bytes
         self.early = 0
         """So many runs, and steps of runs that stay, were removed early since the start."""
@@ -37,7 +35,8 @@ class RunRoom:
         if count and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "No room for all steps that are to be replayed: a tenant has more than %d bytes of them, its oldest runs are "
-                "forgotten early; their steps would be paid for again. DELETE /v1/runs/{id} forgets a run that is done with.",
+                "No room for all steps that are to be replayed: a tenant's oldest runs are forgotten early, and their steps "
+                "would be paid for again. Raise jobs.max_run_bytes_per_tenant (now %d); DELETE /v1/runs/{id} forgets a run "
+                "that is done with.",
                 self.bytes,
             )

@@ -18,7 +18,7 @@ from gateway.policy.runs.step import (
     is_wanted,
     step_change,
 )
-from gateway.store.runs.bounds import MOST_BYTES, RunRoom
+from gateway.store.runs.bounds import RunRoom
 
 RunId = tuple[str, str]
 
@@ -42,7 +42,7 @@ class MemoryRun:
 class MemoryRuns:
     """Implements `gateway.job_ports.runs.Runs`."""
 
-    def __init__(self, wall: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, wall: Callable[[], float], most_bytes: int) -> None:
         self._wall = wall
         self._room = RunRoom(most_bytes)
         self._runs: dict[RunId, MemoryRun] = {}

@@ -23,7 +23,7 @@ from gateway.policy.runs.step import (
 )
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.redis.records import tenant_token
-from gateway.store.runs.bounds import MOST_BYTES, RunRoom
+from gateway.store.runs.bounds import RunRoom
 from gateway.store.runs.codec import decode_step, encode_step
 
 KEEP, STEP = job_script("runs_keep", "runs"), job_script("runs_step", "runs")
@@ -38,9 +38,7 @@ MOST_TRIES: Final = 50
 class RedisRuns:
     """Implements `gateway.job_ports.runs.Runs`."""
 
-    def __init__(
-        self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], most_bytes: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], most_bytes: int) -> None:
         """`refuse_if_unfit` raises JobsUnavailable where the Redis may not keep anything."""
         self._partitions = partitions
         self._refuse_if_unfit = refuse_if_unfit

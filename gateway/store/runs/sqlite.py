@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gateway.policy.runs.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
 from gateway.store.jobs.sqlite.file import JobsFile
 from gateway.store.runs import sqlite_rows
-from gateway.store.runs.bounds import MOST_BYTES, RunRoom
+from gateway.store.runs.bounds import RunRoom
 from gateway.store.sqlite.jobs import Rest
 
 AT_ONCE = 50
@@ -18,7 +18,7 @@ AT_ONCE = 50
 class SqliteRuns:
     """Implements `gateway.job_ports.runs.Runs`."""
 
-    def __init__(self, file: JobsFile, wall: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, file: JobsFile, wall: Callable[[], float], most_bytes: int) -> None:
         self._file = file
         self._wall = wall
         self._room = RunRoom(most_bytes)

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.job_ports.jobs import JobStore
 from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
@@ -37,14 +37,14 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall)
     if request.param == "redis":
         lends = await context.enter_async_context(job_lender(request.getfixturevalue("redis_url")))
 
-    def make(bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> JobStore:
+    def make(bounds: OpenBounds, kept_bounds: KeptBounds | None = None) -> JobStore:
         if request.param == "memory":
-            made.append(MemoryJobStore(wall, bounds, response_bounds=response_bounds))
+            made.append(MemoryJobStore(wall, bounds, kept_bounds=kept_bounds))
         elif lends is not None:
-            made.append(lends.make(bounds, wall, response_bounds=response_bounds))
+            made.append(lends.make(bounds, wall, kept_bounds=kept_bounds))
         else:
             path = str(tmp_path / f"jobs-{len(made)}.db")
-            made.append(SqliteJobStore(path, wall, bounds, response_bounds=response_bounds, connect=connect_hastily))
+            made.append(SqliteJobStore(path, wall, bounds, kept_bounds=kept_bounds, connect=connect_hastily))
         return made[-1]
 
     yield make

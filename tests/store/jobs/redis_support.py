@@ -14,7 +14,7 @@ from gateway.policy.jobs.job import Following, Job, JobDepth, JobPage, JobQuery,
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.opening import partitions_of
 from gateway.store.jobs.redis.store import RedisJobStore
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import Link
 from gateway.words import Lane
@@ -72,7 +72,7 @@ class JobLender:
         wall: Callable[[], float] | None = None,
         following: Following = nothing_follows,
         *,
-        response_bounds: ResponseBounds | None = None,
+        kept_bounds: KeptBounds | None = None,
         is_replica: bool = False,
         lease_s: float = 15.0,
     ) -> PromptJobStore:
@@ -84,7 +84,7 @@ class JobLender:
         durability = JobDurability(link, (), "fast")
         durability.calm_s, durability.promise = 0.0, "as told"
         store = PromptJobStore(
-            [link], self.partitions, f"replica-{number}", durability, bounds, following, response_bounds=response_bounds,
+            [link], self.partitions, f"replica-{number}", durability, bounds, following, kept_bounds=kept_bounds,
             wall=wall, lease_s=lease_s, is_hasty=True,
         )  # fmt: skip
         store.is_patient(yes=False)

@@ -27,7 +27,7 @@ from gateway.policy.jobs.job import (
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.policy.jobs.stored_file import StoredFile
 from gateway.policy.responses.stored_response import LogPage, LogPart, StoredResponse
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 
@@ -35,7 +35,7 @@ from tests.store.conformance import Wall
 class MakeJobStore(Protocol):
     """A new, empty store on every call, on the clock of the test; the fixture closes what it made."""
 
-    def __call__(self, bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> JobStore: ...
+    def __call__(self, bounds: OpenBounds, kept_bounds: KeptBounds | None = None) -> JobStore: ...
 
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

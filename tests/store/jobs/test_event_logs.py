@@ -8,7 +8,7 @@ import pytest
 
 from gateway.policy.jobs.job import JobState
 from gateway.policy.responses.stored_response import LogPage, LogPart
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
@@ -81,7 +81,7 @@ async def test_a_log_that_does_not_begin_at_its_first_event_is_cut(jobs: Jobs) -
 async def test_a_log_that_is_too_large_is_cut(make_store: MakeJobStore, wall: Wall) -> None:
     """Until the next generation begins, which may be shorter."""
     size = len(part(0, text="x" * 100).frames)
-    jobs = Jobs(make_store(OpenBounds(), ResponseBounds(log_bytes=10 * size)), wall)
+    jobs = Jobs(make_store(OpenBounds(), KeptBounds(log_bytes=10 * size)), wall)
     work = await jobs.running_response(id="r1")
     for number in range(10):
         await jobs.store.events.append(work, part(number, text="x" * 100))

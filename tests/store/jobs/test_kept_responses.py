@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.job_ports.kept_responses import KeptResponses
 from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.responses.bounds import REMOVED_S, ResponseBounds
+from gateway.store.jobs.responses.bounds import REMOVED_S, KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, HOUR_S, Jobs, MakeJobStore
@@ -123,7 +123,7 @@ async def test_those_put_first_go_early_where_there_is_no_room(
     make_store: MakeJobStore, wall: Wall, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the same tenant, counted, and said in the log once; one that was put again is the newest."""
-    jobs = Jobs(make_store(OpenBounds(), ResponseBounds(tenant_bytes=1000)), wall)
+    jobs = Jobs(make_store(OpenBounds(), KeptBounds(tenant_bytes=1000)), wall)
     responses = jobs.store.responses
     size = {"body": b"x" * 200, "input_items": b"y" * 50}
     await responses.put(jobs.response("theirs", tenant="u", **size))
@@ -144,7 +144,7 @@ async def test_those_put_first_go_early_where_there_is_no_room(
 
 async def test_one_that_has_no_room_at_all_leaves_the_others(make_store: MakeJobStore, wall: Wall) -> None:
     """Nobody pays for it with all that they have; what it was to replace is gone."""
-    jobs = Jobs(make_store(OpenBounds(), ResponseBounds(tenant_bytes=1000)), wall)
+    jobs = Jobs(make_store(OpenBounds(), KeptBounds(tenant_bytes=1000)), wall)
     responses = jobs.store.responses
     for name in ("r1", "r2"):
         await responses.put(jobs.response(name))
@@ -155,7 +155,7 @@ async def test_one_that_has_no_room_at_all_leaves_the_others(make_store: MakeJob
 
 async def test_what_is_gone_leaves_room(make_store: MakeJobStore, wall: Wall) -> None:
     """Removed, replaced by a smaller one, or trimmed."""
-    jobs = Jobs(make_store(OpenBounds(), ResponseBounds(tenant_bytes=1000)), wall)
+    jobs = Jobs(make_store(OpenBounds(), KeptBounds(tenant_bytes=1000)), wall)
     responses = jobs.store.responses
     for turn in range(3):
         await responses.put(jobs.response(f"a{turn}", body=b"x" * 900))
@@ -179,9 +179,9 @@ async def test_every_store_does_as_the_reference(
     make_store: MakeJobStore, wall: Wall, steps: list[tuple[str, int, int]]
 ) -> None:
     """Whatever happens in whichever order."""
-    bounds = ResponseBounds(tenant_bytes=1000)
+    bounds = KeptBounds(tenant_bytes=1000)
     jobs = Jobs(make_store(OpenBounds(), bounds), wall)
-    both = [jobs.store.responses, MemoryJobStore(wall, response_bounds=bounds).responses]
+    both = [jobs.store.responses, MemoryJobStore(wall, kept_bounds=bounds).responses]
     for what, which, size in steps:
         name, tenant = f"r{which}", "tu"[which % 2]
         if what == "put":

@@ -9,7 +9,7 @@ import pytest
 from gateway.policy.jobs.dead_letters import LetterState, ReplayResult
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs import (
@@ -57,8 +57,8 @@ async def cluster_lends(redis_cluster_url: str) -> AsyncIterator[JobLender]:
 
 @pytest.fixture
 async def make_store(cluster_lends: JobLender, wall: Wall) -> MakeJobStore:
-    def make(bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> PromptJobStore:
-        return cluster_lends.make(bounds, wall, response_bounds=response_bounds)
+    def make(bounds: OpenBounds, kept_bounds: KeptBounds | None = None) -> PromptJobStore:
+        return cluster_lends.make(bounds, wall, kept_bounds=kept_bounds)
 
     return make
 

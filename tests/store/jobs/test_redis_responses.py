@@ -10,7 +10,7 @@ from redis import Redis
 from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.responses.stored_response import LogPage
 from gateway.store.jobs.redis.responses.kept_responses import RedisKeptResponses
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore
 from tests.store.jobs.support import DAY_S, OURS, Jobs, part
@@ -166,8 +166,8 @@ async def test_nothing_stays_behind(one: Jobs, job_lends: JobLender) -> None:
 
 async def test_responses_cost_the_same_however_many_there_are(job_lends: JobLender, wall: Wall) -> None:
     """As many commands with two thousand of a tenant as with ten, want of room among it; much room is made in short steps."""
-    bounds = ResponseBounds(tenant_bytes=2_000_000)
-    jobs = Jobs(job_lends.make(wall=wall, response_bounds=bounds), wall)
+    bounds = KeptBounds(tenant_bytes=2_000_000)
+    jobs = Jobs(job_lends.make(wall=wall, kept_bounds=bounds), wall)
     responses, ran = jobs.store.responses, job_lends.links[0].ran
     assert isinstance(responses, RedisKeptResponses)
     body = b"x" * 998

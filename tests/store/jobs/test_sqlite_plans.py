@@ -11,7 +11,7 @@ from gateway.policy.jobs.dead_letters import LetterPage
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
 from gateway.policy.runs.run import told
 from gateway.policy.runs.step import RunQuery, RunToChange
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids, part
@@ -37,7 +37,7 @@ async def test_a_new_job_is_looked_for_once(tmp_path: Path, wall: Wall, disk: Di
     assert not [sql for sql in disk.statements if "DELETE FROM payloads" in sql]
 
 
-TIGHT = ResponseBounds(log_bytes=100, tenant_bytes=100)
+TIGHT = KeptBounds(log_bytes=100, tenant_bytes=100)
 
 
 async def keep_responses(jobs: Jobs) -> None:
@@ -64,7 +64,7 @@ async def keep_responses(jobs: Jobs) -> None:
 async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) -> None:
     """Of jobs, payloads, pieces or files, in the whole life of jobs and batches, a start among it."""
     path = str(tmp_path / "jobs.db")
-    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect, response_bounds=TIGHT), wall)
+    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect, kept_bounds=TIGHT), wall)
     for _ in range(2):
         store = jobs.store
         await jobs.finish(await jobs.running_call())
@@ -96,7 +96,7 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await jobs.claim_all()
         await jobs.tick()
         await store.aclose()
-        jobs.store = SqliteJobStore(path, wall, connect=disk.connect, response_bounds=TIGHT)
+        jobs.store = SqliteJobStore(path, wall, connect=disk.connect, kept_bounds=TIGHT)
         await jobs.finish(await jobs.until_finalise())
     await jobs.store.aclose()
 
@@ -169,8 +169,8 @@ async def test_a_claim_reads_what_it_gives(tmp_path: Path, wall: Wall, disk: Dis
 
 async def test_responses_cost_the_same_however_many_there_are(tmp_path: Path, wall: Wall, disk: Disk) -> None:
     """As many steps of SQLite's machine for each of them with a thousand of a tenant as with ten, want of room among it."""
-    bounds = ResponseBounds(tenant_bytes=1_000_000)
-    store = SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect, response_bounds=bounds)
+    bounds = KeptBounds(tenant_bytes=1_000_000)
+    store = SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect, kept_bounds=bounds)
     jobs, counts = Jobs(store, wall), []
     body = b"x" * 998
     for number in (10, 1000):

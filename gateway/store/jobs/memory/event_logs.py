@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.policy.jobs.job import ClaimedWork, WriteResult
 from gateway.policy.responses.stored_response import LogPage, LogPart
 from gateway.store.jobs.memory.pieces import MemoryJob
-from gateway.store.jobs.responses.bounds import ResponseBounds, place_in_log
+from gateway.store.jobs.responses.bounds import KeptBounds, place_in_log
 from gateway.store.jobs.responses.log_watchers import LogWatchers
 from gateway.store.jobs.transitions import NOT_OURS, written
 
@@ -30,7 +30,7 @@ class MemoryEventLogs:
         self,
         jobs: Mapping[str, MemoryJob],
         claimed: Callable[[ClaimedWork], MemoryJob | None],
-        bounds: ResponseBounds,
+        bounds: KeptBounds,
     ) -> None:
         self._jobs = jobs
         self._claimed = claimed

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from gateway.policy.responses.stored_response import StoredResponse
-from gateway.store.jobs.responses.bounds import REMOVED_S, EarlyResponses, ResponseBounds
+from gateway.store.jobs.responses.bounds import REMOVED_S, EarlyResponses, KeptBounds
 
 
 class MemoryKeptResponses:
     """Implements `gateway.job_ports.kept_responses.KeptResponses`: knows responses by tenant, those put first at the head."""
 
-    def __init__(self, wall: Callable[[], float], bounds: ResponseBounds) -> None:
+    def __init__(self, wall: Callable[[], float], bounds: KeptBounds) -> None:
         self._wall = wall
         self._bounds = bounds
         self._early = EarlyResponses(bounds)

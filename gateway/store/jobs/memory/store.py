@@ -39,7 +39,7 @@ from gateway.store.jobs.memory.event_logs import MemoryEventLogs
 from gateway.store.jobs.memory.files import MemoryJobFiles
 from gateway.store.jobs.memory.kept_responses import MemoryKeptResponses
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.store.runs.memory import MemoryRuns
 from gateway.words import Lane
@@ -59,20 +59,21 @@ class MemoryJobStore:
         bounds: OpenBounds | None = None,
         following: Following = nothing_follows,
         *,
-        response_bounds: ResponseBounds | None = None,
+        kept_bounds: KeptBounds | None = None,
     ) -> None:
         self._wall = wall
         self._following = following
         self._jobs: dict[str, MemoryJob] = {}
         """By id, in the order in which they came."""
         self.files = MemoryJobFiles(wall, self._read_blobs)
-        self.runs = MemoryRuns(wall)
+        kept_bounds = kept_bounds or KeptBounds()
+        self.runs = MemoryRuns(wall, kept_bounds.run_bytes)
         self._wakes: list[Callable[[], None]] = []
         self._pieces = MemoryPieces(self._wake, self.files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
         self.dead = MemoryDeadLetters(self._jobs, self._claimed, lambda new: self._acceptance.accept(new, wall()))
-        self.events = MemoryEventLogs(self._jobs, self._claimed, response_bounds or ResponseBounds())
-        self.responses = MemoryKeptResponses(wall, response_bounds or ResponseBounds())
+        self.events = MemoryEventLogs(self._jobs, self._claimed, kept_bounds)
+        self.responses = MemoryKeptResponses(wall, kept_bounds)
         self._fences = count(1)
         self._identity = token_hex(8)
         self._is_open = True

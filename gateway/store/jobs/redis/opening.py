@@ -13,7 +13,7 @@ from gateway.policy.jobs.job import Following
 from gateway.store.jobs.redis.durability import Accept, JobDurability
 from gateway.store.jobs.redis.partitions import MOST_PARTITIONS
 from gateway.store.jobs.redis.store import RedisJobStore
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import Link, StoreGone
 
@@ -31,7 +31,7 @@ async def open_store(
     bounds: OpenBounds,
     accept: Accept,
     following: Following,
-    response_bounds: ResponseBounds | None = None,
+    kept_bounds: KeptBounds | None = None,
 ) -> RedisJobStore:
     """Returns the store, connected. Raises StoreUnusable."""
     patient = replace(shared, timeout_s=max(TIMEOUT_S, shared.timeout_s), connections=CONNECTIONS)
@@ -50,9 +50,7 @@ async def open_store(
         if isinstance(error, JobsUnavailable | StoreGone):
             raise StoreUnusable(f"the Redis for jobs cannot be used: {reason}") from error
         raise
-    return RedisJobStore(
-        links, partitions, replica, durability, bounds, following, response_bounds=response_bounds, wall=wall
-    )
+    return RedisJobStore(links, partitions, replica, durability, bounds, following, kept_bounds=kept_bounds, wall=wall)
 
 
 async def partitions_of(link: Link, *, is_cluster: bool) -> int:

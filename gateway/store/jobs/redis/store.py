@@ -49,7 +49,7 @@ from gateway.store.jobs.redis.responses.event_logs import RedisEventLogs
 from gateway.store.jobs.redis.responses.kept_responses import RedisKeptResponses
 from gateway.store.jobs.redis.steps import RedisSteps
 from gateway.store.jobs.redis.writes import RedisWrites
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import BackgroundTasks, Link
 from gateway.store.runs.redis import RedisRuns
@@ -77,7 +77,7 @@ class RedisJobStore:
         bounds: OpenBounds | None = None,
         following: Following = nothing_follows,
         *,
-        response_bounds: ResponseBounds | None = None,
+        kept_bounds: KeptBounds | None = None,
         wall: Callable[[], float] | None = None,
         lease_s: float = LEASE_S,
         is_hasty: bool = False,
@@ -100,11 +100,11 @@ class RedisJobStore:
         bounds = bounds or OpenBounds()
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
         self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
-        self.runs = RedisRuns(self._partitions, self._refuse_if_unfit)
         self._places = JobPlaces(self._partitions)
-        response_bounds = response_bounds or ResponseBounds()
-        self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, response_bounds)
-        self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, response_bounds)
+        kept_bounds = kept_bounds or KeptBounds()
+        self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, kept_bounds)
+        self.runs = RedisRuns(self._partitions, self._refuse_if_unfit, kept_bounds.run_bytes)
+        self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, kept_bounds)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
         self._heard = HeardClaims(self._claims, self._writes, self._places, self._background)

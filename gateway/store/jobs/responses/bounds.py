@@ -1,4 +1,4 @@
-"""How much is kept of responses, whichever store keeps them, and what becomes of a part that arrives in a log."""
+"""How much is kept of responses and runs, whichever store keeps them, and what becomes of a part that arrives in a log."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ REMOVED_S: Final = 86_400.0
 """A response that was removed is not kept again for so long: who may still put it has given up by then."""
 
 
-class ResponseBounds(NamedTuple):
+class KeptBounds(NamedTuple):
     """How many bytes there may be."""
 
     log_bytes: int = 16 * MEBIBYTE
     """Of the events of one response."""
     tenant_bytes: int = 1024 * MEBIBYTE
     """Of the kept responses of one tenant."""
+    run_bytes: int = 1024 * MEBIBYTE
+    """Of the runs of one tenant, with their steps."""
 
 
-def place_in_log(part: LogPart, next_event: int, size: int, bounds: ResponseBounds) -> Literal["there", "next", "cut"]:
+def place_in_log(part: LogPart, next_event: int, size: int, bounds: KeptBounds) -> Literal["there", "next", "cut"]:
     """Returns what becomes of a part where `next_event` is the first event that the log lacks, and `size` its bytes.
 
     A log with a gap would be one answer put together from two: it is cut. A part that is sent again has the same events.
@@ -39,7 +41,7 @@ class EarlyResponses:
 
     __slots__ = ("_bounds", "_has_warned", "count")
 
-    def __init__(self, bounds: ResponseBounds) -> None:
+    def __init__(self, bounds: KeptBounds) -> None:
         self._bounds = bounds
         self._has_warned = False
         self.count = 0

@@ -35,7 +35,7 @@ from gateway.policy.jobs.job import (
 )
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.sqlite import job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
@@ -66,7 +66,7 @@ class SqliteJobStore:
         bounds: OpenBounds | None = None,
         *,
         following: Following = nothing_follows,
-        response_bounds: ResponseBounds | None = None,
+        kept_bounds: KeptBounds | None = None,
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,9 +79,10 @@ class SqliteJobStore:
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self.files = SqliteJobFiles(self._file, wall)
-        self.events = SqliteEventLogs(self._file, response_bounds or ResponseBounds())
-        self.responses = SqliteKeptResponses(self._file, wall, response_bounds or ResponseBounds())
-        self.runs = SqliteRuns(self._file, wall)
+        kept_bounds = kept_bounds or KeptBounds()
+        self.events = SqliteEventLogs(self._file, kept_bounds)
+        self.responses = SqliteKeptResponses(self._file, wall, kept_bounds)
+        self.runs = SqliteRuns(self._file, wall, kept_bounds.run_bytes)
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0

@@ -14,7 +14,7 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.commits import SharedScript
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.redis.places import JobPlaces
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.responses.log_watchers import LogWatchers
 from gateway.store.redis_link.link import BackgroundTasks
 
@@ -37,7 +37,7 @@ class RedisEventLogs:
         places: JobPlaces,
         background: BackgroundTasks,
         replica: str,
-        bounds: ResponseBounds,
+        bounds: KeptBounds,
     ) -> None:
         self._partitions = partitions
         self._places = places

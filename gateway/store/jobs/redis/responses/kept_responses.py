@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gateway.policy.responses.stored_response import StoredResponse
 from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
-from gateway.store.jobs.responses.bounds import REMOVED_S, EarlyResponses, ResponseBounds
+from gateway.store.jobs.responses.bounds import REMOVED_S, EarlyResponses, KeptBounds
 
 PUT, CHAIN = job_script("kept_put", "kept"), job_script("kept_chain", "kept")
 REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept")
@@ -21,7 +21,7 @@ class RedisKeptResponses:
     not keep anything.
     """
 
-    def __init__(self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], bounds: ResponseBounds) -> None:
+    def __init__(self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], bounds: KeptBounds) -> None:
         self._partitions = partitions
         self._refuse_if_unfit = refuse_if_unfit
         self._bounds = bounds

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gateway.policy.jobs.job import ClaimedWork, WriteResult
 from gateway.policy.responses.stored_response import LogPage, LogPart
-from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.bounds import KeptBounds
 from gateway.store.jobs.responses.log_watchers import LogWatchers
 from gateway.store.jobs.sqlite.file import JobsFile
 from gateway.store.jobs.sqlite.responses import event_rows
@@ -18,7 +18,7 @@ class SqliteEventLogs:
     A loss of power may take the end of a log with it, as it takes the worker: whoever takes over begins another generation.
     """
 
-    def __init__(self, file: JobsFile, bounds: ResponseBounds) -> None:
+    def __init__(self, file: JobsFile, bounds: KeptBounds) -> None:
         self._file = file
         self._bounds = bounds
         self._watchers = LogWatchers()

@@ -6,7 +6,7 @@ import sqlite3
 
 from gateway.policy.jobs.job import ClaimedWork, JobState, WriteResult
 from gateway.policy.responses.stored_response import LogPage, LogPart
-from gateway.store.jobs.responses.bounds import ResponseBounds, place_in_log
+from gateway.store.jobs.responses.bounds import KeptBounds, place_in_log
 from gateway.store.jobs.sqlite import job_rows
 from gateway.store.jobs.sqlite.claims import HELD
 from gateway.store.jobs.transitions import NOT_OURS, written
@@ -14,7 +14,7 @@ from gateway.store.jobs.transitions import NOT_OURS, written
 _KEEP = "REPLACE INTO event_logs (job, fence, next, bytes, cut) VALUES (?, ?, ?, ?, ?)"
 
 
-def append(db: sqlite3.Connection, work: ClaimedWork, part: LogPart, bounds: ResponseBounds) -> WriteResult:
+def append(db: sqlite3.Connection, work: ClaimedWork, part: LogPart, bounds: KeptBounds) -> WriteResult:
     """Adds a part to the log of a claim that holds; the first of a new generation takes the place of the last one."""
     found = db.execute(HELD, (work.job.id, work.piece, work.fence)).fetchone()
     if found is None:

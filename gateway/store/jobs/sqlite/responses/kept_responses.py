@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.policy.responses.stored_response import StoredResponse
-from gateway.store.jobs.responses.bounds import EarlyResponses, ResponseBounds
+from gateway.store.jobs.responses.bounds import EarlyResponses, KeptBounds
 from gateway.store.jobs.sqlite.file import JobsFile
 from gateway.store.jobs.sqlite.responses import kept_rows
 
@@ -13,7 +13,7 @@ from gateway.store.jobs.sqlite.responses import kept_rows
 class SqliteKeptResponses:
     """Implements `gateway.job_ports.kept_responses.KeptResponses`."""
 
-    def __init__(self, file: JobsFile, wall: Callable[[], float], bounds: ResponseBounds) -> None:
+    def __init__(self, file: JobsFile, wall: Callable[[], float], bounds: KeptBounds) -> None:
         self._file = file
         self._wall = wall
         self._bounds = bounds

@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any
 
 from gateway.policy.responses.stored_response import StoredResponse
-from gateway.store.jobs.responses.bounds import REMOVED_S, ResponseBounds
+from gateway.store.jobs.responses.bounds import REMOVED_S, KeptBounds
 from gateway.store.sqlite.jobs import Rest
 
 STEP = 100
@@ -20,7 +20,7 @@ _FIND = (
 )
 
 
-def put(db: sqlite3.Connection, response: StoredResponse, now: float, bounds: ResponseBounds) -> int | Rest:
+def put(db: sqlite3.Connection, response: StoredResponse, now: float, bounds: KeptBounds) -> int | Rest:
     """Keeps a response, unless it was removed; returns how many went early for it."""
     tenant, name = response.tenant, response.id
     if db.execute(_WAS_REMOVED, (tenant, name, now)).fetchone() is not None:
@@ -34,7 +34,7 @@ def put(db: sqlite3.Connection, response: StoredResponse, now: float, bounds: Re
     return _make_room(db, tenant, bounds, 0)
 
 
-def _make_room(db: sqlite3.Connection, tenant: str, bounds: ResponseBounds, early: int) -> int | Rest:
+def _make_room(db: sqlite3.Connection, tenant: str, bounds: KeptBounds, early: int) -> int | Rest:
     """Forgets those of a tenant that were put first, `early` in earlier steps."""
     kept = db.execute("SELECT bytes FROM response_bytes WHERE tenant = ?", (tenant,)).fetchone() or (0,)
     excess, gone = kept[0] - bounds.tenant_bytes, 0
