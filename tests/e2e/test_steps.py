@@ -162,3 +162,65 @@ async def test_what_has_no_room_goes_early_and_is_counted(start: StartGateway, t
     for run, calls in (("order-5", 12), ("order-0", 13)):
         await create(gateway, step("extract", run))
         assert gateway.upstream_calls() == calls
+
+
+async def test_where_nothing_is_remembered_a_step_is_refused(start: StartGateway, tmp_path: Path) -> None:
+    """Jobs, batches, files, runs, and responses in the background: naming the header or the field, and nothing is done."""
+    gateway = await start(chat_only(tmp_path))
+    headers = (WEB, "x-gateway-run: r", "x-gateway-step: s")
+    job = {"endpoint": "/v1/chat/completions", "body": chat()}
+    batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    response = {"model": "gpt-4o", "input": "hello", "background": True}
+    for path, asked, code, param in (
+        ("/v1/jobs", job, "no_step", "x-gateway-step"),
+        ("/v1/batches", batch, "no_step", "x-gateway-step"),
+        ("/v1/files", {}, "no_step", "x-gateway-step"),
+        ("/v1/runs/r/outcome", {"outcome": "succeeded"}, "no_step", "x-gateway-step"),
+        ("/v1/responses", response, "step_not_async", "background"),
+    ):
+        answer = await ask(gateway.url, post(path, asked, *headers))
+        error = orjson.loads(answer.body)["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, code, param), path
+    assert orjson.loads((await ask(gateway.url, get("/v1/jobs", WEB))).body)["data"] == []
+    assert gateway.upstream_calls() == 0
+
+
+async def test_a_response_of_our_own_store_is_a_step_with_its_id(start: StartGateway, tmp_path: Path) -> None:
+    """Also one that goes on from another."""
+    gateway = await start(chat_only(tmp_path))
+    async with gateway.sdk() as sdk:
+        before: str | None = None
+        for name in ("first", "second"):
+            one, again = [
+                await sdk.responses.create(
+                    model="gpt-4o", input=name, store=True, previous_response_id=before, extra_headers=step(name)
+                )
+                for _ in range(2)
+            ]
+            assert one.id == again.id
+            before = one.id
+            assert (await sdk.responses.retrieve(before)).output_text == one.output_text
+    assert gateway.upstream_calls() == 2
+
+
+async def test_forms_and_large_bodies_are_steps(gateway: Running) -> None:
+    """A form is the same with another boundary; one byte more in the middle of a large body is another question."""
+    large = "x" * 3_000_000
+    async with gateway.sdk() as sdk:
+        for sound, replayed in ((b"RIFF", None), (b"RIFF", "true")):
+            said = await sdk.audio.transcriptions.with_raw_response.create(
+                model="whisper-1", file=("a.wav", sound * 500_000), extra_headers=step("listen")
+            )
+            assert said.headers.get("x-gateway-step-replayed") == replayed
+        with pytest.raises(openai.UnprocessableEntityError, match="another request"):
+            await sdk.audio.transcriptions.create(
+                model="whisper-1", file=("a.wav", b"RIFX" * 500_000), extra_headers=step("listen")
+            )
+    assert gateway.upstream_calls() == 1
+    asked: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": large}]}
+    for _ in range(2):
+        await create(gateway, step("large"), **asked)
+    asked["messages"] = [{"role": "user", "content": large[:1_000_000] + "y" + large[1_000_001:]}]
+    with pytest.raises(openai.UnprocessableEntityError):
+        await create(gateway, step("large"), **asked)
+    assert gateway.upstream_calls() == 2

@@ -14,6 +14,8 @@ from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.policy.jobs.ids import Mark, is_ours
 from gateway.policy.jobs.job import JobState
+from gateway.policy.runs.part import STEP
+from gateway.policy.runs.step_request import no_step
 from gateway.policy.snapshot import Key, Policies
 
 Serve = Callable[[Request], Awaitable[Response]]
@@ -70,8 +72,13 @@ def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, S
 
 
 def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:
-    """Returns who calls: the key, the tenant, and the credential of the caller's own. Raises GatewayError."""
+    """Returns who calls: the key, the tenant, and the credential of the caller's own. Raises GatewayError.
+
+    A POST that is said to be a step is refused: it would be done anew each time, and who names steps relies on the contrary.
+    """
     index = parse.index_headers(request.scope["headers"])
+    if STEP in index and request.method == "POST":
+        raise no_step()
     key, credential = parse.authenticate(policies.current, index)
     return key, parse.choose_tenant(key, index), credential
 

@@ -60,6 +60,16 @@ def not_a_step(what: str, param: str) -> InvalidRequest:
     )
 
 
+def no_step() -> InvalidRequest:
+    """Returns the refusal of a step where there is no call whose answer could be kept."""
+    return InvalidRequest(
+        "The header 'x-gateway-step' is for calls of models, which are answered at once: send this request without it. Jobs "
+        "and batches are made once with an 'Idempotency-Key'.",
+        param=STEP.decode(),
+        code="no_step",
+    )
+
+
 def step_record(tenant: str, ask: StepAsk) -> bytes:
     """Returns the id of the record by which a step is claimed while it runs, as that of an `Idempotency-Key`."""
     return (
