@@ -24,6 +24,7 @@ from gateway.policy.jobs.job import (
     WriteResult,
 )
 from gateway.policy.jobs.lines import ChunkPlan, LineResult
+from gateway.policy.responses.response_object import ASKED, ECHO, STATUS
 from gateway.store.jobs.letters import with_failure
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
@@ -36,6 +37,11 @@ GROUPS_AT_ONCE = 250
 """Of a walk through all groups."""
 PAYLOAD_KEPT = (JobState.FAILED, JobState.EXPIRED)
 """The payloads of jobs that end so are kept until the jobs are forgotten, so that they can be run again."""
+
+
+def keeps_payload(job: Job, state: JobState) -> bool:
+    """Tells whether the payload of a job that ends so is kept; nobody runs a response again, whose input is kept elsewhere."""
+    return state in PAYLOAD_KEPT and job.kind is not JobKind.RESPONSE
 
 
 class OpenBounds(NamedTuple):
@@ -178,7 +184,15 @@ def ended(job: Job, end: JobEnd, now: float) -> Job:
         last_error=end.error or job.last_error,
         tally=end.tally or job.tally,
         marks={**marks, **end.marks},
+        about=_about_ended(job, end),
     )
+
+
+def _about_ended(job: Job, end: JobEnd) -> Mapping[str, Any]:
+    """Returns what was asked; of a response that is kept it no longer repeats what the caller wrote: that goes with it."""
+    if job.kind is not JobKind.RESPONSE or STATUS not in end.marks:
+        return job.about
+    return {**job.about, ASKED: {**job.about.get(ASKED, {}), ECHO: {}}}
 
 
 def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:

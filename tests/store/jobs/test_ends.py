@@ -8,6 +8,7 @@ import pytest
 
 from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job, JobFlag, JobState, Stage, StoredAnswer, Tally
 from gateway.policy.jobs.lines import ChunkPlan
+from gateway.policy.responses.response_object import ASKED, ECHO, STATUS, STREAMS
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]
@@ -363,3 +364,14 @@ async def test_forgetting_ended_jobs(jobs: Jobs) -> None:
     assert await jobs.store.forget_ended(limit, 10) == 0
     assert await jobs.store.answer(done[2], None) == ANSWER
     assert (await jobs.get("open")).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED])
+async def test_a_response_that_is_kept_leaves_nothing_of_its_request(jobs: Jobs, state: JobState) -> None:
+    """What its caller wrote is beside the answer, and is forgotten with that; the job stays longer."""
+    asked = {STREAMS: True, ECHO: {"instructions": "secret"}}
+    work = await jobs.running_response(about={ASKED: asked, "endpoint": "/v1/responses"})
+    await jobs.finish(work, state, marks={STATUS: "completed"})
+    about = (await jobs.get(work.job.id)).about
+
+    assert about == {ASKED: {STREAMS: True, ECHO: {}}, "endpoint": "/v1/responses"}

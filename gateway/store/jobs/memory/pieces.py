@@ -9,7 +9,7 @@ from itertools import count
 from gateway.policy.jobs.job import FINALISE, RUN_PIECE, Job, JobDepth, JobEnd, JobFlag, JobKind, JobState, StoredAnswer
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
-from gateway.store.jobs.transitions import PAYLOAD_KEPT, PieceState
+from gateway.store.jobs.transitions import PieceState
 from gateway.words import LANES, Lane
 
 
@@ -110,7 +110,7 @@ class MemoryPieces:
         """Ends a job: what it needed on its way goes."""
         kept.job = transitions.ended(kept.job, end, now)
         kept.answer = end.answer
-        if end.state not in PAYLOAD_KEPT:
+        if not transitions.keeps_payload(kept.job, end.state):
             kept.payload = b""
         self._discard([blob for chunk in kept.chunks.values() for blob in (chunk.output, chunk.errors)])
         kept.pieces.clear()

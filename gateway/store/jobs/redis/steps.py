@@ -20,7 +20,7 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.letters import LetterChange, LetterSeen, RedisLetters
 from gateway.store.jobs.redis.partitions import Argument, JobPartitions, job_script
 from gateway.store.jobs.redis.records import RedisJob
-from gateway.store.jobs.transitions import NOT_OURS, PAYLOAD_KEPT, written
+from gateway.store.jobs.transitions import NOT_OURS, keeps_payload, written
 
 APPLY, LOAD = job_script("apply", "take", "letters", "erase"), job_script("load")
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class RedisSteps:
 
     def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> MemoryPieces:
         def follow(kept: MemoryJob, end: JobEnd, _now: float) -> None:
-            size = job.payload_bytes if end.state in PAYLOAD_KEPT else 0
+            size = job.payload_bytes if keeps_payload(kept.job, end.state) else 0
             letter = letter_of_job(kept.job, end, size)
             if letter is not None:
                 effects.letters.append(LetterChange(letter))
@@ -231,7 +231,7 @@ def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffe
         b"" if rest == before.rest else rest,
         "=" if is_due_as_before else due,
         repr(job.ended_at) if is_end else "",
-        int(is_end and job.state not in PAYLOAD_KEPT),
+        int(is_end and not keeps_payload(job, job.state)),
         about,
         body,
         number,

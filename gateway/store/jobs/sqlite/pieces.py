@@ -15,7 +15,6 @@ from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow
 from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY, STATES, WITHHELD
-from gateway.store.jobs.transitions import PAYLOAD_KEPT
 from gateway.words import LANES
 
 
@@ -108,7 +107,7 @@ class SqlitePieces:
         job_rows.keep(db, row, transitions.ended(row.job, end, now))
         if end.answer is not None:
             job_rows.put_answer(db, row, end.answer)
-        if end.state not in PAYLOAD_KEPT:
+        if not transitions.keeps_payload(row.job, end.state):
             job_rows.drop_payload(db, row)
         for column in ("output", "errors"):
             db.execute(
