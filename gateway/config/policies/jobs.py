@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -162,7 +163,13 @@ class DegradeEntry(Entry):
 
 def read_jobs(document: Document | None) -> dict[str, JobRules]:
     """Reads every set of jobs.yaml; None: the file does not exist."""
-    return {name: _rules(document, name, entry) for name, entry in check_sets(JobsSet, document).items()}
+    sets = {name: _rules(document, name, entry) for name, entry in check_sets(JobsSet, document).items()}
+    of_all = {field.name: getattr(sets["default"], field.name) for field in fields(JobRules) if _is_of_all(field.name)}
+    return {name: replace(rules, **of_all) for name, rules in sets.items()}
+
+
+def _is_of_all(field: str) -> bool:
+    return field.removesuffix("_s") in _OF_ALL or field.startswith("keep_")
 
 
 def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:

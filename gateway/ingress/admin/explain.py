@@ -8,6 +8,7 @@ from gateway.errors import NotFound, Unauthorised
 from gateway.exchange import Clocks
 from gateway.ingress import parse, passthrough
 from gateway.ingress.admin.explain_jobs import explain_job
+from gateway.ingress.admin.explain_responses import explain_keeping
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.grouping.bodies import RESULTS
@@ -78,6 +79,8 @@ def _lines(
     if model.output is not None and endpoint.name in CHECKED:
         yield f"output    {_output(model.output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
+    if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:
+        yield f"response  kept {keeping}"
     yield f"plan      {_CHOICES[model.choice]}"
     strangers = list(strangers_of(model))
     for number, (target, use) in enumerate(_plan(model), 1):
