@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 from openai.types.responses import Response
 
 from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.faults import Fault, FaultRule
+from gateway.ingress.jobs import events
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, get, post, until
@@ -239,6 +244,48 @@ async def test_repeated_with_its_key(gateway: Running) -> None:
     assert first.id == again.id == late.id
     assert late.output_text == done.output_text
     assert gateway.upstream_calls() == 1
+
+
+async def test_a_stream_that_has_no_reader_left_is_refused_before_it_is_paid_for(
+    start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An SDK sends it again and again: each would be a job."""
+    gateway = await start(with_jobs(tmp_path))
+    monkeypatch.setattr(events, "MOST_READERS_PER_TENANT", 0)
+    body = {"model": "gpt-4o", "input": "hello there", "background": True, "stream": True}
+    refused = await ask(gateway.url, post("/v1/responses", body, WEB))
+    jobs = orjson.loads((await ask(gateway.url, get("/v1/jobs", WEB))).body)["data"]
+
+    assert (refused.status, jobs, gateway.upstream_calls()) == (429, [], 0)
+
+
+async def test_what_is_removed_is_nowhere(start: StartGateway, tmp_path: Path) -> None:
+    """Neither what was asked nor what was answered, however it ended; `HEAD` of its events does not wait for them."""
+    refused = FaultRule(Fault("context_length"), model="gpt-4o-mini")
+    gateway = await start(with_jobs(tmp_path), emulator=EmulatorConfig(faults=(refused,)))
+    asked: Any = {"input": "the secret input", "instructions": "the secret rule", "background": True}
+    async with gateway.sdk() as sdk:
+        done = [await ended(sdk, await sdk.responses.create(model=model, **asked)) for model in ("gpt-4o", "renamed")]
+        stream = await sdk.responses.create(model="gpt-4o", stream=True, **asked)
+        streamed = [event async for event in stream][-1].response
+        head = get(f"/v1/responses/{streamed.id}?stream=true", WEB, "connection: close").replace(b"GET", b"HEAD", 1)
+        told = await ask(gateway.url, head)
+        for response in (*done, streamed):
+            await sdk.responses.delete(response.id)
+    left = _rows(tmp_path / "jobs.db")
+
+    assert [response.status for response in done] == ["completed", "failed"]
+    assert (told.status, told.header("content-type")) == (200, "text/event-stream; charset=utf-8")
+    assert done[0].id.encode() in left
+    assert b"secret" not in left
+
+
+def _rows(file: Path) -> bytes:
+    """All that a jobs file tells."""
+    copy = shutil.copytree(file.parent, file.parent / "copy", ignore=lambda *_: ["blobs"]) / file.name
+    with closing(sqlite3.connect(copy)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return b"".join(repr(row).encode() for name in tables for row in db.execute(f"SELECT * FROM {name}"))  # noqa: S608 - the names are the file's own
 
 
 def _text(content: Any) -> str:

@@ -62,10 +62,11 @@ class ResponseDoor:
             refuse_unknown(call, keeping, asked.previous_id)
         options = read_option_headers(served.cycle.index, 0.0)
         body = await body_of(call)
+        if call.stream:
+            self.readers.refuse_more(call.tenant)  # before it is taken: what was refused is sent again
         job = await self._service.accept(call, body, asked, options.webhook, options.priority)
         own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", served.request_id.encode())]
         if call.stream:
-            self.readers.refuse_more(call.tenant)
             events = self._events(await self._service.follow(job.id, call.tenant, -1), call.tenant)
             return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose)
         return await self._object(job, own)

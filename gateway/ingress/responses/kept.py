@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from gateway.errors import InvalidRequest
 from gateway.ingress.http.response import WholeResponse
 from gateway.ingress.jobs.events import EventReaders, FollowedEvents
-from gateway.ingress.jobs.own_routes import limit_of, own_routes, tenant_of
+from gateway.ingress.jobs.own_routes import head_alone, limit_of, own_routes, tenant_of
 from gateway.ingress.render import new_request_id
 from gateway.ingress.responses.door import COMMENT, LOOK_AGAIN
 from gateway.ingress.routes import json_response
@@ -81,8 +81,10 @@ class ResponseRoutes:
     async def _follow(self, request: Request, tenant: str, response_id: str) -> Response:
         after = _starting_after(request)
         events = await self._responses.follow(response_id, tenant, after)
-        self._readers.refuse_more(tenant)
         headers = {"cache-control": "no-cache", "x-request-id": new_request_id()}
+        if request.method == "HEAD":
+            return head_alone(headers, "text/event-stream")
+        self._readers.refuse_more(tenant)
         return FollowedEvents(self._readers, tenant, _blocks(events), headers=headers, media_type="text/event-stream")
 
 
