@@ -17,7 +17,8 @@ from gateway.jobs.responses.runner import ResponseJobs
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.job import JobKind
 from gateway.policy.openai.sse import event_json, split_events
-from gateway.policy.responses.response_object import ASKED, ECHO, PREVIOUS, STORES, STREAMS
+from gateway.policy.responses.response_object import PREVIOUS, STORES, STREAMS
+from gateway.policy.responses.stored_response import ASKED, ECHO
 from gateway.words import Usage
 from tests.jobs.town import Process
 

@@ -21,8 +21,8 @@ from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.responses.asked import items_of
-from gateway.policy.responses.response_object import ASKED, PREVIOUS, STATUS, STORES, ended
-from gateway.policy.responses.stored_response import StoredResponse
+from gateway.policy.responses.response_object import PREVIOUS, STORES, ended
+from gateway.policy.responses.stored_response import ASKED, STATUS, StoredResponse
 
 T = TypeVar("T")
 

@@ -34,7 +34,8 @@ from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.responses.asked import sent_upstream
 from gateway.policy.responses.chain import MOST_LINKS, Conversation, conversation_of
-from gateway.policy.responses.response_object import ASKED, GENERATION, LATE, PREVIOUS, STREAMS, ended
+from gateway.policy.responses.response_object import GENERATION, LATE, PREVIOUS, STREAMS, ended
+from gateway.policy.responses.stored_response import ASKED
 
 MOST_CRASHES = 3
 """A response whose worker has died so often while it ran is not run again."""

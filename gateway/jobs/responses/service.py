@@ -29,8 +29,8 @@ from gateway.policy.jobs.rules import JobRules
 from gateway.policy.responses.asked import AskedResponse, items_of
 from gateway.policy.responses.chain import MOST_LINKS, Conversation, conversation_of, previous_not_found
 from gateway.policy.responses.errors import ResponseNotFound
-from gateway.policy.responses.response_object import ASKED, ECHO, PREVIOUS, STORES, STREAMS, echo_of, shown
-from gateway.policy.responses.stored_response import StoredResponse
+from gateway.policy.responses.response_object import PREVIOUS, STORES, STREAMS, echo_of, shown
+from gateway.policy.responses.stored_response import ASKED, ECHO, StoredResponse
 from gateway.policy.webhooks.events import REQUEST_URL
 
 ENDS_WITHIN_S = 5.0

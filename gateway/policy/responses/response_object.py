@@ -11,17 +11,13 @@ from typing import Any, Final, Literal
 import orjson
 
 from gateway.policy.jobs.job import Job, JobState
+from gateway.policy.responses.stored_response import ASKED, ECHO, STATUS
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-ASKED: Final = "response"
-"""In `about` of a job of kind `response`: what its request has asked for."""
 STREAMS: Final = "stream"
 STORES: Final = "store"
 PREVIOUS: Final = "previous"
-ECHO: Final = "echo"
-STATUS: Final = "status"
-"""In `marks` of such a job that has succeeded: `completed` or `incomplete`."""
 GENERATION: Final = "generation"
 """In `marks` of such a job: the number of the last run of the model whose events may have been seen, from 0."""
 MOST_ECHO_BYTES: Final = 16_384

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+ASKED: Final = "response"
+"""In `about` of a job of kind `response`: what its request has asked for."""
+ECHO: Final = "echo"
+"""In that: what a response repeats of its request, until it is kept."""
+STATUS: Final = "status"
+"""In `marks` of such a job whose response is kept: how that has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.policy.jobs.ids import derived_event_ids, derived_redelivery_id
 from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
-from gateway.policy.responses.response_object import STATUS
+from gateway.policy.responses.stored_response import STATUS
 from gateway.policy.webhooks.rules import REQUESTED, REQUESTED_SEGMENT, Webhooks
 from gateway.policy.webhooks.schedule import DEADLINE_S, SCHEDULE_S
 

@@ -24,7 +24,7 @@ from gateway.policy.jobs.job import (
     WriteResult,
 )
 from gateway.policy.jobs.lines import ChunkPlan, LineResult
-from gateway.policy.responses.response_object import ASKED, ECHO, STATUS
+from gateway.policy.responses.stored_response import ASKED, ECHO, STATUS
 from gateway.store.jobs.letters import with_failure
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
