@@ -36,7 +36,8 @@ MAX_VALUE_BYTES = 32_768
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
 _ABILITIES = ("tools", "functions", "response_format", "text")
 _REPEATS = ("temperature", "seed", "conversation", "background")
-READ = frozenset(("model", "stream", "stream_options", *_BOUNDS, *_ABILITIES, *_REPEATS))
+_KEPT = ("store", "previous_response_id")
+READ = frozenset(("model", "stream", "stream_options", *_BOUNDS, *_ABILITIES, *_REPEATS, *_KEPT))
 """The fields that decide about a call. They are parsed where they are short."""
 
 _MAX_KEY_BYTES = 1_024  # of what is longer none is ours, however it is spelled
