@@ -102,6 +102,8 @@ class RunLooks:
             such = _first_error(step, child.marks[BROKEN].encode())
             told = "more items have failed than the plan accepts, and the others were stopped"
             why = StepError(TOO_MANY_FAILED, told + (f"; such as: {such.message}" if such else ""), step.name)
+            if such is not None and such.error_class == RUN_BUDGET_EXCEEDED:
+                why = such
             return StepState(part, StepPhase.FAILED, failed=total, total=total, error=why)
         has_lines = marks.INDEX in child.marks and child.state in (JobState.SUCCEEDED, JobState.EXPIRED)
         failed = child.tally.failed + child.about[UNASKED]
