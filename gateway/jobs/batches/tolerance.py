@@ -12,10 +12,13 @@ from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.job import JobFlag, JobState, WriteResult
 from gateway.policy.jobs.lines import LineResult
+from gateway.policy.pipelines.advance import RUN_BUDGET_EXCEEDED
 from gateway.policy.pipelines.carried import BROKEN, MOST_FAILED
 
 MOST_EXAMPLE_BYTES = 4_000
 """Of the line that is kept as an example; a longer one is not."""
+
+_UNPAID = RUN_BUDGET_EXCEEDED.encode()
 
 
 class Tolerance:
@@ -31,12 +34,13 @@ class Tolerance:
         """Stops the batch where more have failed than may. Raises JobsUnavailable."""
         if self._most is None:
             return
-        failed = [result for result in results if result.is_failed]
+        # what is refused for want of the run's money costs nothing, and the end tells why
+        failed = [result for result in results if result.is_failed and _UNPAID not in result.text]
         self._failed += len(failed)
-        if self._failed <= self._most or self._running.ends_as is not None:
+        if not failed or self._failed <= self._most or self._running.ends_as is not None:
             return
         store, work = self._store, self._running.work
-        example = failed[-1].text if failed and len(failed[-1].text) <= MOST_EXAMPLE_BYTES else b""
+        example = failed[-1].text if len(failed[-1].text) <= MOST_EXAMPLE_BYTES else b""
         note = {BROKEN: example.decode(errors="replace")}
         if await self._running.write(lambda: store.note(work, note)):
             await store.flag(work.job.id, work.job.tenant, JobFlag.CANCEL)
