@@ -280,6 +280,21 @@ async def test_what_is_removed_is_nowhere(start: StartGateway, tmp_path: Path) -
     assert b"secret" not in left
 
 
+async def test_an_answer_of_the_cache_whose_response_was_removed_says_that_it_is_not_kept(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    """It has the same id, which nobody can get any more."""
+    cache = {"exact": {"requests": "always", "ttl": "1h"}}
+    gateway = await start(chat_only(tmp_path, policies=policies(tmp_path, cache=cache)))
+    async with gateway.sdk() as sdk:
+        first = await sdk.responses.create(model="gpt-4o", input="hello there", store=True)
+        await sdk.responses.delete(first.id)
+        again = await sdk.responses.create(model="gpt-4o", input="hello there", store=True)
+
+    assert (first.to_dict()["store"], again.to_dict()["store"]) == (True, False)
+    assert gateway.upstream_calls() == 1
+
+
 def _rows(file: Path) -> bytes:
     """All that a jobs file tells."""
     copy = shutil.copytree(file.parent, file.parent / "copy", ignore=lambda *_: ["blobs"]) / file.name

@@ -133,11 +133,10 @@ class ForegroundResponses:
             input_items=orjson.dumps(own),
         )
         try:
-            await self._service.keep(stored)
+            return await self._service.keep(stored)
         except GatewayError as trouble:
             log.warning("the response of call %s is not kept: %s", call.id, trouble.message)
             return False
-        return True
 
 
 def is_converted(call: Call) -> bool:

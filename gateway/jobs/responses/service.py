@@ -97,10 +97,11 @@ class ResponseService:
             raise previous_not_found(response_id, "It has not ended yet." if waits else "")
         return conversation_of(response_id, chain)
 
-    async def keep(self, response: StoredResponse) -> None:
-        """Keeps a response that was made in the foreground. Raises JobsUnavailable."""
-        store = await self._engine.store()
-        await store.responses.put(response)
+    async def keep(self, response: StoredResponse) -> bool:
+        """Keeps one made in the foreground; False: it was removed before, or is too long. Raises JobsUnavailable."""
+        responses = (await self._engine.store()).responses
+        await responses.put(response)
+        return await responses.find(response.id, response.tenant) is not None
 
     async def find(self, response_id: str, tenant: str) -> tuple[Job | None, bytes]:
         """Returns a response as JSON, with its job while that has not ended. Raises ResponseNotFound, JobsUnavailable."""
