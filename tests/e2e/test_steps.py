@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from tests.e2e.conftest import StartGateway
-from tests.e2e.durable import NIGHTLY, WEB, ask, with_jobs
+from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs
 from tests.e2e.harness import KEYS, NIGHTLY_KEY, WEB_KEY, Running, chat, config_of, get, post
 from tests.e2e.replaying import hold
-from tests.e2e.test_responses import chat_only
+from tests.e2e.test_responses import chat_only, ended
 
 
 @pytest.fixture
@@ -200,6 +200,24 @@ async def test_a_response_of_our_own_store_is_a_step_with_its_id(start: StartGat
             assert one.id == again.id
             before = one.id
             assert (await sdk.responses.retrieve(before)).output_text == one.output_text
+    assert gateway.upstream_calls() == 2
+
+
+async def test_a_streamed_response_is_given_again_with_its_id(start: StartGateway, tmp_path: Path) -> None:
+    """Byte for byte, as a step and from a cache, under the id that it is kept by."""
+    cache = {"exact": {"requests": "always", "ttl": "1h"}}
+    gateway = await start(chat_only(tmp_path, policies=policies(tmp_path, cache=cache)))
+    for text, headers in (("as a step", ("x-gateway-run: r", "x-gateway-step: s")), ("from a cache", ())):
+        asked = {"model": "gpt-4o", "input": text, "store": True, "stream": True}
+        first, again = [await ask(gateway.url, post("/v1/responses", asked, WEB, *headers)) for _ in range(2)]
+        assert again.header("x-gateway-cache") == "hit"
+        assert first.body == again.body
+        last = orjson.loads(again.body.rsplit(b"data: ", 1)[1])["response"]
+        assert last["store"] is True
+        assert (await ask(gateway.url, get(f"/v1/responses/{last['id']}", WEB))).status == 200
+    async with gateway.sdk() as sdk:
+        made = await sdk.responses.create(model="gpt-4o", input="from a cache", background=True)
+        assert (await ended(sdk, made)).status == "completed"
     assert gateway.upstream_calls() == 2
 
 

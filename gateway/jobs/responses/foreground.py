@@ -17,6 +17,7 @@ import orjson
 
 from gateway.call import Call, Reply
 from gateway.errors import GatewayError
+from gateway.flow.reuse.entries import is_stream
 from gateway.jobs.ports import ServeCall
 from gateway.jobs.responses.service import ResponseService
 from gateway.policy.jobs.ids import RESPONSE, is_ours
@@ -84,6 +85,9 @@ class ForegroundResponses:
         return await self.handle(call, keeping, read_asked(call.parsed or await body_of(call)))
 
     async def _kept_whole(self, call: Call, events: KeptEvents, own: list[dict[str, Any]], reply: Reply) -> Reply:
+        if is_stream(reply.headers):  # it was made before, and is given again in one piece
+            made = self._kept_events(call, events, own, _in_one_piece(reply.body))
+            return replace(reply, body=b"".join([block async for block in made]))
         said = json_object(reply.body)
         response = None if said is None else events.whole(said)
         if response is None:
@@ -100,22 +104,25 @@ class ForegroundResponses:
         reply: Reply,
         chunks: AsyncGenerator[bytes, None],
     ) -> Reply:
-        async def kept() -> AsyncGenerator[bytes, None]:
-            async for chunk in chunks:
-                if block := events.feed(chunk):
-                    yield block
-                if events.final is not None:
-                    yield events.end(is_kept=await self._keep(call, events.final, own))
-            if rest := events.rest():
-                yield rest
-
-        made = kept()
+        made = self._kept_events(call, events, own, chunks)
 
         async def close() -> None:
             await made.aclose()
             await reply.close()
 
         return replace(reply, chunks=made, close=close, pass_on=None)
+
+    async def _kept_events(
+        self, call: Call, events: KeptEvents, own: list[dict[str, Any]], chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the events under the gateway's id; that of the end once the response is kept."""
+        async for chunk in chunks:
+            if block := events.feed(chunk):
+                yield block
+            if events.final is not None:
+                yield events.end(is_kept=await self._keep(call, events.final, own))
+        if rest := events.rest():
+            yield rest
 
     async def _keep(self, call: Call, response: dict[str, Any], own: list[dict[str, Any]]) -> bool:
         """Keeps a response; returns whether it is kept: not one that breaks its model's rule, though the client has it."""
@@ -137,6 +144,10 @@ class ForegroundResponses:
         except GatewayError as trouble:
             log.warning("the response of call %s is not kept: %s", call.id, trouble.message)
             return False
+
+
+async def _in_one_piece(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
 
 
 def is_converted(call: Call) -> bool:

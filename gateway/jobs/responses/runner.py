@@ -19,6 +19,7 @@ from gateway.call import Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError
 from gateway.flow.dispatch import PASSING_CODES
+from gateway.flow.reuse.entries import is_stream
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.call_job import request_of
 from gateway.jobs.one_call import CallServer, ServedAnswer, TryResult, read_reply
@@ -130,7 +131,9 @@ class ResponseJobs:
 
         async def read(reply: Reply) -> ServedAnswer:
             if reply.chunks is None:
-                if reply.status == 200 and (frames := as_stream("responses", reply.body, include_usage=False)):
+                is_made = is_stream(reply.headers)  # before, and is given again in one piece
+                frames = reply.body if is_made else as_stream("responses", reply.body, include_usage=False)
+                if reply.status == 200 and frames:
                     await model.feed(frames)
                 return await read_reply(reply)
             try:
