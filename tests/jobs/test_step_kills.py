@@ -1,0 +1,87 @@
+"""A step whose process is killed before and after each of its uses of a store, and so between paying and keeping."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.flow.pipeline import Pipeline
+from gateway.flow.runs.table import RunTable
+from gateway.flow.steps.durable_runs import DurableRuns
+from gateway.job_ports.jobs import JobStore
+from tests.flow.support import Bench, ScriptedUpstream, whole
+from tests.flow.test_reuse import sent
+from tests.flow.test_steps import REPLAYED, step
+from tests.flow.virtual import LoopClock, run
+from tests.jobs.test_run_kills import DyingView
+from tests.jobs.town import Town, View, Where, town
+from tests.store.redis_servers import RedisServer
+
+FIRST, SECOND = (b'{"choices": [{"message": {}}], "by": %d}' % number for number in (1, 2))
+PAID = {
+    ("runs.find_step", False): 1,
+    ("runs.find_step", True): 1,
+    ("runs.keep_step", False): 2,  # between paying and keeping
+    ("runs.keep_step", True): 1,
+}
+"""How often a step is paid for, by the use of the store at which its process died, before or after it."""
+
+
+def process(here: Town, view: View, body: bytes) -> Bench:
+    """A gateway on what is kept, as this view sees it."""
+    bench = Bench([ScriptedUpstream(whole(body))], clock=here.clock)
+
+    async def opened() -> JobStore:
+        return cast("JobStore", view)
+
+    runs = RunTable(bench.clock, lambda: bench.policy.workflows)
+    assert bench.store is not None
+    bench.pipeline = Pipeline(
+        bench.clock, bench.meter, bench.watch, bench.admission, bench.store, bench.draw, runs=runs
+    )
+    kept = bench.pipeline.steps.kept
+    runs.durable, kept.open, kept.put_run = DurableRuns(opened, opened), opened, runs.put
+    return bench
+
+
+def durable_step() -> dict[str, Any]:
+    """A call that is a step of a run that is kept where its steps are."""
+    asked = step()
+    asked["part"].is_durable = True
+    return asked
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_killed_step_is_paid_for_at_most_once_more(
+    store: str,
+    tmp_path: Path,
+    _redis_process: RedisServer,  # noqa: PT019 - its URL is used
+) -> None:
+    """What was kept is given by all who come later, byte for byte."""
+
+    async def told(clock: LoopClock, name: str, *, after: bool) -> None:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        async with town(store, clock, Where(folder, _redis_process.url)) as here:
+            view = DyingView(here, name, 1, after=after)
+            killed = process(here, view, FIRST)
+            serving = asyncio.ensure_future(killed.serve(**durable_step()))
+            await here.dies(cast("Any", view))
+            assert not serving.done()
+
+            other, third = (process(here, View(here.kept, here.over), SECOND) for _ in range(2))
+            reply, body = await other.serve(**durable_step())
+            again, same = await third.serve(**durable_step())
+            paid = sent(killed) + sent(other)
+            assert paid == PAID.get((name, after), paid) <= 2
+            assert body == (SECOND if sent(other) else FIRST)
+            assert (REPLAYED in reply.headers) is (sent(other) == 0)
+            assert (same, REPLAYED in again.headers, sent(third)) == (body, True, 0)
+
+    for name in ("runs.find_step", "runs.keep_step", "runs.change"):
+        for after in (False, True):
+            run(partial(told, name=name, after=after))
