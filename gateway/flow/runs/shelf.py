@@ -28,6 +28,8 @@ class Packed(NamedTuple):
     at: float
     """When it was packed, in wall-clock seconds."""
     raw: bytes
+    is_durable: bool
+    """It is kept where its steps are: what is here is a copy."""
 
 
 class RunShelf:
@@ -51,6 +53,7 @@ class RunShelf:
         if live is None:
             packed = self._packed.pop(key, None)
             live = self._live[key] = LiveRun(*key, None if packed is None else decode_run(packed.raw))
+            live.is_durable = packed is not None and packed.is_durable
             self._make_room()
         return live
 
@@ -83,7 +86,7 @@ class RunShelf:
         """Packs a run that is over, of which this is all; `now` is wall-clock seconds."""
         key = live.tenant, live.run
         if self._live.pop(key, None) is not None:
-            self._packed[key] = Packed(now, encode_run(record))
+            self._packed[key] = Packed(now, encode_run(record), live.is_durable)
 
     def forget(self, key: RunKey) -> bool:
         """Forgets a run; returns whether there was one."""

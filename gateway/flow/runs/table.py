@@ -141,8 +141,7 @@ class RunTable:
         if found is None:
             return None
         live = self._shelf.live((tenant, run))
-        if live.base is None:
-            live.learn(found)
+        live.workflow = live.workflow or found.workflow  # no more of it: `found` has what is still tallied here
         if self.durable is not None and await self.durable.get(tenant, run) is not None:
             self._make_durable(live)
         live.owe(change.after(found.so_far))
