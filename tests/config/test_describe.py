@@ -279,3 +279,22 @@ def test_every_choice_can_be_explained() -> None:
 def test_every_way_of_charging_can_be_explained() -> None:
     """A rule without words would be a traceback."""
     assert set(explain_module._CHARGES) == set(get_args(ChargeRule))
+
+
+def test_workflows_are_shown_and_a_call_is_told_its_own(tmp_path: Path) -> None:
+    """By the names of the file; with where the fuse of its runs blows, and what a slow model's calls ask less of."""
+    (tmp_path / "policies").mkdir()
+    rules = {"tasks": ["extract"], "usd_per_run": 0.5, "max_calls_per_run": 9}
+    (tmp_path / "policies" / "workflows.yaml").write_text(yaml.safe_dump({"workflows": {"invoice": rules}}))
+    degrade = "degrade: {when: {first_byte_p95_above: 10s}, set: {reasoning_effort: low}}"
+    config = CONFIG.replace("fallbacks: [claude]", f"fallbacks: [claude]\n    {degrade}") + "policies: policies\n"
+    policy = load_text(tmp_path, config, {"K": "secret"})
+    assert describe(policy)["workflows"]["invoice"]["usd_per_run"] == 0.5
+    for name, line in (
+        ("invoice", "workflow  invoice, counted as task extract; a run may take $0.5 and 9 calls"),
+        ("another", "workflow  another: not declared, counted as other"),
+    ):
+        body = {"model": "gpt-4o", "messages": [], "metadata": {"workflow": name, "task": "extract"}}
+        told = explain(policy, json.dumps(body).encode(), path="/v1/chat/completions", key_name="web").splitlines()
+        assert line in told
+        assert "degrade   asks for reasoning_effort low while 5 % of first bytes take longer than 10 s" in told

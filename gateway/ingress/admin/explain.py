@@ -11,6 +11,7 @@ from gateway.ingress.admin.explain_jobs import explain_job
 from gateway.ingress.admin.explain_responses import explain_keeping
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.degrade.lower import FIELDS_AT
 from gateway.policy.grouping.bodies import RESULTS
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
@@ -21,6 +22,8 @@ from gateway.policy.retry.balancing import Choice
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching, applies
 from gateway.policy.route_plan import strangers_of
+from gateway.policy.runs.part import part_of, run_words
+from gateway.policy.runs.workflow import OTHER, RunPart
 from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Target
 from gateway.words import Endpoint
 
@@ -71,6 +74,10 @@ def _lines(
         return
     if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
+    yield from _part(part_of(run_words({}, (peeked.parsed or {}).get("metadata")), policy.workflows, key.workflow))
+    if (degrade := model.degrade) is not None and endpoint.name in FIELDS_AT:
+        less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
+        yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
     if model.grouping is not None and endpoint.name in RESULTS:
@@ -90,6 +97,20 @@ def _lines(
         yield from (f"     {line}" for line in _conversion(endpoint, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _part(part: RunPart | None) -> Iterator[str]:
+    """Tells which workflow a call is a part of by its key or body, and where the fuse of its runs blows."""
+    if part is None:
+        return
+    rules = part.rules
+    if rules is None:
+        yield f"workflow  {part.workflow or 'none'}: not declared, counted as {OTHER}"
+        return
+    bounds = [] if rules.usd_per_run is None else [f"${rules.usd_per_run:g}"]
+    bounds += [] if rules.max_calls_per_run is None else [f"{rules.max_calls_per_run} calls"]
+    fuse = f"a run may take {' and '.join(bounds)}" if bounds else "its runs have no fuse"
+    yield f"workflow  {rules.name}, counted as task {part.labels[1]}; {fuse}"
 
 
 def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
