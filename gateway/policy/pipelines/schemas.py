@@ -31,7 +31,11 @@ def schema_problem(schema: object) -> str:
 def misfit_of(schema: Mapping[str, Any], value: object) -> tuple[str, str] | None:
     """Returns where a value does not fit a schema, as a path such as `document.title`, and why; None: it fits."""
     compiled = compile_schema(orjson.dumps(schema))
-    if compiled.is_heavy(orjson.dumps(value), MOST_VISITS):
+    try:
+        is_heavy = compiled.is_heavy(orjson.dumps(value), MOST_VISITS)
+    except orjson.JSONEncodeError:  # deeper than it writes
+        is_heavy = True
+    if is_heavy:
         return "", "is too large, or nested too deep, to be checked by this schema"
     if compiled.accepts(value):
         return None
