@@ -32,7 +32,7 @@ from gateway.policy.pipelines.problems import PlanProblem
 from gateway.policy.pipelines.results import values_of, values_of_many
 from gateway.policy.pipelines.schemas import misfit_of, schema_problem, with_defaults
 from gateway.policy.pipelines.splitting import split_text
-from gateway.policy.pipelines.templates import Scope, ValueMissing, fill, read_place, read_template
+from gateway.policy.pipelines.templates import Scope, StepFilling, ValueMissing, fill, read_place, read_template
 from tests.rows import rows
 
 
@@ -72,7 +72,23 @@ def test_a_divided_text_is_the_text_and_no_part_is_too_long(text: str, tokens: i
 def test_cuts_are_made_where_a_reader_would_make_them() -> None:
     text = "One two. Three four.\n\nFive six. Seven eight nine ten."
     assert split_text(text, 6, count) == ["One two. Three four.\n\n", "Five six. ", "Seven eight nine ten."]
-    assert len(split_text("." * 200_000 + " " * 200_000, 1000, count)) > 50  # in linear time
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 40_000, "\n" * 40_000, " " * 40_000, "ab. " * 10_000, "a\n\n" + "b c\n" * 9_999]
+)
+def test_a_divided_text_is_counted_a_few_times_a_piece(text: str) -> None:
+    counted: list[int] = []
+
+    def counting(part: str) -> float:
+        counted.append(len(part))
+        return count(part)
+
+    pieces = split_text(text, 100, counting)
+    assert "".join(pieces) == text
+    assert len(pieces) < 150
+    assert len(counted) <= 4 * len(pieces)
+    assert sum(counted) <= 5 * len(text)
 
 
 def test_places_hold_values_and_values_are_never_templates() -> None:
@@ -88,9 +104,9 @@ def test_places_hold_values_and_values_are_never_templates() -> None:
     values = {"a": "{{ steps.x.text }}", "list": ["p", None, 2], "d": {"k": {"z": 1}}}
     scope = Scope({**values, "d": "héé"}, {})
     with pytest.raises(ValueMissing, match=r"input\.d\.k is not there"):
-        fill(template, scope, count)
+        fill(template, scope, StepFilling(count))
     template["n"] = 3
-    assert fill(template, scope, count) == {
+    assert fill(template, scope, StepFilling(count)) == {
         "content": "{{ steps.x.text }} p\n\n2|p, 2|hé|{{",
         "input": ["p", None, 2],
         "text": '["p",null,2]',
@@ -125,8 +141,8 @@ def test_a_place_leads_through_lists_and_through_nothing() -> None:
     assert deep is not None
     assert gone is not None
     scope = Scope({}, {"a": {"json": {"rows": [{}, {"name": "n"}]}}})
-    assert deep.value(scope, count) == "n"
-    assert gone.value(scope, count) == ""
+    assert StepFilling(count).value(deep, scope) == "n"
+    assert StepFilling(count).value(gone, scope) == ""
 
 
 # --- plans ---
@@ -310,6 +326,48 @@ def test_all_requests_for_the_items_of_a_step_are_bounded(monkeypatch: pytest.Mo
     end = advance(plan_of({"a": {"for_each": "input.items", **call("{{ input.text }} {{ item }}")}}), large)
     assert isinstance(end, RunFailed)
     assert end.why.error_class == "too_many_items"
+
+
+def test_what_says_nothing_of_an_item_is_made_once_for_all_items() -> None:
+    counted: list[str] = []
+
+    def counting(part: str) -> float:
+        counted.append(part)
+        return count(part)
+
+    content = "{{ input.text | split(10) | join }} {{ input.rows | json | first(9) }} {{ item }}"
+    plan = plan_of({"a": {"for_each": "input.rows", **call(content)}})
+    given = {"text": "a b. " * 200, "rows": [{"n": 1}] * 50}
+    # the work is that of the list once and of the requests, not that of the list for each item
+    run = RunStates(given, {}, count=lambda _model: counting, most_work=150_000)
+    begun = advance(plan, run)
+    assert isinstance(begun, Start)
+    assert len(begun.steps[0].requests) == 50
+    assert sum(map(len, counted)) <= 5 * len(given["text"])
+    missing = plan_of({"a": {"for_each": "input.rows", **call("{{ input.text | split(10) | json | join }}")}})
+    counted.clear()
+    assert isinstance(advance(missing, run), RunFailed)
+    assert sum(map(len, counted)) <= 5 * len(given["text"])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"for_each": "input.rows", **call("{{ item | split(1) | join }}")},
+        {"for_each": "input.text | split(1)", **call("{{ item }}")},
+        {"for_each": "input.rows", **call("{{ item | json }} {{ item.no }}")},
+        call("{{ input.rows | join }}"),
+    ],
+)
+def test_what_a_step_takes_to_be_put_together_is_bounded(step: dict[str, Any]) -> None:
+    run = RunStates({"rows": ["a b. " * 20] * 100, "text": "a b. " * 2_000}, {})
+    for on_failure in ({}, {"on_failure": "continue"} if "for_each" in step else {}):
+        end = advance(plan_of({"a": {**step, **on_failure}, "b": call()}, output="steps.b.text"), run)
+        assert not isinstance(end, RunFailed) or end.why.error_class == TOO_MANY_FAILED
+    end = advance(plan_of({"a": step}), replace(run, most_work=9_000))
+    assert isinstance(end, RunFailed)
+    assert (end.why.error_class, end.why.step) == ("too_much_work", "a")
+    assert "fewer or shorter items" in end.why.message
 
 
 def test_the_models_of_a_plan_are_all_that_may_be_asked() -> None:

@@ -15,12 +15,13 @@ from gateway.policy.pipelines.conditions import ConditionFailed
 from gateway.policy.pipelines.plan import MOST_ITEMS, CallEndpoint, CallPlan, PipelinePlan, Step
 from gateway.policy.pipelines.repair import repair_request, repaired_body
 from gateway.policy.pipelines.results import stand_in_values, values_of_many
-from gateway.policy.pipelines.splitting import Count
-from gateway.policy.pipelines.templates import Scope, ValueMissing, fill, size_of
+from gateway.policy.pipelines.splitting import MOST_WORK, Count, TooMuchWork, Work
+from gateway.policy.pipelines.templates import Scope, StepFilling, ValueMissing, fill, size_of
 
 VALUE_MISSING: Final = "value_missing"
 TOO_MANY_FAILED: Final = "too_many_failed"
 TOO_MANY_ITEMS: Final = "too_many_items"
+TOO_MUCH_WORK: Final = "too_much_work"
 NOT_REPAIRED: Final = "not_repaired"
 RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
 MOST_REQUESTS_CHARS: Final = 200_000_000
@@ -81,6 +82,12 @@ class RunStates:
     spent_usd: float = 0.0
     count: Callable[[str], Count] = field(default=lambda _model: lambda text: len(text) / 4, repr=False)
     """Gives what counts the tokens of a model."""
+    most_work: int = MOST_WORK
+    """That it may be to put a step together, as `Work` counts it."""
+
+    def filling(self, model: str) -> StepFilling:
+        """Returns what a step is filled with whose texts are divided by the tokens of this model."""
+        return StepFilling(self.count(model), Work(self.most_work))
 
 
 class StepStart(NamedTuple):
@@ -148,7 +155,7 @@ def advance(plan: PipelinePlan, run: RunStates) -> Decision:
             is_running = True
             continue
         try:
-            came_to = _look(step, state, Scope(run.input, known), run.count)
+            came_to = _look(step, state, Scope(run.input, known), run.filling(step.counts_by))
         except _StepFailed as failure:
             if step.on_failure.action not in ("continue", "use"):
                 return RunFailed(failure.error)
@@ -169,9 +176,11 @@ def advance(plan: PipelinePlan, run: RunStates) -> Decision:
     if is_running:
         return Wait()
     try:
-        return RunFinished(fill(plan.output, Scope(run.input, known), run.count(plan.steps[plan.last].counts_by)))
+        return RunFinished(fill(plan.output, Scope(run.input, known), run.filling(plan.steps[plan.last].counts_by)))
     except ValueMissing as error:
         return RunFailed(StepError(VALUE_MISSING, f"output: {error}"))
+    except TooMuchWork as error:
+        return RunFailed(StepError(TOO_MUCH_WORK, f"output: {error}"))
 
 
 def wanted_values(plan: PipelinePlan, begun: Mapping[str, StepState]) -> frozenset[str]:
@@ -185,19 +194,19 @@ def wanted_values(plan: PipelinePlan, begun: Mapping[str, StepState]) -> frozens
 
 
 def _look(
-    step: Step, state: StepState | None, scope: Scope, count: Callable[[str], Count]
+    step: Step, state: StepState | None, scope: Scope, filling: StepFilling
 ) -> StepStart | Mapping[str, Any] | None:
     """Returns what begins of a step whose needs are settled, or its values; None: it is left out. Raises _StepFailed."""
     if state is None:
-        return _begin(step, scope, count)
+        return _begin(step, scope, filling)
     if state.part is StepPart.REPAIR:
-        return _go_on_repaired(step, state, scope, count)
+        return _go_on_repaired(step, state, scope, filling)
     if state.phase is StepPhase.FAILED:
         error = state.error or StepError("internal_error", "the step has failed", step.name)
         is_hopeful = state.part is StepPart.FIRST and error.error_class not in _BEYOND_REPAIR
         if step.on_failure.action != "repair" or not is_hopeful:
             raise _StepFailed(error)
-        body = _single(step, scope, count)
+        body = _single(step, scope, filling)
         if body is None:
             raise _StepFailed(error)
         asked = repair_request(step.on_failure.model, step.endpoint, body, error.error_class, error.message)
@@ -205,15 +214,16 @@ def _look(
     return state.values if step.for_each is None else _accepted(step, state)
 
 
-def _begin(step: Step, scope: Scope, count: Callable[[str], Count]) -> StepStart | Mapping[str, Any] | None:
+def _begin(step: Step, scope: Scope, filling: StepFilling) -> StepStart | Mapping[str, Any] | None:
     if step.for_each is None:
-        body = _single(step, scope, count)
+        body = _single(step, scope, filling)
         return None if body is None else StepStart(step, StepPart.FIRST, step.endpoint, [body], [str(body["model"])])
-    counting = count(step.counts_by)
     try:
-        items = step.for_each.value(scope, counting)
+        items = filling.value(step.for_each, scope)
     except ValueMissing as error:
         raise _StepFailed(StepError(VALUE_MISSING, f"for_each: {error}", step.name)) from None
+    except TooMuchWork as error:
+        raise _TooLarge(StepError(TOO_MUCH_WORK, f"for_each: {error}", step.name)) from None
     items = [] if items is None else items
     if not isinstance(items, list):
         raise _StepFailed(StepError(VALUE_MISSING, "for_each: the value is no list", step.name))
@@ -225,8 +235,8 @@ def _begin(step: Step, scope: Scope, count: Callable[[str], Count]) -> StepStart
     chars = 0
     for item in items:
         try:
-            requests.append(_request(step, Scope(scope.input, scope.steps, item, has_item=True), counting))
-            chars += size_of(requests[-1])
+            requests.append(_request(step, Scope(scope.input, scope.steps, item, has_item=True), filling))
+            chars += size_of(requests[-1], filling.sizes)
             if chars > MOST_REQUESTS_CHARS:
                 told = f"the requests for {len(items)} items have more than {MOST_REQUESTS_CHARS} characters"
                 raise _TooLarge(StepError(TOO_MANY_ITEMS, told, step.name))
@@ -260,10 +270,10 @@ def _stand_in(step: Step) -> Any:
     return step.on_failure.value if step.on_failure.action == "use" else None
 
 
-def _go_on_repaired(step: Step, state: StepState, scope: Scope, count: Callable[[str], Count]) -> StepStart:
+def _go_on_repaired(step: Step, state: StepState, scope: Scope, filling: StepFilling) -> StepStart:
     """Begins the second part of a step, by the answer of who was asked to repair it. Raises _StepFailed."""
     first = state.error or StepError("internal_error", "the step has failed", step.name)
-    body = _single(step, scope, count)
+    body = _single(step, scope, filling)
     if state.phase is StepPhase.FAILED or body is None:
         raise _StepFailed(first._replace(message=f"{first.message} (and {step.on_failure.model} could not repair it)"))
     changed = repaired_body(step.endpoint, body, state.answer)
@@ -273,11 +283,11 @@ def _go_on_repaired(step: Step, state: StepState, scope: Scope, count: Callable[
     return StepStart(step, StepPart.SECOND, step.endpoint, [changed], [str(body["model"])])
 
 
-def _single(step: Step, scope: Scope, count: Callable[[str], Count]) -> Mapping[str, Any] | None:
-    return _request(step, scope, count(step.counts_by))
+def _single(step: Step, scope: Scope, filling: StepFilling) -> Mapping[str, Any] | None:
+    return _request(step, scope, filling)
 
 
-def _request(step: Step, scope: Scope, count: Count) -> Mapping[str, Any] | None:
+def _request(step: Step, scope: Scope, filling: StepFilling) -> Mapping[str, Any] | None:
     """Returns the body of the first branch whose condition holds; None: none does. Raises _StepFailed."""
     call: CallPlan
     try:
@@ -287,9 +297,11 @@ def _request(step: Step, scope: Scope, count: Count) -> Mapping[str, Any] | None
                 break
         else:
             return None
-        body: Mapping[str, Any] = fill(call.body, scope, count)
+        body: Mapping[str, Any] = fill(call.body, scope, filling)
     except (ValueMissing, ConditionFailed) as error:
         raise _StepFailed(StepError(VALUE_MISSING, str(error), step.name)) from None
+    except TooMuchWork as error:
+        raise _TooLarge(StepError(TOO_MUCH_WORK, str(error), step.name)) from None
     return body
 
 

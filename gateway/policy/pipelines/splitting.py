@@ -2,12 +2,18 @@
 
 Cuts are where a reader would make them: behind a paragraph, else a line, a sentence, a word, and within a word only where
 nothing else is left. Never within a code point: texts here have nothing smaller.
+
+Tokens are counted of what a piece may be, a few times a piece, and not of all that could be cut off: a guess at its length
+comes from the piece before it, so that all that is counted is a few times the text, whatever the text is.
+
+That, and what else is done to values before they are asked for, is work, which is bounded: counted, not timed, so that it is
+refused alike on any machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 Count = Callable[[str], float]
@@ -23,47 +29,106 @@ _BEHIND: Final = tuple(
     )
 )
 """What ends parts of a text, the largest first. Each is found in one pass, whatever the text is."""
+_FULL: Final = 0.9
+"""Of its tokens, with which no more is tried to be put into a piece."""
+_TAIL: Final = 1.25
+"""What is left of a text is tried as a whole, if it is no longer than this times what a piece is guessed to be."""
+
+
+MOST_WORK: Final = 1_000_000_000
+"""Of one step, in characters that are copied: some seconds of a processor."""
+_A_VALUE: Final = 16
+"""What a value of a list is taken for, and a character whose tokens are counted: about so many times a copied character."""
+
+
+class TooMuchWork(Exception):
+    """Putting together what a step asks for is more work than it may be. The message names the remedy."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"to put its requests together is more work than a step may be ({most} characters that are read or written); "
+            "what filters make of `item` is made for each item: give fewer or shorter items, or have an earlier step, or "
+            "the caller, prepare them"
+        )
+
+
+class Work:
+    """Counts the work of one step."""
+
+    def __init__(self, most: int = MOST_WORK) -> None:
+        self._most = most
+        self._left = most
+
+    def take(self, chars: int) -> None:
+        """Counts characters that are copied or written. Raises TooMuchWork."""
+        self._left -= chars
+        if self._left < 0:
+            raise TooMuchWork(self._most)
+
+    def take_values(self, values: int) -> None:
+        """Counts values that are looked at one by one. Raises TooMuchWork."""
+        self.take(values * _A_VALUE)
+
+    def counting(self, count: Count) -> Count:
+        """Returns what counts tokens, and the work of that. It raises TooMuchWork."""
+
+        def counted(text: str) -> float:
+            self.take((len(text) + 1) * _A_VALUE)
+            return count(text)
+
+        return counted
 
 
 def split_text(text: str, tokens: int, count: Count) -> list[str]:
     """Returns the text in pieces of at most so many tokens; a code point that has more is a piece of its own."""
-    pieces: list[str] = []
-    parts: list[str] = []
-    so_far = 0.0
-    for part, its_tokens in _parts(text, tokens, count, 0):
-        if parts and so_far + its_tokens > tokens:
-            pieces.append("".join(parts))
-            parts, so_far = [], 0.0
-        parts.append(part)
-        so_far += its_tokens
-    if parts:
-        pieces.append("".join(parts))
-    return [fit for piece in pieces for fit in _checked(piece, tokens, count)]
-
-
-def _parts(text: str, tokens: int, count: Count, level: int) -> Iterator[tuple[str, float]]:
-    """Yields the largest parts of a text that fit, each with its tokens."""
     if not text:
-        return
+        return []
     its_tokens = count(text)
     if its_tokens <= tokens or len(text) == 1:
-        yield text, its_tokens
-    elif level < len(_BEHIND):
-        begin = 0
-        for found in _BEHIND[level].finditer(text):
-            yield from _parts(text[begin : found.end()], tokens, count, level + 1)
-            begin = found.end()
-        yield from _parts(text[begin:], tokens, count, level + 1)
-    else:
-        half = len(text) // 2
-        yield from _parts(text[:half], tokens, count, level)
-        yield from _parts(text[half:], tokens, count, level)
+        return [text]
+    pieces: list[str] = []
+    begin, guess = 0, max(1, int(len(text) * tokens / its_tokens))
+    while begin < len(text):
+        guess = _room(text, begin, tokens, guess, count)
+        end = _end(text, begin, begin + guess, tokens, count)
+        pieces.append(text[begin:end])
+        begin = end
+    return pieces
 
 
-def _checked(piece: str, tokens: int, count: Count) -> Iterator[str]:
-    """Yields a piece that was put together; where its whole has more tokens than its parts had, it in parts."""
-    if count(piece) <= tokens or len(piece) == 1:
-        yield piece
-        return
-    for part, _ in _parts(piece, tokens, count, 0):
-        yield part
+def _room(text: str, begin: int, tokens: int, guess: int, count: Count) -> int:
+    """Returns how many characters from there fit, almost as many as can; 1 where none does."""
+    rest = len(text) - begin
+    size = rest if rest <= guess * _TAIL else guess
+    fitting, beyond = 1, rest + 1
+    while fitting < size < beyond:
+        its_tokens = count(text[begin : begin + size])
+        if its_tokens <= tokens:
+            fitting = size
+            if its_tokens >= tokens * _FULL or 1 + size * _TAIL > beyond:
+                break
+            size = min(size * 2, int(size * tokens / its_tokens) if its_tokens else size * 2, rest, beyond - 1)
+        else:
+            beyond = size
+            size = max(fitting, size // 4, min(size * 9 // 10, int(size * tokens / its_tokens)))
+    return fitting
+
+
+def _end(text: str, begin: int, end: int, tokens: int, count: Count) -> int:
+    """Returns where a piece ends that begins there and fits to this end: there, if what a cut leaves of it has more tokens."""
+    if end == len(text):
+        return end
+    cut = _cut(text, begin, end)
+    return cut if cut == end or count(text[begin:cut]) <= tokens else end
+
+
+def _cut(text: str, begin: int, end: int) -> int:
+    """Returns where a reader would cut, but not so early that most of the room is left, unless a word is as long as that."""
+    early = begin + (end - begin) // 4
+    last = begin
+    for behind in _BEHIND:
+        for found in behind.finditer(text, begin, end):
+            last = max(last, found.end())
+        if last > early:
+            return last
+    return last if last > begin else end

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.policy.pipelines.problems import Path, PlanProblem
-from gateway.policy.pipelines.splitting import Count, split_text
+from gateway.policy.pipelines.splitting import Count, Work, split_text
 
 FILTERS: Final = ("first", "split", "json", "join")
 ROOTS: Final = ("input", "steps", "item")
@@ -70,12 +70,58 @@ class Place:
         """Returns the name of the step that it refers to; None: to none."""
         return self.path[1] if len(self.path) > 1 and self.path[0] == "steps" else None
 
-    def value(self, scope: Scope, count: Count) -> Any:
-        """Returns its value. Raises ValueMissing."""
+    @property
+    def is_of_item(self) -> bool:
+        """Tells whether it is another value for each item."""
+        return self.path[:1] == ("item",)
+
+    def value(self, scope: Scope, filling: StepFilling) -> Any:
+        """Returns its value. Raises ValueMissing, TooMuchWork."""
         value = _look_up(self.path, scope) if self.path else self.literal
         for one in self.filters:
-            value = _filtered(value, one, ".".join(self.path), count)
+            value = _APPLIED[one.name](value, one, ".".join(self.path), filling)
         return value
+
+
+class StepFilling:
+    """What the requests of one step are filled with: a place that says nothing of an item has its value made once.
+
+    To be used with scopes that differ in nothing but their item.
+    """
+
+    def __init__(self, count: Count, work: Work | None = None) -> None:
+        self.work = Work() if work is None else work
+        self.count = self.work.counting(count)
+        self.sizes: dict[int, int] = {}
+        """Of values that are kept here, by their identity."""
+        self._values: dict[Place, Any] = {}
+        self._texts: dict[Place, str] = {}
+        self._missing: dict[Place, str] = {}
+
+    def value(self, place: Place, scope: Scope) -> Any:
+        """Returns the value of a place. Raises ValueMissing, TooMuchWork."""
+        if place.is_of_item:
+            return place.value(scope, self)
+        if place in self._missing:
+            raise ValueMissing(self._missing[place])
+        if place not in self._values:
+            try:
+                value = place.value(scope, self)
+            except ValueMissing as error:
+                self._missing[place] = str(error)
+                raise
+            self._values[place] = value
+            if isinstance(value, dict | list):
+                self.sizes[id(value)] = size_of(value)
+        return self._values[place]
+
+    def text(self, place: Place, scope: Scope) -> str:
+        """Returns the value of a place as it is put into a text. Raises ValueMissing, TooMuchWork."""
+        if place.is_of_item:
+            return _told(as_text(self.value(place, scope)), self.work)
+        if place not in self._texts:
+            self._texts[place] = _told(as_text(self.value(place, scope)), self.work)
+        return self._texts[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +132,15 @@ class FilledText:
     is_text: bool
     """It is a text in any case; False: a lone place keeps its value's type."""
 
-    def value(self, scope: Scope, count: Count) -> Any:
-        """Returns the text, or the value of a lone place. Raises ValueMissing."""
+    def value(self, scope: Scope, filling: StepFilling) -> Any:
+        """Returns the text, or the value of a lone place. Raises ValueMissing, TooMuchWork."""
         if not self.is_text and len(self.parts) == 1 and isinstance(self.parts[0], Place):
-            return self.parts[0].value(scope, count)
-        parts = [part if isinstance(part, str) else as_text(part.value(scope, count)) for part in self.parts]
-        if sum(map(len, parts)) > MOST_TEXT_CHARS:
+            return filling.value(self.parts[0], scope)
+        parts = [part if isinstance(part, str) else filling.text(part, scope) for part in self.parts]
+        chars = sum(map(len, parts))
+        if chars > MOST_TEXT_CHARS:
             raise ValueMissing(f"a text with its values has more than {MOST_TEXT_CHARS} characters")
+        filling.work.take(chars)
         return "".join(parts)
 
 
@@ -178,22 +226,26 @@ def places_of(template: Template) -> Iterator[Place]:
         yield template
 
 
-def fill(template: Template, scope: Scope, count: Count) -> Any:
-    """Returns the template with its values. Raises ValueMissing."""
+def fill(template: Template, scope: Scope, filling: StepFilling) -> Any:
+    """Returns the template with its values. Raises ValueMissing, TooMuchWork."""
     if isinstance(template, dict):
-        return {name: fill(value, scope, count) for name, value in template.items()}
+        return {name: fill(value, scope, filling) for name, value in template.items()}
     if isinstance(template, list):
-        return [fill(value, scope, count) for value in template]
-    return template.value(scope, count) if isinstance(template, FilledText | Place) else template
+        return [fill(value, scope, filling) for value in template]
+    if isinstance(template, FilledText):
+        return template.value(scope, filling)
+    return filling.value(template, scope) if isinstance(template, Place) else template
 
 
-def size_of(value: object) -> int:
-    """Returns about how many characters plain data has as JSON."""
+def size_of(value: object, known: Mapping[int, int] | None = None) -> int:
+    """Returns about how many characters plain data has as JSON; `known` has the sizes of some values, by their identity."""
     if isinstance(value, str):
         return len(value) + 2
+    if known is not None and id(value) in known:
+        return known[id(value)]
     if isinstance(value, dict):
-        return sum(len(name) + 4 + size_of(one) for name, one in value.items())
-    return sum(map(size_of, value)) + len(value) if isinstance(value, list) else 8
+        return sum(len(name) + 4 + size_of(one, known) for name, one in value.items()) + 2
+    return sum(size_of(one, known) for one in value) + len(value) + 2 if isinstance(value, list) else 8
 
 
 def _bars(source: str) -> list[str]:
@@ -256,38 +308,42 @@ def _look_up(path: tuple[str, ...], scope: Scope) -> Any:
     return value
 
 
-def _filtered(value: Any, one: Filter, where: str, count: Count) -> Any:
-    return _APPLIED[one.name](value, one, where, count)
+def _told(text: str, work: Work) -> str:
+    """Returns a text, and counts that it has been made, or read."""
+    work.take(len(text))
+    return text
 
 
-def _first(value: Any, one: Filter, where: str, _count: Count) -> Any:
+def _first(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
     if value is None:
         return None
     if not isinstance(value, str | list):
         raise ValueMissing(f"{where} is neither a text nor a list, of which `first` takes a part")
+    filling.work.take(min(one.number, len(value)))
     return value[: one.number]
 
 
-def _split(value: Any, one: Filter, where: str, count: Count) -> Any:
+def _split(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
     if value is None:
         return []
     if not isinstance(value, str):
         raise ValueMissing(f"{where} is no text that `split` could divide")
-    return split_text(value, one.number, count)
+    return split_text(value, one.number, filling.count)
 
 
-def _join(value: Any, one: Filter, where: str, _count: Count) -> Any:
+def _join(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
     if value is None:
         return ""
     if not isinstance(value, list):
         raise ValueMissing(f"{where} is no list that `join` could put together")
-    return one.text.join(as_text(item) for item in value if item is not None)
+    filling.work.take_values(len(value))
+    return one.text.join([_told(as_text(item), filling.work) for item in value if item is not None])
 
 
-def _json(value: Any, _one: Filter, _where: str, _count: Count) -> Any:
-    return as_json(value)
+def _json(value: Any, _one: Filter, _where: str, filling: StepFilling) -> Any:
+    return _told(as_json(value), filling.work)
 
 
-_APPLIED: Final[Mapping[str, Callable[[Any, Filter, str, Count], Any]]] = {
+_APPLIED: Final[Mapping[str, Callable[[Any, Filter, str, StepFilling], Any]]] = {
     "first": _first, "split": _split, "join": _join, "json": _json,
 }  # fmt: skip
