@@ -141,7 +141,7 @@ async def test_a_job_is_a_part_of_the_run_that_its_caller_named(start: StartGate
     gateway = await start(with_jobs(tmp_path))
     for path, body, task in (
         ("/v1/chat/completions", chat(), "x-gateway-task: letter"),
-        ("/v1/jobs", {"endpoint": "/v1/chat/completions", "body": chat()}, "x-gateway-step: letter[7]"),
+        ("/v1/jobs", {"endpoint": "/v1/chat/completions", "body": chat()}, "x-gateway-task: letter"),
     ):
         names = "x-gateway-run: by-night", task
         taken = await exchange(gateway, post(path, body, WEB, *names, "prefer: respond-async"))
