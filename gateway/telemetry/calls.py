@@ -130,7 +130,7 @@ class CallCounter:
                 self._metrics.unknown.totals[(attempt.target,)] += 1
             if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
                 self._metrics.first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
-        if record.outcome == "ok" and call.attempts:
+        if len(call.attempts) > 1 and record.outcome == "ok":
             self._runs.recovered(record)
         if record.retries_usd:
             self._metrics.retries_cost.totals[model, key] += record.retries_usd
