@@ -120,6 +120,15 @@ def test_each_promise_is_looked_at() -> None:
     ]
 
 
+def test_a_step_that_was_kept_and_then_forgotten_is_paid_though_it_was_kept() -> None:
+    """What one kill found kept counts after the next one, too."""
+    one = arm(runs=1)
+    one.ledger = calls((0.0, (0, 0), PAID), (0.1, (0, 0), PAID))
+    one.kills = [ProcessKill("gateway", 100.0, 100.0, 1, frozenset({(0, 0)})), ProcessKill("gateway", 100.0, 100.0, 1)]
+
+    assert one.paid_though_kept == 1
+
+
 FATES = st.sampled_from([PAID, FAULTED, BROKEN, LEFT])
 STEPS = st.tuples(st.integers(0, 2), st.integers(0, 1))
 

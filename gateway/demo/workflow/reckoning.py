@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -276,9 +277,13 @@ def step_call(recorded: Mapping[str, Any]) -> StepCall:
 
 
 def _lives(kills: Sequence[ProcessKill], end: int) -> Iterable[tuple[int, int, frozenset[Step]]]:
-    """Yields the calls of each life of the gateway, from one to another, and the steps that were kept before it."""
+    """Returns the calls of each life of the gateway, from one to another, and the steps that had been kept before it.
+
+    A step that was kept at one kill and is not at the next was forgotten: whoever pays for it again, pays though it was kept.
+    """
     ends = [*(kill.calls for kill in kills[1:]), end]
-    return [(kill.calls, until, kill.kept) for kill, until in zip(kills, ends, strict=False)]
+    kept = accumulate((kill.kept for kill in kills), frozenset.union)
+    return [(kill.calls, until, so_far) for kill, until, so_far in zip(kills, ends, kept, strict=False)]
 
 
 def _paid(calls: Iterable[StepCall]) -> set[Step]:
