@@ -176,6 +176,16 @@ async def test_the_command_line_runs_one(
     assert (code, "has ended as failed: only: " in errors) == (1, True), errors
 
 
+async def test_a_pipeline_that_is_not_there_is_run_by_no_model(
+    gateway: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even by one that takes any name."""
+    (tmp_path / "given.txt").write_text(DOCUMENT)
+    where = ("--input", str(tmp_path / "given.txt"), "--url", gateway.url, "--api-key", WEB_KEY)
+    code = await asyncio.to_thread(main, ["pipelines", "run", "rapport", *where])
+    assert (code, "it has one, report" in capsys.readouterr().err, gateway.upstream_calls()) == (2, True, 0)
+
+
 async def test_a_run_keeps_to_the_plan_that_it_began_with(gateway: Running, tmp_path: Path) -> None:
     place = tmp_path / "policies" / "pipelines" / "one.yaml"
 

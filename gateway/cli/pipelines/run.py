@@ -63,7 +63,15 @@ def _read(place: Path) -> str:
 
 
 def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) -> str:
-    """Returns the id of a new run."""
+    """Returns the id of a new run. Raises AdminRefused where the gateway has no such pipeline for this key.
+
+    It is looked up first: a gateway without pipelines may have a model that takes any name, and would have it answer.
+    """
+    models = patiently(lambda: client.ask("GET", "models").fields, progress)["data"]
+    names = [model["id"].removeprefix(PREFIX) for model in models if model["id"].startswith(PREFIX)]
+    if name not in names:
+        known = f"it has {', '.join(map(safe, names))}" if names else "it has none; see 'policies' of its config"
+        raise AdminRefused(f"the gateway has no pipeline '{safe(name)}' for this key: {known}", is_misuse=True)
     body = {"model": PREFIX + name, "messages": [{"role": "user", "content": given}]}
     asked = {"endpoint": "/v1/chat/completions", "body": body}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same run

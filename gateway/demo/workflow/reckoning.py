@@ -6,6 +6,7 @@ paid is taken from what the provider recorded, and nothing of it from the gatewa
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -282,7 +283,7 @@ def _lives(kills: Sequence[ProcessKill], end: int) -> Iterable[tuple[int, int, f
     A step that was kept at one kill and is not at the next was forgotten: whoever pays for it again, pays though it was kept.
     """
     ends = [*(kill.calls for kill in kills[1:]), end]
-    kept = accumulate((kill.kept for kill in kills), frozenset.union)
+    kept = accumulate((kill.kept for kill in kills), operator.or_)
     return [(kill.calls, until, so_far) for kill, until, so_far in zip(kills, ends, kept, strict=False)]
 
 
