@@ -78,8 +78,8 @@ class LocalEmbedder:
         np = self._np
         rows: Any = self._matrix[tokens]
         if self._is_bfloat:  # the upper half of a float32
-            return (rows.astype(np.uint32) << 16).view(np.float32)  # type: ignore[no-any-return]
-        return rows.astype(np.float32)  # type: ignore[no-any-return]
+            return (rows.astype(np.uint32) << 16).view(np.float32)  # type: ignore[no-any-return]  # numpy comes as Any: it is loaded late
+        return rows.astype(np.float32)  # type: ignore[no-any-return]  # numpy comes as Any: it is loaded late
 
 
 def _package(name: str) -> Any:

@@ -34,12 +34,12 @@ class Sketches:
     def of(self, codes: NDArray[int8]) -> NDArray[uint64]:
         """Returns the words of one sketch."""
         sides: Any = self._planes_for(codes.size) @ codes.astype(self._np.float32) > 0
-        return self._np.packbits(sides).view(self._np.uint64)  # type: ignore[no-any-return]
+        return self._np.packbits(sides).view(self._np.uint64)  # type: ignore[no-any-return]  # numpy comes as Any: it is loaded late
 
     def of_many(self, codes: NDArray[int8]) -> NDArray[uint64]:
         """Returns a row of words for each vector."""
         sides: Any = codes.astype(self._np.float32) @ self._planes_for(codes.shape[1]).T > 0
-        return self._np.packbits(sides, axis=1).view(self._np.uint64)  # type: ignore[no-any-return]
+        return self._np.packbits(sides, axis=1).view(self._np.uint64)  # type: ignore[no-any-return]  # numpy comes as Any: it is loaded late
 
     def _planes_for(self, dims: int) -> NDArray[float32]:
         planes = self._planes.get(dims)

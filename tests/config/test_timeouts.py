@@ -33,7 +33,7 @@ def read(folder: Path, text: str) -> tuple[dict[str, Timeouts], list[str]]:
 
 def clocks_of(timeouts: Timeouts, endpoint: str, lane: str) -> Clocks:
     """As the hot path looks them up."""
-    return timeouts.by.get((endpoint, lane), timeouts.default)  # type: ignore[arg-type]
+    return timeouts.by.get((endpoint, lane), timeouts.default)  # type: ignore[arg-type]  # a lane's name
 
 
 def test_the_built_in_clocks_fit_language_models() -> None:

@@ -39,8 +39,8 @@ class ObjectsProvider:
     objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {kind: {} for kind in PREFIXES})
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     page: int = 20
-    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """More fields of new objects, by kind."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More fields of new objects, by kind; and the `output` of responses."""
     url: str = ""
     is_packing: bool = False
     """It compresses its answers, although it was asked not to."""

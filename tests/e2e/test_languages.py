@@ -92,12 +92,13 @@ async def test_a_call_that_cannot_be_said_goes_elsewhere_or_is_refused(start: St
     }
     gateway = await start(speaking("chat", models=models))
     asked: dict[str, Any] = {"input": "hello", "tools": [{"type": "web_search"}]}
+    unknown_role: Any = [{"role": "robot", "content": "x"}]
     async with gateway.sdk() as sdk:
         served = await sdk.responses.with_raw_response.create(model="gpt-4o", **asked)
         with pytest.raises(openai.BadRequestError) as refused:
             await sdk.responses.create(model="small", **asked)
         with pytest.raises(openai.BadRequestError) as senseless:
-            await sdk.responses.create(model="small", input=[{"role": "robot", "content": "x"}])  # type: ignore[list-item,misc]
+            await sdk.responses.create(model="small", input=unknown_role)
 
     assert served.headers["x-gateway-target"] == "main/gpt-4o-mini"
     assert refused.value.code == "unsupported_by_targets"

@@ -323,7 +323,7 @@ async def test_an_item_of_a_stored_response_is_for_its_tenant(
         {"id": "rs_1", "type": "reasoning", "summary": []},
         {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
     ]
-    provider.extra["output"] = [] if how == "later" else output  # type: ignore[assignment]  # a list of items
+    provider.extra["output"] = [] if how == "later" else output
     if how == "later":
         id = await create(gateway, "responses")
         provider.objects["responses"][id] |= {"output": output}
@@ -460,7 +460,7 @@ async def test_a_container_that_a_response_has_made_is_the_tenants(
     gateway: Running, provider: ObjectsProvider, stream: bool
 ) -> None:
     box = provider.make("containers")
-    provider.extra["output"] = [{"type": "code_interpreter_call", "id": "ci_1", "container_id": box}]  # type: ignore[assignment]
+    provider.extra["output"] = [{"type": "code_interpreter_call", "id": "ci_1", "container_id": box}]
     sent = {"model": "gpt-4o", "input": "x", "stream": stream, "tools": [{"type": "code_interpreter"}]}
 
     await ask(gateway, post("/v1/responses", orjson.dumps(sent), A))

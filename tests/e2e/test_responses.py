@@ -90,7 +90,8 @@ async def test_streamed_and_streamed_again_from_any_event(gateway: Running) -> N
     async with gateway.sdk() as sdk:
         stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
         events = [event async for event in stream]
-        response_id = events[0].response.id  # type: ignore[union-attr]
+        assert events[0].type == "response.created"
+        response_id = events[0].response.id
         from_4 = [event async for event in await sdk.responses.retrieve(response_id, stream=True, starting_after=4)]
         async with sdk.responses.stream(response_id=response_id, starting_after=4) as helper:
             helped = [event.sequence_number async for event in helper]
@@ -117,7 +118,8 @@ async def test_a_client_that_leaves_touches_nothing(start: StartGateway, tmp_pat
             if len(seen) == 6:
                 break
         await stream.close()
-        response_id = seen[0].response.id  # type: ignore[union-attr]
+        assert seen[0].type == "response.created"
+        response_id = seen[0].response.id
         rest = [
             event
             async for event in await sdk.responses.retrieve(

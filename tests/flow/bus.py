@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.flow.fleet.news import FleetNews
@@ -52,7 +53,7 @@ class Bus:
             self.kept[about] = ends_at, item
         for other, heard in self.members.items():
             if other != who:
-                self.later(lambda heard=heard: heard(item))  # type: ignore[misc]
+                self.later(partial(heard, item))
 
     def take(self, who: int, name: str, for_s: float) -> bool:
         holder, until = self.slots.get(name, (who, 0.0))

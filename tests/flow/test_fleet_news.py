@@ -421,7 +421,7 @@ def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
 def test_details_survive_the_way() -> None:
     """What is written can be read; a reason is cut rather than refused."""
     move = BreakerMove(True, 300, "ü" * 200, is_refused=True)
-    assert read_move(write_move(move))._replace(reason="") == BreakerMove(True, 255, "", True)  # type: ignore[union-attr]
+    assert read_move(write_move(move))._replace(reason="") == BreakerMove(True, 255, "", True)  # type: ignore[union-attr]  # it is one
     assert read_move(write_move(BreakerMove(False, 2, "3 probes succeeded"))) == BreakerMove(
         False, 2, "3 probes succeeded"
     )
@@ -685,7 +685,7 @@ def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)
         for name, to in (("p0/m", "drained"), ("p0/m", "closed"), ("p1/m", "closed")):
-            group.replicas[0].admission.health.force(name, to)  # type: ignore[arg-type]
+            group.replicas[0].admission.health.force(name, to)  # type: ignore[arg-type]  # these are its words
             await group.hop()
         await asyncio.sleep(3600.0)
         group.gates(0)[0].leave_alone(30.0, clock.now)

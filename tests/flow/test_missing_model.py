@@ -26,7 +26,7 @@ WARNING = f"the provider knows no model 'm', or not for this account; {MISSING_R
 
 def bench_of(*scripts: list[Script], **options: object) -> Bench:
     """One target for each list of answers."""
-    return Bench([ScriptedUpstream(*each) for each in scripts], retries=Retries(), **options)  # type: ignore[arg-type]
+    return Bench([ScriptedUpstream(*each) for each in scripts], retries=Retries(), **options)  # type: ignore[arg-type]  # as Bench names them
 
 
 async def ask(bench: Bench, **changes: object) -> int:

@@ -157,7 +157,7 @@ async def test_a_policy_can_share_all_or_none() -> None:
     """`always` shares what is not meant to be the same, `off` nothing."""
     for coalesce, count in (("always", 1), ("off", 2)):
         gate, script = gated()
-        bench = Bench([ScriptedUpstream(script, script)], caching=Caching(coalesce=coalesce))  # type: ignore[arg-type]
+        bench = Bench([ScriptedUpstream(script, script)], caching=Caching(coalesce=coalesce))  # type: ignore[arg-type]  # these are its words
         changes = asking(temperature=0.7 if coalesce == "always" else 0)
         serving = [await begin(bench, **changes) for _ in range(2)]
         assert sent(bench) == count
@@ -666,7 +666,7 @@ class Slow(MemoryStore):
         self.gate = asyncio.Event()
         answers, records = self.answers, self.records
         self.answers = Later(self.gate, answers)  # type: ignore[assignment]  # it has what is asked of it here
-        self.records = Later(self.gate, records)  # type: ignore[assignment]
+        self.records = Later(self.gate, records)  # type: ignore[assignment]  # as above
 
 
 class Later:

@@ -91,7 +91,7 @@ class LoopClock(FakeClock):
         if seconds > 0:
             await asyncio.sleep(seconds)
 
-    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:  # type: ignore[override]  # it has no arguments to pass on
         return self._loop.call_at(when, callback)
 
     def advance(self, seconds: float) -> None:

@@ -1062,7 +1062,7 @@ class Course(RuleBasedStateMachine):
     @rule(to=st.sampled_from(["open", "closed", "drained", None]), certainly=st.integers(0, 3))
     def hand(self, to: str | None, certainly: int) -> None:
         if certainly == 0:
-            self.breaker.force(to, self.now)  # type: ignore[arg-type]
+            self.breaker.force(to, self.now)  # type: ignore[arg-type]  # these are its words
 
     @invariant()
     def probes_are_capped(self) -> None:
@@ -1249,7 +1249,7 @@ class Twins(RuleBasedStateMachine):
     def hand(self, to: str | None, certainly: int) -> None:
         if certainly == 0:
             for breaker in self.pair:
-                breaker.force(to, self.now)  # type: ignore[arg-type]
+                breaker.force(to, self.now)  # type: ignore[arg-type]  # these are its words
 
     @invariant()
     def they_are_alike(self) -> None:

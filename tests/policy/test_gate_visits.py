@@ -78,7 +78,7 @@ def seen(gate: Gate, now: float) -> object:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(LIMITS, COUNTINGS, STEPS)
-def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Counting, steps: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Counting, steps: list[tuple]) -> None:  # type: ignore[type-arg]  # of several kinds
     """Twin gates are led through the same life, one by the short way where that is open: they never differ."""
     short, long = Gate("a", limits, counting, 0.0), Gate("a", limits, counting, 0.0)
     grants: list[tuple[Grant, Grant]] = []

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gateway.emulator.config import EmulatorConfig
@@ -69,9 +70,7 @@ async def cap(folder: Path, replicas: int, slots: int, around_s: float) -> Cappe
                     return time.monotonic() < (ends_at if where else killed_at)
 
                 callers = [
-                    crowd.ask_on(where, lambda where=where: goes_on(where))  # type: ignore[misc]
-                    for where in range(replicas)
-                    for _ in range(slots)
+                    crowd.ask_on(where, partial(goes_on, where)) for where in range(replicas) for _ in range(slots)
                 ]
                 await crowd.during(kill(), *callers)
             await asyncio.sleep(0.1)

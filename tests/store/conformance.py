@@ -261,7 +261,7 @@ class AnswersModel:
         }
         gone = [one for one, answer in self.last.items() if _matches(one, answer, which)]
 
-        count = await settle(self.store.answers.forget(key=key, model=which["model"], tenant=which["tenant"]))  # type: ignore[arg-type]
+        count = await settle(self.store.answers.forget(key=key, model=which["model"], tenant=which["tenant"]))  # type: ignore[arg-type]  # as named
 
         assert count <= len(gone)
         for one in gone:

@@ -73,7 +73,7 @@ class RedisServer:
 
     def client(self, **options: object) -> redis.Redis:
         """One that waits, for the test's own questions."""
-        return redis.Redis(port=self.port, protocol=2, **options)  # type: ignore[arg-type]
+        return redis.Redis(port=self.port, protocol=2, **options)  # type: ignore[arg-type]  # as the client names them
 
     def do(self, *words: str | bytes | int) -> Any:
         """One command, and its raw reply."""

@@ -35,9 +35,7 @@ class Disk:
         """The one opened last."""
         self.most_pages = 0
         """Of the file; 0: no bound."""
-
-    def before(self, sql: str) -> None:
-        """Nothing, unless a test says otherwise."""
+        self.before: Callable[[str], object] = lambda _: None
 
     def connect(self, path: str, **options: Any) -> sqlite3.Connection:
         self.opened += 1

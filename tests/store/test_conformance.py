@@ -454,7 +454,7 @@ async def test_answers_are_forgotten_by_all_that_is_named(
         answer = kept(name.encode(), now=wall(), model=model, tenant=tenant, group=("default", "other")[number % 2])
         await settle(store.answers.put(digest(name), answer))
 
-    count = await settle(store.answers.forget(**which))  # type: ignore[arg-type]
+    count = await settle(store.answers.forget(**which))  # type: ignore[arg-type]  # as named
     found = [
         name
         for number, name in enumerate(names)
@@ -591,7 +591,7 @@ async def test_rows_are_forgotten_by_all_that_is_named(
             one = row("", now=wall(), partition=digest(tenant), model=model, tenant=tenant)
             await settle(store.vectors.add(replace(one, id=digest(model, tenant))))
 
-    count = await settle(store.vectors.forget(**which))  # type: ignore[arg-type]
+    count = await settle(store.vectors.forget(**which))  # type: ignore[arg-type]  # as named
 
     assert count == 4 - left
     assert entries(store, "vectors") == left

@@ -215,7 +215,7 @@ async def test_what_lasts_is_heard_in_the_order_in_which_it_was_told(server: Red
     lasting = [("hand", 5000.0), ("pause", 50.0), ("quota", 500.0), ("limit", 100.0)]
     async with joined(server.url, namespace) as first:
         for kind, left_s in lasting:
-            first.news.tell(NewsItem(kind, "p/m", left_s), lasts=True)  # type: ignore[arg-type]
+            first.news.tell(NewsItem(kind, "p/m", left_s), lasts=True)  # type: ignore[arg-type]  # these are its words
             await until(lambda: not first.news._telling)
         async with joined(server.url, namespace) as late:
             await until(lambda: len(late.heard) == 4)
@@ -315,7 +315,7 @@ async def test_no_replicas_clock_is_believed(
     async with AsyncExitStack() as stack:
         replicas = [
             await stack.enter_async_context(
-                joined(server.url, namespace, monotonic=lambda start=start: start + time.monotonic())  # type: ignore[misc]
+                joined(server.url, namespace, monotonic=lambda start=start: start + time.monotonic())  # type: ignore[misc]  # mypy infers no lambda with a default
             )
             for start in starts_at
         ]
@@ -438,10 +438,10 @@ async def test_a_lost_answer_is_told_again_unless_something_newer_was(server: Re
     """Telling twice does no harm; telling what is not true any more would."""
     async with fleet(server, namespace, 2) as (one, two):
         lost: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        run, one.link.run = one.link.run, lambda *_: lost  # type: ignore[method-assign]
+        run, one.link.run = one.link.run, lambda *_: lost  # type: ignore[method-assign]  # a link that waits
         one.news.tell(PAUSE, lasts=True)
         one.news.tell(PAUSE._replace(name="other"), lasts=True)
-        one.link.run = run  # type: ignore[method-assign]
+        one.link.run = run  # type: ignore[method-assign]  # its own again
         one.news.tell(PAUSE._replace(left_s=0.0), lasts=True)
         lost.set_exception(ConnectionError("lost"))
         await until(lambda: "other" in two.names())
@@ -457,9 +457,9 @@ async def test_what_is_heard_while_what_is_kept_is_read_comes_after_it(server: R
         await told(one, two)
         two.heard.clear()
         kept: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        run, two.link.run = two.link.run, lambda *_: kept  # type: ignore[method-assign]
+        run, two.link.run = two.link.run, lambda *_: kept  # type: ignore[method-assign]  # a link that waits
         two.news._joined()
-        two.link.run = run  # type: ignore[method-assign]
+        two.link.run = run  # type: ignore[method-assign]  # its own again
         answer = await run(two.news._kept, two.news._keys, ("",))
         one.news.tell(PAUSE._replace(left_s=0.0), lasts=True)
         await until(lambda: two.news._held_back)
@@ -479,9 +479,9 @@ async def test_what_is_kept_is_read_later_if_it_cannot_be_read_now(
         await told(one, two)
         two.heard.clear()
         lost: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        run, two.link.run = two.link.run, lambda *_: lost  # type: ignore[method-assign]
+        run, two.link.run = two.link.run, lambda *_: lost  # type: ignore[method-assign]  # a link that waits
         two.news._joined()
-        two.link.run = run  # type: ignore[method-assign]
+        two.link.run = run  # type: ignore[method-assign]  # its own again
         one.news.tell(NewsItem("quota", "meanwhile", 5.0))
         await until(lambda: two.news._held_back)
         lost.set_exception(ConnectionError("lost"))
@@ -498,10 +498,10 @@ async def test_what_waits_to_be_told_again_gives_way_to_what_is_newer(
     async with fleet(server, namespace, 2) as (one, two):
         lost = asyncio.get_running_loop().create_future()
         lost.set_exception(ConnectionError("lost"))
-        run, one.link.run = one.link.run, lambda *_: lost  # type: ignore[method-assign]
+        run, one.link.run = one.link.run, lambda *_: lost  # type: ignore[method-assign]  # a link that waits
         one.news.tell(PAUSE, lasts=True)
         await until(lambda: one.news._delayed)
-        one.link.run = run  # type: ignore[method-assign]
+        one.link.run = run  # type: ignore[method-assign]  # its own again
         one.news.tell(PAUSE._replace(left_s=0.0), lasts=True)
         await until(lambda: one.news._retry is None)
         await told(one, two)
@@ -514,7 +514,7 @@ async def test_time_goes_on_while_an_answer_is_waited_for(server: RedisServer, n
     here = [0.0]
     async with joined(server.url, namespace, monotonic=lambda: here[0]) as one:
         lost: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        one.link.run = lambda *_: lost  # type: ignore[method-assign]
+        one.link.run = lambda *_: lost  # type: ignore[method-assign]  # a link that waits
         for name, left_s in (("long", 60.0), ("short", 5.0), ("over", 0.0)):
             one.news.tell(PAUSE._replace(name=name, left_s=left_s), lasts=True)
         here[0] = 10.0
@@ -526,7 +526,7 @@ async def test_time_goes_on_while_an_answer_is_waited_for(server: RedisServer, n
             "over": 10.0 + OVER_S,
         }
         sent: list[NewsItem] = []
-        one.news._send = lambda item, lasts: sent.append(item)  # type: ignore[method-assign]
+        one.news._send = lambda item, lasts: sent.append(item)  # type: ignore[method-assign]  # to see it
         here[0] = 65.0
         one.news._send_delayed()
         assert [(item.name, item.left_s) for item in sent] == [("over", 0.0)]
@@ -536,7 +536,7 @@ async def test_what_has_ended_on_its_way_is_not_heard(server: RedisServer, names
     """It would say that something else is over, too."""
     async with fleet(server, namespace, 2) as (one, two):
         deliver, said = two.news._deliver, list[bytes]()
-        two.news._deliver = said.append  # type: ignore[method-assign, assignment]
+        two.news._deliver = said.append  # type: ignore[method-assign, assignment]  # to hold it back
         one.news.tell(PAUSE._replace(left_s=0.02))
         one.news.tell(PAUSE)
         await until(lambda: len(said) == 2)

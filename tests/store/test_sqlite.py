@@ -471,7 +471,7 @@ def held_back(disk: Disk, statement: str) -> Gate:
         if sql.startswith(statement):
             gate.wait()
 
-    disk.before = before  # type: ignore[method-assign]
+    disk.before = before
     return gate
 
 

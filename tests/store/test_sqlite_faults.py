@@ -44,7 +44,7 @@ class Bench:
         self.store = self.opened()
 
     def fail(self, before: Any) -> None:
-        self.disk.before = before  # type: ignore[method-assign]
+        self.disk.before = before
 
     def heal(self) -> None:
         """The disk works, and it is time to try again."""
@@ -379,7 +379,7 @@ def test_what_was_completed_survives_kill_9(tmp_path: Path) -> None:
 
     for life in range(15):
         readable, writable = os.pipe()
-        pid = in_a_child(lambda life=life, writable=writable: asyncio.run(live(path, life * 10_000, writable)))  # type: ignore[misc]
+        pid = in_a_child(lambda life=life, writable=writable: asyncio.run(live(path, life * 10_000, writable)))  # type: ignore[misc]  # mypy infers no lambda with a default
         os.close(writable)
         with open(readable) as told:
             for _ in range(draw.randrange(1, 120)):

@@ -460,7 +460,7 @@ def test_a_row_that_changes_under_a_search_is_left_out() -> None:
 
         looks = 0
 
-        def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        def __getitem__(self, at):  # type: ignore[no-untyped-def]  # as the list's own, which has two
             seen = super().__getitem__(at)
             self.looks += 1
             if self.looks == 1:

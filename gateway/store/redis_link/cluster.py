@@ -105,7 +105,7 @@ class Cluster:
 
     async def where(self) -> Node:
         """Returns any server that is up, or one of the configured addresses."""
-        return random.choice([*(node for node, server in self._servers.items() if server.is_up), *self._seeds])  # noqa: S311
+        return random.choice([*(node for node, server in self._servers.items() if server.is_up), *self._seeds])  # noqa: S311  # which server is asked is no secret
 
     # The map of slots.
 

@@ -135,7 +135,7 @@ async def connect(address: StoreAddress, node: Node) -> Connection:
     kind = SSLConnection if address.is_tls else Connection
     connection = kind(**_options(address, node), socket_timeout=None, socket_connect_timeout=None)
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has no type for it
     except BaseException:
         await connection.disconnect(nowait=True)
         raise

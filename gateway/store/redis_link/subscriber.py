@@ -83,7 +83,7 @@ class Subscriber:
                 _end_if_cancelled()
                 self._take(await _next(pubsub))
         finally:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py has no type for it
             await client.aclose()
 
     def _take(self, told: dict[str, Any]) -> None:

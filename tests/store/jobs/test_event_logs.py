@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -144,7 +145,7 @@ async def test_readers_are_woken(jobs: Jobs) -> None:
     """Each of them at each part of its own job, until it has had enough."""
     first, second = await jobs.running_response(id="r1"), await jobs.running_response(id="r2")
     woken: list[str] = []
-    ends = [jobs.store.events.watch("r1", lambda name=name: woken.append(name)) for name in ("a", "b")]  # type: ignore[misc]
+    ends = [jobs.store.events.watch("r1", partial(woken.append, name)) for name in ("a", "b")]
     await jobs.store.events.append(first, part(0))
     await jobs.store.events.append(second, part(0))
     await asyncio.sleep(0)

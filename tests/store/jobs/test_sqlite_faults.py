@@ -47,7 +47,7 @@ class FaultyJobs(Jobs):
         self.store = self._opened(self.wall)
 
     def fail(self, before: Any) -> None:
-        self.disk.before = before  # type: ignore[method-assign]  # the disk of this test
+        self.disk.before = before
 
     async def heal(self) -> None:
         """The disk works, and the next tick tries it."""
@@ -470,7 +470,7 @@ async def test_a_backup_in_the_place_of_a_file_in_use_goes_on(jobs: FaultyJobs) 
     """Not before the other's log is gone. What had been claimed at the copy is given again: nobody would ever end it."""
     work = await jobs.running_call(id="under-way")
     copy = jobs.path + ".copy"
-    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]
+    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]  # a file can be copied
     await jobs.finish(work)
     os.rename(copy, jobs.path)
     with refused():
@@ -490,7 +490,7 @@ async def test_a_backup_that_is_copied_over_a_broken_file_goes_on(jobs: FaultyJo
     """As `cp` does it: the inode is that of before, and what the copy holds is not."""
     work = await jobs.running_call(id="under-way")
     copy = jobs.path + ".copy"
-    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]
+    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]  # a file can be copied
     await jobs.finish(work)
     jobs.fail(UNREADABLE)
     with refused():

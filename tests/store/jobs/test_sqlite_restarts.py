@@ -232,7 +232,7 @@ async def test_a_copy_is_not_mixed_with_the_log_of_the_file_that_was_there(jobs:
     """As a killed gateway leaves it: sqlite would lay that log over the copy, and damage it."""
     put_back, killed = f"{tmp_path}/put-back.db", f"{tmp_path}/killed.db"
     await jobs.call(id="kept")
-    assert await jobs.store.backup(put_back) is None  # type: ignore[attr-defined]
+    assert await jobs.store.backup(put_back) is None  # type: ignore[attr-defined]  # a file can be copied
     await jobs.call(id="later")
     shutil.copy(jobs.path, killed)
     for path in (put_back, killed):
