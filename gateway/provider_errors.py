@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from gateway.errors import InvalidRequest
+
 
 class ErrorClass(StrEnum):
     """The kinds of failure, whatever words the provider used."""
@@ -55,3 +57,17 @@ class UpstreamFailed(Exception):
         self.error_class = error_class
         self.phase = phase
         self.detail = detail
+
+
+class Unsayable(UpstreamFailed):
+    """The call cannot be put into the target's language, which says nothing of the target: another one may serve it."""
+
+    def __init__(self, phase: Phase, message: str, param: str | None, code: str | None) -> None:
+        """`message`, `param` and `code` are for the caller."""
+        super().__init__(ErrorClass.BAD_REQUEST, phase, message, is_lasting=True)
+        self._param = param
+        self._code = code
+
+    def refusal(self) -> InvalidRequest:
+        """Returns what the caller is told if no other target can serve the call."""
+        return InvalidRequest(self.detail, param=self._param, code=self._code)

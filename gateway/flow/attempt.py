@@ -29,7 +29,7 @@ from gateway.policy.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, nex
 from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
 from gateway.words import Attempt, shown
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
@@ -114,7 +114,8 @@ class Attempts:
                     opened = racer.task.result()
             except UpstreamFailed as failure:
                 self._learn_failure(call, target, failure)
-                last = failure
+                if not isinstance(failure, Unsayable):
+                    last = failure
             except BaseException:
                 if call.other_attempt is not None and call.other_attempt.call is not call:
                     await self._moves.abandon(call)
@@ -167,6 +168,10 @@ class Attempts:
 
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
+        if isinstance(failure, Unsayable):
+            self._admission.outcomes.unsayable(call, failure.phase)
+            call.unsayable = {**(call.unsayable or {}), target.name: failure.refusal()}
+            return
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
         self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
@@ -197,6 +202,8 @@ class Attempts:
         if call.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
+        if not call.attempts:
+            return Try(admission.planner.own_targets(call, now))  # what could not be said to one target was not tried
         budgets = admission.retries.of(call)
         step = next_step(
             call.attempts,
@@ -221,6 +228,10 @@ class Attempts:
             return last
         if isinstance(last, FirstAnswer) and last.status < 500:
             return _in_openai_shape(last)
+        if last is None and call.unsayable is not None:
+            raise NoTargetAvailable(
+                f"No target could serve this call; tried: {_tried(call.attempts)}.{call.model.skipped}"
+            )
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
         error_class = last.error_class

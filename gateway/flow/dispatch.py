@@ -29,7 +29,7 @@ from gateway.policy.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.policy.openai.sse import answer_object, json_object
 from gateway.policy.openai.usage import find_usage, read_usage
 from gateway.policy.snapshot import Target
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
 from gateway.words import Attempt, Usage
 
 WHOLE_LIMIT = 16_000_000
@@ -64,7 +64,8 @@ class FirstAnswer:
 async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:
     """Send the call to the target and wait until there is something to give to the client.
 
-    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and Unsayable, with
+    nothing in the ledger, when the call cannot be said in the target's language.
     """
     grant = call.grant
     started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
@@ -82,6 +83,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         upstream = target.detours.get(call.path, target.upstream) if target.detours else target.upstream
         answer = await upstream.send(outgoing)
         if answer.status == 404 or answer.status == 405:
+            attempt.status = answer.status
             answer = await _learned(target, outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
@@ -107,9 +109,10 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
         _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)
         raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
-    except InvalidRequest:  # it cannot be said in the target's language: nothing was sent, and nothing was tried
+    except InvalidRequest as refusal:  # it cannot be said in the target's language: the call was not tried there
         call.attempts.remove(attempt)
-        raise
+        phase = Phase.NOTHING_SENT if attempt.status is None else Phase.ANSWERED
+        raise Unsayable(phase, refusal.message, refusal.param, refusal.code) from None
     except UpstreamFailed as failure:
         _end_failed(attempt, failure.error_class, failure.phase, clock)
         raise

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Reply
+from gateway.errors import InvalidRequest
 from gateway.exchange import Outgoing
 from gateway.flow.hedge import CANCELLED
 from gateway.policy.health.target_health import UNHEALTHY
@@ -224,6 +225,29 @@ async def test_a_second_that_fails_ends_nothing(how: str) -> None:
     assert track.wires[0].dropped == 0
     assert [attempt.target for attempt in track.ledger] == ["p1/m", "p0/m"]
     assert track.ledger[0].error_class in (ErrorClass.SERVER_ERROR, ErrorClass.CONNECTION)
+    track.nothing_is_left()
+
+
+@pytest.mark.parametrize("mute", [0, 1])
+async def test_one_that_cannot_be_told_the_call_ends_nothing(mute: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not tried, whichever it is: the other one answers."""
+    track = Track()
+    may_refuse = asyncio.Event()
+
+    async def refuse(outgoing: Outgoing) -> ScriptedAnswer:
+        await may_refuse.wait()
+        raise InvalidRequest("It has no word for that.")
+
+    monkeypatch.setattr(track.wires[mute], "send", refuse)
+    serving = await track.begin()
+    await track.late()
+    may_refuse.set()
+    await turns()
+    track.wires[1 - mute].answer()
+    _, body = await serving
+
+    assert body == ANSWER.replace(b'"1"', b'"w%d"' % (1 - mute))
+    assert [attempt.target for attempt in track.ledger] == [f"p{1 - mute}/m"]
     track.nothing_is_left()
 
 

@@ -42,6 +42,16 @@ class Planner:
 
     def plan(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
+        if call.unsayable is None:
+            return self._able(call)
+        able = Plan(*([one for one in targets if one.name not in call.unsayable] for targets in self._able(call)))
+        if not able.own and not able.others:
+            first = next(iter(call.unsayable.values()))
+            raise InvalidRequest(f"{first.message}{call.model.skipped}", param=first.param, code=first.code)
+        return able
+
+    def _able(self, call: Call) -> Plan:
+        """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
         model = call.model
         if not model.restricts and not (model.converted and call.endpoint.name in model.converted):
             return Plan(model.targets, model.others, model.context_plan)
@@ -92,6 +102,7 @@ class Planner:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
         model = call.model
         is_restricted = model.restricts or (model.converted and call.endpoint.name in model.converted)
+        is_restricted = is_restricted or call.unsayable is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
         tiers = Tiers(self.plan(call).own) if is_restricted else model.tiers

@@ -113,6 +113,20 @@ class AttemptOutcomes:
             self._health.told_to_wait(gate, diagnosis, now)
         self._health.freed(gate.name)
 
+    def unsayable(self, call: Call, phase: Phase) -> None:
+        """The call cannot be put into the target's language, which is no news of the target's health."""
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return
+        now = self._clock.monotonic()
+        if grant.retry is not None:
+            grant.retry.cancel()
+        if phase is Phase.NOTHING_SENT:
+            grant.cancel(now)
+        else:  # the request has taught that the target does not know its path
+            grant.failed(now, is_overload=False)
+        self._health.freed(grant.gate.name)
+
     def ended(self, call: Call, outcome: str) -> None:
         """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
         grant = call.grant
