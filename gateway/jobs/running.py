@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
@@ -15,6 +16,7 @@ from gateway.policy.jobs.job import ClaimedWork, JobEnd, JobState, WriteResult
 from gateway.policy.jobs.replay import CLASS
 
 log = logging.getLogger("gateway.jobs")
+T = TypeVar("T")
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 """Seconds until a store that could not write is asked again: the first delay, doubled up to the second."""
@@ -92,7 +94,7 @@ class RunningWork:
 
         Returns whether the piece is still this worker's.
         """
-        is_ours = self.note(await until_kept(write, self._clock))
+        is_ours = self.note(await until_done(write, self._clock))
         if self._changed is not None:
             self._changed(self.work.job.id)
         return is_ours
@@ -111,12 +113,12 @@ class RunningWork:
         return is_ours
 
 
-async def until_kept(write: Callable[[], Awaitable[WriteResult]], clock: Clock) -> WriteResult:
-    """Repeats a write until the store can do it."""
+async def until_done(ask: Callable[[], Awaitable[T]], clock: Clock) -> T:
+    """Asks something of the store until it can do it, be it a write or a look."""
     delay_s = FIRST_RETRY_S
     while True:
         try:
-            return await write()
+            return await ask()
         except JobsUnavailable:
             await clock.sleep(delay_s)
             delay_s = min(LAST_RETRY_S, 2 * delay_s)

@@ -5,25 +5,22 @@ from __future__ import annotations
 from gateway.clock import Clock
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
-from gateway.jobs.running import FIRST_RETRY_S, LAST_RETRY_S
+from gateway.jobs.running import until_done
 from gateway.policy.batches.marks import chunk_blob
-from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimedWork
 from gateway.policy.jobs.lines import ChunkResult
 
 
 async def write_chunk(store: JobStore, blobs: Blobs, work: ClaimedWork, clock: Clock) -> ChunkResult:
     """Writes the lines of a chunk whose results are all committed; repeats that until there is room for them."""
-    delay_s = FIRST_RETRY_S
-    while True:
-        try:
-            results = sorted(await store.results(work))
-            output = await _write(blobs, work, "output", [one.text for one in results if not one.is_failed])
-            errors = await _write(blobs, work, "errors", [one.text for one in results if one.is_failed])
-            return ChunkResult(work.piece, *output, *errors)
-        except JobsUnavailable:
-            await clock.sleep(delay_s)
-            delay_s = min(LAST_RETRY_S, 2 * delay_s)
+
+    async def write() -> ChunkResult:
+        results = sorted(await store.results(work))
+        output = await _write(blobs, work, "output", [one.text for one in results if not one.is_failed])
+        errors = await _write(blobs, work, "errors", [one.text for one in results if one.is_failed])
+        return ChunkResult(work.piece, *output, *errors)
+
+    return await until_done(write, clock)
 
 
 async def _write(blobs: Blobs, work: ClaimedWork, kind: str, texts: list[bytes]) -> tuple[str, int]:

@@ -5,9 +5,9 @@ Each of the three is durable before the next one begins; whoever repeats them af
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
@@ -16,15 +16,12 @@ from gateway.job_ports.jobs import JobStore
 from gateway.jobs.call_job import tally_of
 from gateway.jobs.one_call import TryResult
 from gateway.jobs.responses.model_run import ModelRun
-from gateway.jobs.running import FIRST_RETRY_S, LAST_RETRY_S, RunningWork
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.jobs.running import RunningWork, until_done
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.responses.asked import items_of
 from gateway.policy.responses.response_object import PREVIOUS, STORES, ended
 from gateway.policy.responses.stored_response import ASKED, STATUS, StoredResponse
-
-T = TypeVar("T")
 
 
 class ResponseEnds:
@@ -106,17 +103,6 @@ class ResponseEnds:
         marks = {STATUS: response["status"]}
         end = JobEnd(state, error, tally=tally, marks=marks, is_attempt=served is not None)
         await running.finish(self._store, end)
-
-
-async def until_done(ask: Callable[[], Awaitable[T]], clock: Clock) -> T:
-    """Asks the store until it can answer."""
-    delay_s = FIRST_RETRY_S
-    while True:
-        try:
-            return await ask()
-        except JobsUnavailable:
-            await clock.sleep(delay_s)
-            delay_s = min(LAST_RETRY_S, 2 * delay_s)
 
 
 def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from gateway.flow.reuse.entries import is_stream
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.call_job import request_of
 from gateway.jobs.one_call import CallServer, ServedAnswer, TryResult, read_reply
-from gateway.jobs.responses.ends import ResponseEnds, until_done
+from gateway.jobs.responses.ends import ResponseEnds
 from gateway.jobs.responses.live import LiveLogs
 from gateway.jobs.responses.model_run import ModelRun
-from gateway.jobs.running import RunningWork
+from gateway.jobs.running import RunningWork, until_done
 from gateway.policy.conversion.convert import as_stream
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import RESPONSE, is_ours

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.responses.live import LiveLog
-from gateway.jobs.running import RunningWork, until_kept
+from gateway.jobs.running import RunningWork, until_done
 from gateway.policy.responses.stored_response import LogPart
 
 EVERY_S = 0.1
@@ -77,6 +77,6 @@ class LogWriter:
 
     async def _append(self, part: LogPart) -> None:
         append = self._store.events.append
-        self._running.note(await until_kept(lambda: append(self._running.work, part), self._clock))
+        self._running.note(await until_done(lambda: append(self._running.work, part), self._clock))
         self._live.logged = part.last + 1
         self._written.set()

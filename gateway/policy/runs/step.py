@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.policy.runs.run import RunChange, RunRecord
+from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
 from gateway.words import Usage
 
 KEPT_STEP = "step"
@@ -134,6 +134,14 @@ def step_change(about: StepAbout) -> RunChange:
     """Returns what a kept step says of its run by itself: that it was there then. What it cost is told by its call."""
     at_ms = round(about.created_at * 1000)
     return RunChange(at_ms, at_ms)
+
+
+def changed(kept: RunRecord | None, asked: RunToChange) -> RunChanged | None:
+    """Returns what becomes of a run that is kept as `kept`; None: it is not there, and nothing is added that begins it."""
+    before = kept
+    if asked.change is not None:
+        before = begun(asked.tenant, asked.run, asked.change) if kept is None else merged(kept, asked.change)
+    return None if before is None else RunChanged(before, asked.close(before) or before)
 
 
 def is_wanted(record: RunRecord, query: RunQuery) -> bool:

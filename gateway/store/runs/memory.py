@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.policy.runs.run import RunRecord, begun, merged
+from gateway.policy.runs.run import RunRecord, begun
 from gateway.policy.runs.step import (
     RUN_BYTES,
     RunChanged,
@@ -15,6 +15,7 @@ from gateway.policy.runs.step import (
     StepAbout,
     StoredRun,
     StoredStep,
+    changed,
     is_wanted,
     step_change,
 )
@@ -107,19 +108,13 @@ class MemoryRuns:
         return found if found is not None and found.about.keep_until > self._wall() else None
 
     def _change(self, asked: RunToChange) -> RunChanged | None:
-        tenant, run, change, close = asked
-        kept = self._runs.get((tenant, run))
-        if change is not None:
-            before = begun(tenant, run, change) if kept is None else merged(kept.record, change)
-        elif kept is not None:
-            before = kept.record
-        else:
-            return None
-        after = close(before) or before
-        if kept is None or after != kept.record:
-            self._touched(after).record = after
-            self._make_room((tenant, run))
-        return RunChanged(before, after)
+        id_ = asked.tenant, asked.run
+        kept = self._runs.get(id_)
+        result = changed(None if kept is None else kept.record, asked)
+        if result is not None and (kept is None or result.after != kept.record):
+            self._touched(result.after).record = result.after
+            self._make_room(id_)
+        return result
 
     def _touched(self, record: RunRecord) -> MemoryRun:
         """Returns the run, begun with this record if need be."""

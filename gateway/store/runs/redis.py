@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.runs.codec import decode_run, encode_run
-from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
+from gateway.policy.runs.run import begun
 from gateway.policy.runs.step import (
     RunChanged,
     RunPage,
@@ -18,6 +18,7 @@ from gateway.policy.runs.step import (
     StepAbout,
     StoredRun,
     StoredStep,
+    changed,
     is_wanted,
     step_change,
 )
@@ -161,8 +162,7 @@ class RedisRuns:
         self, asked: RunToChange, writer: str, done: list[RunChanged], *, is_again: bool
     ) -> RunChanged | None:
         """Writes a change over the record that it was made of; `done` are the attempts whose answers were not heard."""
-        tenant, run, change, close = asked
-        partition, id_ = self._place(tenant, run)
+        partition, id_ = self._place(asked.tenant, asked.run)
         key = self._partitions.key(partition, f"rn:{id_}")
         for _ in range(MOST_TRIES):
             raw, writes, writers = await self._partitions.command(b"HMGET", key, b"r", b"w", b"x")
@@ -170,17 +170,12 @@ class RedisRuns:
             if is_again and done and raw is not None and writer.encode() in writers:
                 await self._settle_read(partition, mark)
                 return done[-1]
-            if change is not None:
-                before = _merged(asked, raw, change)
-            elif raw is not None:
-                before = decode_run(raw)
-            else:
-                return None
-            after = close(before) or before
-            if raw is not None and after == decode_run(raw):
-                return RunChanged(before, after)
-            done.append(RunChanged(before, after))
-            told = (id_, b"" if writes is None else writes, writer, encode_run(after), self._room.bytes)
+            kept = None if raw is None else decode_run(raw)
+            result = changed(kept, asked)
+            if result is None or result.after == kept:
+                return result
+            done.append(result)
+            told = (id_, b"" if writes is None else writes, writer, encode_run(result.after), self._room.bytes)
             _, _, is_written, gone = await self._partitions.run(WRITE, partition, *told, mark=mark)
             if is_written:
                 await self._partitions.settle([mark])
@@ -197,10 +192,6 @@ class RedisRuns:
 
     def _place(self, tenant: str, run: str) -> tuple[int, str]:
         return self._partitions.of_tenant(tenant), f"{tenant_token(tenant)}/{run}"
-
-
-def _merged(asked: RunToChange, raw: bytes | None, change: RunChange) -> RunRecord:
-    return begun(asked.tenant, asked.run, change) if raw is None else merged(decode_run(raw), change)
 
 
 def _stored(row: Sequence[bytes]) -> StoredRun:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.policy.runs.codec import decode_run, encode_run
-from gateway.policy.runs.run import RunRecord, begun, merged
+from gateway.policy.runs.run import RunRecord, begun
 from gateway.policy.runs.step import (
     RUN_BYTES,
     RunChanged,
@@ -17,6 +17,7 @@ from gateway.policy.runs.step import (
     StepAbout,
     StoredRun,
     StoredStep,
+    changed,
     is_wanted,
     step_change,
 )
@@ -140,21 +141,14 @@ def trim(db: sqlite3.Connection, before: float, most: int) -> int:
 
 
 def _change(db: sqlite3.Connection, asked: RunToChange, now: float, most_bytes: int) -> tuple[RunChanged | None, int]:
-    tenant, run, added, close = asked
-    row = db.execute("SELECT record FROM runs WHERE tenant = ? AND run = ?", (tenant, run)).fetchone()
+    row = db.execute("SELECT record FROM runs WHERE tenant = ? AND run = ?", (asked.tenant, asked.run)).fetchone()
     kept = None if row is None else decode_run(row[0])
-    if added is not None:
-        before = begun(tenant, run, added) if kept is None else merged(kept, added)
-    elif kept is not None:
-        before = kept
-    else:
-        return None, 0
-    after = close(before) or before
-    if after == kept:
-        return RunChanged(before, after), 0
-    seq = _touch(db, after, now)
-    db.execute("UPDATE runs SET record = ? WHERE seq = ?", (encode_run(after), seq))
-    return RunChanged(before, after), _make_room(db, tenant, seq, "", most_bytes)
+    result = changed(kept, asked)
+    if result is None or result.after == kept:
+        return result, 0
+    seq = _touch(db, result.after, now)
+    db.execute("UPDATE runs SET record = ? WHERE seq = ?", (encode_run(result.after), seq))
+    return result, _make_room(db, asked.tenant, seq, "", most_bytes)
 
 
 def _touch(db: sqlite3.Connection, record: RunRecord, now: float) -> int:
