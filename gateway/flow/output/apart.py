@@ -1,4 +1,4 @@
-"""Checks of texts that take long, in a process of their own: bounded in time and memory, one at a time.
+"""Checks of texts that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn.
 
 The library holds Python's lock while it works, so that no thread would leave the loop its turn. A process costs a tenth of a
 second, which is little beside the answer that it is for.
@@ -12,6 +12,7 @@ import sys
 
 import orjson
 
+from gateway.flow.output.turns import FairTurns, NoTurn
 from gateway.policy.output.rules import Violation
 from gateway.policy.output.schema import OutputSchema
 
@@ -27,16 +28,18 @@ class CheckFailed(Exception):
 class CheckerProcess:
     """Runs `gateway.flow.output.child`."""
 
-    __slots__ = ("_turn",)
+    __slots__ = ("_turns",)
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._turns = FairTurns()
 
-    async def violation(self, schema: OutputSchema, text: bytes) -> Violation | None:
+    async def violation(self, schema: OutputSchema, text: bytes, tenant: str) -> Violation | None:
         """Returns where the text breaks the schema; cancelling it ends the process. Raises CheckFailed."""
         try:
-            async with self._turn:
+            async with self._turns.turn(tenant, len(text)):
                 return await self._checked(schema, text)
+        except NoTurn as error:
+            raise CheckFailed("too many wait") from error
         except OSError as error:
             raise CheckFailed(str(error)) from error
 

@@ -111,23 +111,25 @@ class Judge:
     def __init__(self) -> None:
         self._apart = CheckerProcess()
 
-    async def verdict(self, schema: OutputSchema, texts: Sequence[OutputText] | None, within_s: float) -> OutputVerdict:
-        """Returns the verdict, after `within_s` seconds at the latest: what takes longer is skipped."""
+    async def verdict(
+        self, schema: OutputSchema, texts: Sequence[OutputText] | None, within_s: float, tenant: str
+    ) -> OutputVerdict:
+        """Returns the verdict, after `within_s` seconds at the latest: what takes or waits longer is skipped."""
         at_once = self.verdict_at_once(schema, texts)
         if at_once is not None:
             return at_once
         try:
             async with asyncio.timeout(within_s):
-                return await self._verdict(schema, [one for one in texts or () if one.excuse is None])
+                return await self._verdict(schema, [one for one in texts or () if one.excuse is None], tenant)
         except (CheckFailed, TimeoutError):
             return OutputVerdict(OutputResult.SKIPPED)
 
-    async def _verdict(self, schema: OutputSchema, texts: Sequence[OutputText]) -> OutputVerdict:
+    async def _verdict(self, schema: OutputSchema, texts: Sequence[OutputText], tenant: str) -> OutputVerdict:
         bad: list[BadText] = []
         for one in texts:
             text = one.text.encode("utf-8", "surrogatepass")
             if schema.is_dear(text):
-                violation = await self._apart.violation(schema, text)
+                violation = await self._apart.violation(schema, text, tenant)
             else:
                 violation = violation_of(schema, text)
                 await asyncio.sleep(0)  # an answer may have many choices: others have their turn between

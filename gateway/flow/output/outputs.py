@@ -49,6 +49,7 @@ from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt, Usage
 
 LONGEST_CHECK_S = 10.0
+"""Of waiting for a turn and of the check itself, together."""
 
 
 @dataclass(slots=True)
@@ -115,8 +116,7 @@ class Outputs:
             if isinstance(read, OverlongStream):
                 self._conclude(call, check, OutputResult.SKIPPED)
                 return replace(opened, relay=read)
-            within_s = max(0.1, min(LONGEST_CHECK_S, call.deadline - self._clock.monotonic()))
-            verdict = await self._judge.verdict(schema, read.texts, within_s)
+            verdict = await self._judge.verdict(schema, read.texts, _check_s(call, self._clock), call.tenant)
             if verdict.result is not OutputResult.INVALID:
                 self._note(call, check, verdict)
                 return read.opened
@@ -235,7 +235,9 @@ class Outputs:
             last = repair
             if repair is None:
                 return None
-            verdict = await self._judge.verdict(schema, [OutputText(0, repair.text)], LONGEST_CHECK_S)
+            verdict = await self._judge.verdict(
+                schema, [OutputText(0, repair.text)], _check_s(call, self._clock), call.tenant
+            )
             if verdict.result is not OutputResult.VALID:
                 _mark(repair.attempt, str(verdict.bad[0].violation) if verdict.bad else "a text that cannot be checked")
                 check.used.append((repair.attempt, repair.usage))
@@ -276,7 +278,8 @@ class Outputs:
 
     async def _judge_end(self, call: Call, check: OutputCheck, texts: StreamedTexts) -> None:
         if check.schema is not None and check.result is None:
-            self._note(call, check, await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S))
+            verdict = await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S, call.tenant)
+            self._note(call, check, verdict)
 
     def ended(self, call: Call, check: OutputCheck, outcome: str) -> None:
         """Counts a stream that has ended, unless it has broken off."""
@@ -290,6 +293,11 @@ class Outputs:
             check.violation = verdict.bad[0].violation
         is_late = verdict.result is OutputResult.VALID and check.retries
         self._conclude(call, check, OutputResult.RETRIED if is_late else verdict.result)
+
+
+def _check_s(call: Call, clock: Clock) -> float:
+    """Returns for how many seconds the client may wait for the check of an answer that is here."""
+    return max(0.1, min(LONGEST_CHECK_S, call.deadline - clock.monotonic()))
 
 
 def _is_read(call: Call, rule: OutputRule, opened: FirstAnswer) -> bool:
