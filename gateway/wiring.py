@@ -133,10 +133,11 @@ def build_jobs(
             lambda call: admission.costs.price(call, 0.0).most,  # the usual price, where it is known
         ),
         tell_run=partial(runs.add, is_durable=True),
+        last_users=last_users,
     )
-    pipeline.steps.kept.open, work.engine.last_users = work.engine.store, last_users
-    runs.durable = durable = DurableRuns(work.engine.store, work.engine.reader)
-    runs.steps, pipeline.steps.kept.put_run = durable.steps, runs.put
+    # Steps and their runs are kept in the store of jobs, whose work the pipeline has to be there for: so they hear of it here.
+    pipeline.steps.kept.open, pipeline.steps.kept.put_run = work.engine.store, runs.put
+    runs.durable = DurableRuns(work.engine.store, work.engine.reader)
     return work
 
 

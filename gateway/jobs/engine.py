@@ -20,6 +20,7 @@ from gateway.policy.jobs.errors import JobsUnavailable
 RETRY_S = 5.0
 """Seconds until a store that could not be opened is tried again."""
 log = logging.getLogger("gateway.jobs")
+LastUsers = Callable[[float], Awaitable[None]]
 
 
 class JobEngine:
@@ -32,15 +33,18 @@ class JobEngine:
         make_worker: Callable[[JobStore], JobWorker] | None,
         clock: Clock,
         nothing: Callable[[], JobStore] | None = None,
+        last_users: LastUsers | None = None,
         *,
         waits: bool = True,
     ) -> None:
         """`open_store` raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere.
 
-        `nothing` returns an empty store, in which those may look who ask for jobs before there was any. `waits` says whether
-        `start` waits for the store: not for one behind a network, whose absence would delay all calls.
+        `nothing` returns an empty store, in which those may look who ask for jobs before there was any. `last_users` waits, for
+        so long at most, until nobody else needs the store, which then closes. `waits` says whether `start` waits for the
+        store: not for one behind a network, whose absence would delay all calls.
         """
         self._nothing = nothing
+        self._last_users = last_users
         self._open_store = open_store
         self._has_jobs = has_jobs
         self._make_worker = make_worker
@@ -53,8 +57,6 @@ class JobEngine:
         """There are jobs, or somebody has asked for some: a store that cannot be opened now is opened later."""
         self._is_closed = False
         self._tried_at: float | None = None
-        self.last_users: Callable[[float], Awaitable[None]] | None = None
-        """Waits for so long at most until nobody else needs the store: it closes after that."""
         self.problem = ""
         """Why there are no jobs at present; empty: there are, or nobody has asked for any yet."""
 
@@ -113,7 +115,7 @@ class JobEngine:
         self._is_closed = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        worker, users = self._worker, self.last_users
+        worker, users = self._worker, self._last_users
         await asyncio.gather(
             *([] if worker is None else [worker.drain(grace_s)]), *([] if users is None else [users(grace_s)])
         )

@@ -23,7 +23,7 @@ from gateway.jobs.dead.keeping import DeadLetterKeeping
 from gateway.jobs.dead.replays import ReplayJobs
 from gateway.jobs.dead.retrying import JobRetries
 from gateway.jobs.dead.service import DeadLetterService
-from gateway.jobs.engine import JobEngine
+from gateway.jobs.engine import JobEngine, LastUsers
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
 from gateway.jobs.native.charges import PartCharges
@@ -44,7 +44,7 @@ from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
-from gateway.jobs.worker import JobWorker
+from gateway.jobs.worker import JobWorker, RunPiece
 from gateway.policy.batches.marks import MODELS
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
@@ -77,9 +77,11 @@ class JobWork:
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
         tell_run: TellRun = tell_nobody,
+        last_users: LastUsers | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
-        `has_jobs`, `nothing`, `waits` the engine's; `outwards` lead to endpoints of the config, and guarded to all others.
+        `has_jobs`, `nothing`, `waits`, `last_users` the engine's; `outwards` lead to endpoints of the config, and guarded to
+        all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
         what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` hears what
@@ -101,7 +103,7 @@ class JobWork:
         self._price_of = price_of
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
-        self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
+        self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
         store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
         self.webhooks = WebhookDesk(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
         self.service = JobService(engine, clock, rules, price_of, draw)
@@ -165,19 +167,9 @@ class JobWork:
         forgetting = ResponseChores(store, clock)
         responses = ResponseJobs(store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended)
 
-        async def run(running: RunningWork) -> None:
+        async def run_batch(running: RunningWork) -> None:
             work = running.work
-            if work.job.kind is JobKind.CALL:
-                await calls.run(running)
-            elif work.job.kind is JobKind.RUN:
-                await runs.run(running)
-            elif work.job.kind is JobKind.RESPONSE:
-                await responses.run(running)
-            elif work.job.kind is JobKind.DELIVERY:
-                await deliveries.run(running)
-            elif work.job.kind is JobKind.REPLAY:
-                await replays.run(running)
-            elif work.piece == CHECK:
+            if work.piece == CHECK:
                 await checks.run(running)
             elif work.piece == FINALISE:
                 if parts is None or await parts.wind_up(running):
@@ -185,6 +177,18 @@ class JobWork:
                     chunks.forget(work.job.id)
             else:
                 await (chunks if parts is None else parts).run(running)
+
+        by_kind: Mapping[JobKind, RunPiece] = {
+            JobKind.CALL: calls.run,
+            JobKind.BATCH: run_batch,
+            JobKind.RESPONSE: responses.run,
+            JobKind.DELIVERY: deliveries.run,
+            JobKind.REPLAY: replays.run,
+            JobKind.RUN: runs.run,
+        }
+
+        async def run(running: RunningWork) -> None:
+            await by_kind[running.work.job.kind](running)
 
         def segments() -> Sequence[SegmentRules]:
             hooks = delivery_segments(self.hooks, self.hook_urls, store)

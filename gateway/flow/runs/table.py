@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.call import Call
@@ -20,10 +20,11 @@ from gateway.clock import Clock
 from gateway.flow.runs.live import LiveRun
 from gateway.flow.runs.meter import NoMeter, RunMeter
 from gateway.flow.runs.shelf import MOST_RUNS, RunKey, RunShelf
+from gateway.flow.steps.durable_runs import DurableRuns
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.outcome import count_once, outcome_of
-from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
-from gateway.policy.runs.step import StepAbout
+from gateway.policy.runs.run import RunChange, RunRecord, merged
+from gateway.policy.runs.step import RunToChange, StepAbout, changed
 from gateway.policy.runs.workflow import IDLE_S, OTHER, RunOutcome, RunPart, Workflows
 from gateway.ports import KeptRuns
 
@@ -51,10 +52,8 @@ class RunTable:
         self._dirty: dict[RunKey, LiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.kept = kept
-        self.durable: KeptRuns | None = None
+        self.durable: DurableRuns | None = None
         """Where runs with steps or pipelines are, where there is such a place."""
-        self.steps: Callable[[str, str], Awaitable[Sequence[StepAbout]]] | None = None
-        """Finds the kept steps of a run there, or raises RunsUnavailable."""
 
     def __len__(self) -> int:
         return len(self._shelf)
@@ -158,6 +157,10 @@ class RunTable:
                 was_there = await home.forget(tenant, run) or was_there
         return was_there
 
+    async def steps(self, tenant: str, run: str) -> Sequence[StepAbout]:
+        """Returns the kept steps of a run. Raises RunsUnavailable."""
+        return () if self.durable is None else await self.durable.steps(tenant, run)
+
     async def last(self, tenant: str | None = None, most: int = MOST_RUNS) -> list[RunRecord]:
         """Returns the runs of a tenant, or of all, that were changed last, the newest first; each once."""
         found: dict[RunKey, RunRecord] = {}
@@ -229,17 +232,13 @@ class RunTable:
         """Puts what was tallied into the run's record, counts it if it has ended, and packs it if it is over."""
         home = self._home(live)
         if home is not None:
-            kept = await self._merge(live, home)
-            if kept is None:
-                return
-            before, after = kept
+            result = await self._merge(live, home)
         else:
-            change, known = live.take_change(), live.base
-            if change is not None:
-                known = begun(live.tenant, live.run, change) if known is None else merged(known, change)
-            if known is None:
-                return
-            before, after = known, self._close(live, known) or known
+            asked = RunToChange(live.tenant, live.run, live.take_change(), partial(self._close, live))
+            result = changed(live.base, asked)
+        if result is None:
+            return
+        before, after = result
         live.learn(after)
         self._count(before, after)
         self._settle_down(live, after)

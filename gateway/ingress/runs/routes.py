@@ -70,7 +70,7 @@ class RunRoutes:
         if found is None:
             raise _no_run(run)
         shown = show_run(found, self._runs.outcome(found))
-        if self._runs.steps is not None and (steps := await self._runs.steps(tenant, run)):
+        if steps := await self._runs.steps(tenant, run):
             shown["steps"] = [show_step(about) for about in steps]
         return json_response(shown)
 
