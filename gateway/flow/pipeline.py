@@ -10,7 +10,7 @@ with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs ex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gateway.call import Call, Reply
@@ -133,7 +133,7 @@ class Pipeline:
         return self._begun(call)
 
     def _begun(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        """Serves a call of a run as `handle` does all others, which are spared a call of Python's for it."""
+        """Serves a call that its run has let in. All others take the same way in `handle` itself: that is a frame less."""
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
@@ -146,22 +146,19 @@ class Pipeline:
 
     async def _in_run(self, call: Call, part: RunPart, fuse: RunFuse) -> Reply:
         """Returns the answer to a call of a run. Raises RunBudgetExceeded where the run has had enough."""
-        try:
-            await fuse.admit(call, part)
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            raise
-        except GatewayError as error:
-            self._accounts.settle_failed(call, error)
-            raise
-        except Exception as defect:
-            raise self._accounts.settle_failed(call, defect) from defect
+        await self._let_in(call, fuse.admit(call, part))
         return await self._begun(call)
 
     async def _admitted(self, call: Call, rules: ObjectRules) -> Reply:
         """Returns the answer to a call about objects at a provider. Raises NotFound for those of another tenant."""
+        await self._let_in(call, self.ownership.admit(call, rules))
+        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
+        return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
+
+    async def _let_in(self, call: Call, admission: Awaitable[None]) -> None:
+        """Waits until a call may go on. One that may not, or is stopped meanwhile, has its account closed."""
         try:
-            await self.ownership.admit(call, rules)
+            await admission
         except asyncio.CancelledError as stopped:
             self._accounts.settle_stopped(call, stopped)
             raise
@@ -170,8 +167,6 @@ class Pipeline:
             raise
         except Exception as defect:
             raise self._accounts.settle_failed(call, defect) from defect
-        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
-        return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
 
     async def _answer(self, call: Call) -> Reply:
         """Returns the answer of a provider, or of the call that this one repeats."""
