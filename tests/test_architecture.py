@@ -67,7 +67,7 @@ ONLY_IN = {
     "tokenizers": {"semantic.local_model"},
     "sqlite3": {"store"},
     "standardwebhooks": {"jobs.webhooks.signing"},
-    "jmespath": {"policy.pipelines.conditions"},
+    "jmespath": {"policy.pipelines.values.conditions"},
     "jsonschema_rs": {"policy.output.schema"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}

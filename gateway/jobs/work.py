@@ -50,7 +50,7 @@ from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.policy.pipelines.carried import AT_ONCE
 from gateway.policy.pipelines.rules import count_of, rules_of_items, run_segment
-from gateway.policy.pipelines.splitting import Count
+from gateway.policy.pipelines.values.splitting import Count
 from gateway.policy.snapshot import Policies
 
 

@@ -79,6 +79,8 @@ def test_a_pipeline_is_part_of_the_snapshot(folder: Path) -> None:
         ("{tolerate_percent: 10}", "retry", "12: steps.clause.on_failure: unknown way to go on"),
         ("output: steps.clause.texts", "output: steps.clause.text", '16: output: unknown result text in steps.clause.text'),
         ("{type: object,", "{type: objct,", "1: input: cannot be used as a schema"),
+        ("{tolerate_percent: 10}", "{repair_with: gpt-4}", '12: steps.clause.on_failure.repair_with: no model "gpt-4"'),
+        ("{tolerate_percent: 10}", "{tolerate_percent: 1, use: 1}", "12: steps.clause.on_failure: takes `fail`, `conti"),
         ("{tolerate_percent: 10}", "{tolerate_percent: 200}", "12: steps.clause.on_failure.tolerate_percent: must be at most"),
         ("max_concurrency: 5", "max_concurrency: 5000", "11: steps.clause.max_concurrency: must be at most 1000"),
     ],
@@ -87,6 +89,11 @@ def test_what_is_wrong_is_told_with_its_line(folder: Path, old: str, new: str, p
     assert old in REPORT
     problems = told(folder, REPORT.replace(old, new, 1))
     assert any(problem in line for line in problems), problems
+
+
+def test_failed_items_may_be_repaired_and_then_tolerated(folder: Path) -> None:
+    for repaired in ("{repair_with: gpt-4o}", "{tolerate_percent: 10, repair_with: gpt-4o}"):
+        assert told(folder, REPORT.replace("{tolerate_percent: 10}", repaired)) == []
 
 
 def test_odd_files_are_problems_and_nothing_else(folder: Path) -> None:

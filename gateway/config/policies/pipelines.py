@@ -72,7 +72,7 @@ class BranchEntry(Entry):
 
 
 class OnFailureEntry(Entry):
-    """One of these, and no more."""
+    """One of these, and `repair_with` beside it or alone."""
 
     tolerate_percent: Percent | None = None
     tolerate_count: Whole | None = None
@@ -219,9 +219,11 @@ def _on_failure(document: Document, path: Path, given: object) -> Any:
     if entry is None or len(document.problems) > before:
         return "fail"
     found = entry.model_dump(include=entry.model_fields_set)
-    if len(found) != 1:
+    if len(found.keys() - {"repair_with"}) > 1 or not found:
         document.complain(
-            path, "takes `fail`, `continue`, or one of tolerate_percent, tolerate_count, use, repair_with"
+            path,
+            "takes `fail`, `continue`, or one of tolerate_percent, tolerate_count, use, with or without repair_with, "
+            "or that alone",
         )
     return found or "fail"
 

@@ -12,8 +12,8 @@ from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.job import JobFlag, JobState, WriteResult
 from gateway.policy.jobs.lines import LineResult
-from gateway.policy.pipelines.advance import RUN_BUDGET_EXCEEDED
 from gateway.policy.pipelines.carried import BROKEN, MOST_FAILED
+from gateway.policy.pipelines.states import RUN_BUDGET_EXCEEDED
 
 MOST_EXAMPLE_BYTES = 4_000
 """Of the line that is kept as an example; a longer one is not."""

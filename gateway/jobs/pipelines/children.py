@@ -18,7 +18,6 @@ from gateway.policy.batches import marks
 from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
 from gateway.policy.jobs.job import CHECK, ClaimedWork, Job, JobKind, JobState, NewJob, Stage
 from gateway.policy.jobs.rules import JobRules
-from gateway.policy.pipelines.advance import StepPart, StepStart
 from gateway.policy.pipelines.carried import (
     AT_ONCE,
     ITEMS,
@@ -32,6 +31,7 @@ from gateway.policy.pipelines.carried import (
     USD_PER_RUN,
 )
 from gateway.policy.pipelines.plan import PATHS, PipelinePlan, Step
+from gateway.policy.pipelines.states import StepPart, StepStart
 
 HEADERS = (("content-type", "application/json"),)
 FILES_LAST_S = 86_400.0
@@ -85,7 +85,7 @@ class RunChildren:
             ITEMS: len(start.requests),
             UNASKED: start.failed,
             AT_ONCE: start.step.max_concurrency,
-            **_most_failed(start),
+            **({} if start.most_failed is None else {MOST_FAILED: start.most_failed}),
             **_about(plan, start),
         }
         rules = self._rules_of(job)
@@ -135,11 +135,6 @@ def _child(run: Job, start: StepStart, now: float, kind: JobKind) -> Job:
         about={},
         parent=run.id,
     )
-
-
-def _most_failed(start: StepStart) -> Mapping[str, int]:
-    most = start.step.on_failure.most_failed(len(start.requests))
-    return {} if most is None else {MOST_FAILED: most - start.failed}
 
 
 def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:

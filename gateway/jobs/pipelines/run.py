@@ -19,7 +19,11 @@ from gateway.jobs.pipelines.looking import RunLook, RunLooks, added
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
-from gateway.policy.pipelines.advance import (
+from gateway.policy.pipelines.advance import advance
+from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
+from gateway.policy.pipelines.carried import CURRENT, SETTLED, STEPS, CarriedRun, carried_by, plan_of
+from gateway.policy.pipelines.plan import PipelinePlan
+from gateway.policy.pipelines.states import (
     RUN_BUDGET_EXCEEDED,
     Decision,
     RunFailed,
@@ -29,12 +33,8 @@ from gateway.policy.pipelines.advance import (
     StepError,
     StepPhase,
     StepState,
-    advance,
 )
-from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
-from gateway.policy.pipelines.carried import CURRENT, SETTLED, STEPS, CarriedRun, carried_by, plan_of
-from gateway.policy.pipelines.plan import PipelinePlan
-from gateway.policy.pipelines.splitting import Count
+from gateway.policy.pipelines.values.splitting import Count
 from gateway.policy.runs.run import RunChange, told
 from gateway.policy.runs.workflow import RunOutcome
 

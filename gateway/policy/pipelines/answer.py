@@ -12,9 +12,9 @@ import orjson
 
 from gateway.errors import GatewayError
 from gateway.policy.jobs.job import Tally
-from gateway.policy.pipelines.advance import RUN_BUDGET_EXCEEDED, StepError, StepPart, StepPhase, StepState
 from gateway.policy.pipelines.plan import PATHS
-from gateway.policy.pipelines.templates import as_text
+from gateway.policy.pipelines.states import RUN_BUDGET_EXCEEDED, StepError, StepPart, StepPhase, StepState
+from gateway.policy.pipelines.values.templates import as_text
 
 RUN: Final = b"x-gateway-run"
 STEPS: Final = b"x-gateway-steps"
@@ -75,10 +75,10 @@ def run_headers(run_id: str, steps: Mapping[str, StepState]) -> list[tuple[str, 
 def _told(state: StepState) -> str:
     if state.phase is StepPhase.RUNNING:
         return "stopped"
-    if state.phase is StepPhase.FAILED:
+    if state.is_lost:
         return "failed"
     count = f"{state.total - state.failed}/{state.total}" if state.failed else str(state.total)
-    return count if state.part is StepPart.FIRST else f"{count}(repaired)"
+    return f"{count}(repaired)" if state.part is StepPart.SECOND else count
 
 
 def failure_body(run_id: str, why: StepError) -> bytes:

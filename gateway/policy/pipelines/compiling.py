@@ -14,7 +14,6 @@ from typing import Any, Final
 import orjson
 
 from gateway.policy.output.rules import CHECKED
-from gateway.policy.pipelines.conditions import Condition, read_condition
 from gateway.policy.pipelines.plan import (
     MOST_STEPS,
     PATHS,
@@ -26,7 +25,8 @@ from gateway.policy.pipelines.plan import (
     Step,
 )
 from gateway.policy.pipelines.problems import Path, PlanProblem
-from gateway.policy.pipelines.templates import Place, Template, places_of, read_place, read_template
+from gateway.policy.pipelines.values.conditions import Condition, read_condition
+from gateway.policy.pipelines.values.templates import Place, Template, places_of, read_place, read_template
 
 STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NOT_IN_CALLS: Final = ("stream", "stream_options", "background", "previous_response_id")
@@ -169,22 +169,17 @@ def _read_on_failure(entry: Mapping[str, Any], path: Path, problems: list[PlanPr
     here = (*path, "on_failure")
     if said in ("fail", "continue"):
         return OnFailure(said)
-    (word, value), *_ = said.items()
-    if word == "use":
-        return OnFailure("use", value=value)
-    if word == "repair_with":
-        if is_many:
-            problems.append(
-                PlanProblem(
-                    (*here, word), "repairs one request, not those of for_each: tolerate some, or repair their output"
-                )
-            )
-        return OnFailure("repair", model=value)
-    if not is_many:
-        problems.append(PlanProblem((*here, word), "is of steps with for_each only"))
-    if word == "tolerate_percent":
-        return OnFailure("tolerate", percent=value)
-    return OnFailure("tolerate", count=value)
+    model = said.get("repair_with", "")
+    if "use" in said:
+        return OnFailure("use", value=said["use"], model=model)
+    for word in ("tolerate_percent", "tolerate_count"):
+        if word in said and not is_many:
+            problems.append(PlanProblem((*here, word), "is of steps with for_each only"))
+    if "tolerate_percent" in said:
+        return OnFailure("tolerate", percent=said["tolerate_percent"], model=model)
+    if "tolerate_count" in said:
+        return OnFailure("tolerate", count=said["tolerate_count"], model=model)
+    return OnFailure(model=model)
 
 
 def _check_references(

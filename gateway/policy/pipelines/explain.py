@@ -47,15 +47,15 @@ def _step(step: Step) -> dict[str, Any]:
 
 def _on_failure(step: Step) -> str:
     said = step.on_failure
-    if said.action == "tolerate":
-        return f"{said.percent:g} % may fail" if said.percent else f"{said.count} may fail"
+    tolerated = f"{said.percent:g} % may fail" if said.percent else f"{said.count} may fail"
     told = {
         "fail": "the run fails",
         "continue": "the run goes on without it",
         "use": "a value stands in",
-        "repair": f"{said.model} changes the request once",
-    }
-    return told[said.action]
+        "tolerate": tolerated,
+    }[said.action]
+    each = " of each failed item" if step.for_each is not None else ""
+    return f"{said.model} changes the request{each} once; then {told}" if said.model else told
 
 
 def _said(output: object, plan: PipelinePlan) -> str:

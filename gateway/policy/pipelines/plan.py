@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from gateway.policy.pipelines.conditions import Condition
-from gateway.policy.pipelines.templates import Place, Template
+from gateway.policy.pipelines.values.conditions import Condition
+from gateway.policy.pipelines.values.templates import Place, Template
 from gateway.words import Lane
 
 PREFIX: Final = "pipelines/"
@@ -68,14 +68,14 @@ class Branch:
 class OnFailure:
     """What becomes of a run when a step of it, or an item of a step, has failed."""
 
-    action: Literal["fail", "continue", "tolerate", "use", "repair"] = "fail"
+    action: Literal["fail", "continue", "tolerate", "use"] = "fail"
     percent: float = 0.0
     """Of the items, that may fail; with `tolerate`."""
     count: int = 0
     value: Any = None
     """What stands in, with `use`."""
     model: str = ""
-    """Who may change the request, with `repair`."""
+    """Who may change the request of what has failed, once, before that becomes of it; empty: nobody."""
 
     def accepts(self, failed: int, total: int) -> bool:
         """Tells whether a step goes on with so many failed items."""

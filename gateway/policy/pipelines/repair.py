@@ -12,7 +12,6 @@ from typing import Any, Final
 import orjson
 
 from gateway.policy.pipelines.plan import CallEndpoint
-from gateway.policy.pipelines.results import values_of
 
 CHANGED_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
     "chat": ("messages",),
@@ -45,9 +44,9 @@ def repair_request(
     return {"model": model, "messages": [{"role": "user", "content": told}]}
 
 
-def repaired_body(endpoint: CallEndpoint, body: Mapping[str, Any], answer: bytes) -> dict[str, Any] | None:
-    """Returns the request with the changes of the answer; None: it has none that can be used."""
-    said = values_of("chat", answer).get("json")
+def changed_body(endpoint: CallEndpoint, body: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the request with the changes that an answer says, given its values; None: it has none that can be used."""
+    said = answer.get("json")
     if not isinstance(said, dict):
         return None
     changes = {

@@ -10,7 +10,7 @@ from gateway.policy.jobs.rules import JobRules, SegmentRules
 from gateway.policy.limits.estimate import text_tokens
 from gateway.policy.pipelines.carried import AT_ONCE, RETRIES
 from gateway.policy.pipelines.plan import MOST_ITEMS
-from gateway.policy.pipelines.splitting import Count
+from gateway.policy.pipelines.values.splitting import Count
 from gateway.policy.snapshot import PolicySnapshot
 
 RUNS: Final = "(runs)"

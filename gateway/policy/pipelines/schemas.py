@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.policy.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
-from gateway.policy.pipelines.conditions import NEEDS_EXTRA
+from gateway.policy.pipelines.values.conditions import NEEDS_EXTRA
 
 MOST_SCHEMA_BYTES: Final = MOST_BYTES
 MOST_VISITS: Final = 500_000.0

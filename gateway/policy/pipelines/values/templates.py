@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.policy.pipelines.problems import Path, PlanProblem
-from gateway.policy.pipelines.splitting import Count, Work, split_text
+from gateway.policy.pipelines.values.splitting import Count, Work, split_text
 
 FILTERS: Final = ("first", "split", "json", "join")
 ROOTS: Final = ("input", "steps", "item")

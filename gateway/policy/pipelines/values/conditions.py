@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from gateway.policy.pipelines.problems import Path, PlanProblem
-from gateway.policy.pipelines.templates import ROOTS, Scope
+from gateway.policy.pipelines.values.templates import ROOTS, Scope
 
 NEEDS_EXTRA: Final = "needs packages that are not installed: pip install '.[pipelines]'"
 MOST_CHARS: Final = 2_000
