@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-OK, FAILED, UNUSABLE = 0, 1, 2
-"""Done; it could not run; wrong usage, or a config that cannot be used."""
+OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+"""Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT)."""
 
 
 def fail(message: str, code: int) -> int:

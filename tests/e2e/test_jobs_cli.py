@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from gateway.cli.client import AdminRefused
-from gateway.cli.jobs import batch as batch_command
+from gateway.cli.jobs import patience
 from gateway.cli.jobs.caller import CallerClient, _form, _pieces
 from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.jobs.showing import batch_problems, job_facts, jobs_table
@@ -34,7 +34,7 @@ from tests.e2e.replaying import hold
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at often, and nobody's key is in the environment."""
     monkeypatch.setattr(shown_batches, "POLL_AFTER_MS", 20)
-    monkeypatch.setattr(batch_command, "AGAIN_S", 0.02)
+    monkeypatch.setattr(patience, "AGAIN_S", 0.02)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -236,7 +236,7 @@ async def test_a_gateway_that_is_not_there_for_a_while_is_waited_for(
     monkeypatch.setattr(CallerClient, "ask", ask)
     path = written(tmp_path, ["a"])
     code, _, _ = await run(capsys, "batch", "run", str(path), *caller(gateway))
-    monkeypatch.setattr(batch_command, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
     monkeypatch.setattr(CallerClient, "content", lambda *_: _broken())
     again, _, errors = await run(capsys, "batch", "run", str(path), "--output", str(tmp_path / "x"), *caller(gateway))
 

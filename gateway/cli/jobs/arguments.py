@@ -58,10 +58,7 @@ def add_batch(command: argparse.ArgumentParser) -> None:
         "--errors", type=Path, metavar="PATH", help="of failed lines (default: FILE's name.errors.jsonl)"
     )
     action.add_argument("--cancel-on-interrupt", action="store_true", help="Ctrl-C stops the batch, too")
-    action.add_argument(
-        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
-    )
-    _add_caller(action, f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)")
+    add_caller_or_own(action)
     action.set_defaults(command="jobs.batch:run")
 
 
@@ -102,11 +99,23 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     action.set_defaults(command="webhooks:rotate")
 
 
-def _add_caller(command: argparse.ArgumentParser, url_help: str = "") -> None:
-    """Adds what every command needs that calls a running gateway as its clients do; `url_help`: it may do without one."""
-    if url_help:
-        command.add_argument("--url", help=url_help)
-    else:
-        command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
+def add_caller_or_own(command: argparse.ArgumentParser) -> None:
+    """Adds what a command needs that calls a gateway as its clients do, and is one itself where none runs."""
+    command.add_argument(
+        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
+    )
+    command.add_argument(
+        "--url", help=f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)"
+    )
+    _add_key(command)
+
+
+def _add_caller(command: argparse.ArgumentParser) -> None:
+    """Adds what a command needs that calls a running gateway as its clients do."""
+    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
+    _add_key(command)
+
+
+def _add_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
     command.add_argument("--json", action="store_true", help="print the answer as it came")

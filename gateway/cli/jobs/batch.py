@@ -12,16 +12,15 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.cli.client import AdminRefused, save
-from gateway.cli.config import settings_of
-from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
+from gateway.cli.exits import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.jobs import showing
-from gateway.cli.jobs.caller import CallerAnswer, CallerClient, caller_of
-from gateway.cli.jobs.own_gateway import gateway_for
+from gateway.cli.jobs.caller import CallerAnswer, CallerClient
+from gateway.cli.jobs.own_gateway import caller_for
+from gateway.cli.jobs.patience import patiently
 from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.showing import safe
 from gateway.cli.values import DEFAULT_URL
@@ -29,12 +28,7 @@ from gateway.cli.values import DEFAULT_URL
 ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
 POLL_S = 5.0
 """Where the gateway does not say when to ask again."""
-AGAIN_S = 2.0
 _BATCH_ID = re.compile(r"batch_\w+")
-PATIENCE_S = 300.0
-"""A gateway that is away, starts again or has no room is asked again for so long."""
-INTERRUPTED = 130
-Answer = TypeVar("Answer")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,12 +45,7 @@ def run(options: argparse.Namespace) -> int:
             return fail(f"{place} is there already; name another file by {flag}", UNUSABLE)
     progress = ProgressLine(sys.stderr)
     try:
-        with gateway_for(options) as (url, is_own):
-            client = caller_of(options, url)
-            if is_own:
-                progress.tell(
-                    f"no gateway at {DEFAULT_URL}: this process is one, by {safe(settings_of(options).config)}"
-                )
+        with caller_for(options, progress) as (client, is_own):
             batch = _begin(client, options, progress)
             return FollowedBatch(client, batch["id"], progress, options, is_own=is_own).to_its_end(output, errors)
     except AdminRefused as error:
@@ -171,21 +160,6 @@ class FollowedBatch:
             f"'gateway jobs show {self._id}{self._where}' tells how far it is and where its answers are, "
             f"'gateway jobs cancel {self._id}{self._where}' stops it"
         )
-
-
-def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
-    """Asks until it is answered. Raises AdminRefused for what is no use, or when the patience is at its end."""
-    until: float | None = None
-    while True:
-        try:
-            return ask()
-        except AdminRefused as error:
-            now = time.monotonic()
-            until = now + PATIENCE_S if until is None else until
-            if error.is_misuse or now >= until:
-                raise
-            progress.tell(f"waiting for the gateway: {safe(error.message)}")
-        time.sleep(AGAIN_S)
 
 
 def _sentence_of(error: AdminRefused | OSError) -> str:

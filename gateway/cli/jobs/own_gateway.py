@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 from gateway.cli.client import AdminRefused
 from gateway.cli.config import compile_config, settings_of
+from gateway.cli.jobs.caller import CallerClient, caller_of
+from gateway.cli.jobs.progress import ProgressLine
+from gateway.cli.showing import safe
 from gateway.cli.values import DEFAULT_URL
 from gateway.workers.beside import running
 
@@ -22,14 +25,14 @@ LOOK_S = 1.0
 
 
 @contextmanager
-def gateway_for(options: argparse.Namespace) -> Iterator[tuple[str, bool]]:
-    """Yields the address of the gateway to ask, and whether it is this process's own.
+def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[tuple[CallerClient, bool]]:
+    """Yields a client of the gateway to ask, and whether that is this process's own, which is told.
 
     It is the one that `--url` names; without one, whoever listens at the default address, else one that is started for this
     and stops behind it. Raises AdminRefused, ConfigError, StoreUnusable or OSError where that cannot be.
     """
     if options.url is not None or _is_taken(DEFAULT_URL):
-        yield options.url or DEFAULT_URL, False
+        yield caller_of(options, options.url or DEFAULT_URL), False
         return
     settings = settings_of(options)
     if not settings.config.exists():
@@ -39,7 +42,9 @@ def gateway_for(options: argparse.Namespace) -> Iterator[tuple[str, bool]]:
         message = "a gateway by this config runs no jobs (jobs.work: false); name a gateway by --url"
         raise AdminRefused(message, is_misuse=True)
     with running(settings, os.environ) as url:
-        yield url, True
+        client = caller_of(options, url)
+        progress.tell(f"no gateway at {DEFAULT_URL}: this process is one, by {safe(settings.config)}")
+        yield client, True
 
 
 def _is_taken(url: str) -> bool:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.cli.values import DEFAULT_URL
+from gateway.cli.jobs.arguments import add_caller_or_own
 
 
 def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -37,12 +37,5 @@ def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argpar
     )
     action.add_argument("name", metavar="NAME", help="the name of its file, or pipelines/NAME; or the id of a run")
     action.add_argument("--input", type=Path, metavar="FILE", help="the input, JSON or text; - reads standard input")
-    action.add_argument(
-        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
-    )
-    action.add_argument(
-        "--url", help=f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)"
-    )
-    action.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
-    action.add_argument("--json", action="store_true", help="print the answer as it came")
+    add_caller_or_own(action)
     action.set_defaults(command="pipelines.run:run")

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.client import AdminRefused
-from gateway.cli.config import settings_of
-from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
-from gateway.cli.jobs.batch import INTERRUPTED, patiently
-from gateway.cli.jobs.caller import CallerClient, caller_of
-from gateway.cli.jobs.own_gateway import gateway_for
+from gateway.cli.exits import FAILED, INTERRUPTED, OK, UNUSABLE, fail
+from gateway.cli.jobs.caller import CallerClient
+from gateway.cli.jobs.own_gateway import caller_for
+from gateway.cli.jobs.patience import patiently
 from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.showing import safe, usd
-from gateway.cli.values import DEFAULT_URL
 from gateway.policy.pipelines.plan import PREFIX
 
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
@@ -40,12 +38,7 @@ def run(options: argparse.Namespace) -> int:
     progress = ProgressLine(sys.stderr)
     run_id = options.name if is_begun else ""
     try:
-        with gateway_for(options) as (url, is_own):
-            client = caller_of(options, url)
-            if is_own:
-                progress.tell(
-                    f"no gateway at {DEFAULT_URL}: this process is one, by {safe(settings_of(options).config)}"
-                )
+        with caller_for(options, progress) as (client, _):
             run_id = run_id or _begin(client, options.name.removeprefix(PREFIX), given, progress)
             job = _to_its_end(client, run_id, progress)
             return _finish(client, job, progress, prints_json=options.json)
