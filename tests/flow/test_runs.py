@@ -18,6 +18,7 @@ from gateway.errors import InvalidRequest
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.runs.fuse import RunFuse
 from gateway.flow.runs.table import RunTable
+from gateway.flow.steps.durable_runs import DurableRuns
 from gateway.ingress.runs.parts import MOST_NAMES, RunParts
 from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
@@ -294,6 +295,56 @@ def test_the_table_is_bounded_and_says_what_it_forgets() -> None:
         assert [one.run for one in await table.last("web", 3)] == ["r249", "r248", "r247"]
 
     run(story())
+
+
+def test_runs_that_are_forgotten_early_are_a_line_in_the_log_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+    town = Town(1, INVOICE)
+    town.tables = [RunTable(town.clock, lambda: town.workflows, town.counter, most=10)]
+
+    async def story() -> None:
+        for second in range(90):
+            for number in range(10):
+                town.settle(town.call(f"r{second}-{number}", "extract"))
+            await town.tick()
+
+    run(story())
+    lines = [one.getMessage() for one in caplog.records if one.name == "gateway.runs"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "10 runs were forgotten early",  # in the second second; in the first there was room
+        "600 runs were forgotten early",
+    ]
+    assert "room for 10" in lines[0]
+
+
+def test_runs_that_are_kept_elsewhere_are_not_lost_with_the_room_here(caplog: pytest.LogCaptureFixture) -> None:
+    """They come back as they were, and nobody is warned."""
+    town = Town(1, INVOICE)
+    shared = RunTable(town.clock, lambda: town.workflows, town.counter, SharedRuns(), most=10)
+    beside_steps = RunTable(town.clock, lambda: town.workflows, town.counter, most=10)
+    store = MemoryJobStore(town.clock.wall)
+
+    async def opened() -> MemoryJobStore:
+        return store
+
+    beside_steps.durable = DurableRuns(opened, opened)
+
+    async def story(table: RunTable) -> None:
+        town.tables = [table]
+        for number in range(30):
+            call = town.call(f"r{number}", "extract")
+            assert call.part is not None
+            call.part.is_durable = table is beside_steps
+            town.settle(call)
+            await town.tick()
+        first = await table.get("web", "r0")
+        assert len(table) == 10
+        assert first is not None
+        assert first.so_far.total.calls == 1
+
+    run(story(shared))
+    run(story(beside_steps))
+    assert not town.metrics.workflow_lost.totals.get((), 0)
+    assert not caplog.records
 
 
 def test_what_the_store_has_missed_is_added_once_when_it_is_back() -> None:

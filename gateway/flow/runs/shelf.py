@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gateway.flow.runs.live import LiveRun
+from gateway.flow.runs.lost import LostRuns
 from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.run import RunRecord
 
@@ -35,8 +36,8 @@ class Packed(NamedTuple):
 class RunShelf:
     """The runs, the least recently used ones first to go."""
 
-    def __init__(self, most: int, lost: Callable[[int], None]) -> None:
-        """`lost` is told how many runs went before their time."""
+    def __init__(self, most: int, lost: LostRuns) -> None:
+        """`lost` is told how many runs went before their time, those left out that are kept where their steps are."""
         self._most = most
         self._lost = lost
         self._live: OrderedDict[RunKey, LiveRun] = OrderedDict()
@@ -94,9 +95,10 @@ class RunShelf:
         return self._packed.pop(key, None) is not None or was_live
 
     def forget_old(self, now: float) -> None:
-        """Forgets what was packed a day ago; `now` is wall-clock seconds."""
+        """Forgets what was packed a day ago, and tells what went before; `now` is wall-clock seconds."""
         while self._packed and next(iter(self._packed.values())).at < now - KEEP_S:
             self._packed.popitem(last=False)
+        self._lost.tell(now)
 
     def watch(self, live: LiveRun, until: float) -> None:
         """Has the run looked at again at that time, in wall-clock seconds, unless it is to be already."""
@@ -115,10 +117,11 @@ class RunShelf:
     def _make_room(self) -> None:
         while len(self) > self._most:
             if self._packed:
-                self._packed.popitem(last=False)
+                is_durable = self._packed.popitem(last=False)[1].is_durable
             else:
                 key = next((key for key, live in self._live.items() if not live.in_flight), None)
                 if key is None:
                     return
-                del self._live[key]
-            self._lost(1)
+                is_durable = self._live.pop(key).is_durable
+            if not is_durable:
+                self._lost.note(1)

@@ -18,6 +18,7 @@ from functools import partial
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.runs.live import LiveRun
+from gateway.flow.runs.lost import LostRuns
 from gateway.flow.runs.meter import NoMeter, RunMeter
 from gateway.flow.runs.shelf import MOST_RUNS, RunKey, RunShelf
 from gateway.flow.steps.durable_runs import DurableRuns
@@ -48,7 +49,7 @@ class RunTable:
         self._clock = clock
         self._workflows = workflows
         self._meter: RunMeter = NoMeter() if meter is None else meter
-        self._shelf = RunShelf(most, self._meter.runs_lost)
+        self._shelf = RunShelf(most, LostRuns(most, self._meter, are_shared=kept is not None))
         self._dirty: dict[RunKey, LiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.kept = kept
