@@ -24,6 +24,7 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_rule
 from gateway.emulator.server import EmulatorServer
 from tests.soak.conftest import Report
+from tests.soak.provided import provided
 from tests.soak.storms import Answered, Client, clients, codes, percentile, request
 from tests.soak.support import Served, serve, sum_of
 
@@ -77,7 +78,7 @@ async def scene(
     for name, policy in policies.items():
         (written / f"{name}.yaml").write_text(yaml.safe_dump({"default": policy}))
     async with AsyncExitStack() as stack:
-        providers = [await stack.enter_async_context(_provider()) for _ in range(2)]
+        providers = [await stack.enter_async_context(provided(PROVIDER)) for _ in range(2)]
         entries = {
             f"p{number}": {"dialect": "openai", "base_url": one.base_url, "api_key": "k"}
             for number, one in enumerate(providers)
@@ -88,16 +89,6 @@ async def scene(
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump({"providers": entries, "models": models, "policies": "policies"}))
         yield Scene(await stack.enter_async_context(serve(config)), providers)
-
-
-@asynccontextmanager
-async def _provider() -> AsyncIterator[EmulatorServer]:
-    server = EmulatorServer(PROVIDER)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 async def offer(url: str, per_s: float, while_: Callable[[], bool], found: list[Answered]) -> None:

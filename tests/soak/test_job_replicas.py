@@ -11,8 +11,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import pytest
 import yaml
 from openai.types import Batch
 
-from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, asked_of, begin, check_end, line, names
@@ -30,6 +29,7 @@ from tests.e2e.harness import KEYS, config_of, get
 from tests.e2e.lives import Life, life
 from tests.e2e.replicas import until_shared
 from tests.soak.conftest import Report
+from tests.soak.provided import provided, remembering
 from tests.soak.support import wait_for
 from tests.store.redis_servers import RedisServer, redis_server
 
@@ -39,17 +39,6 @@ LINES, KILLS = int(os.environ.get("LINES", "10000")), int(os.environ.get("KILLS"
 HUNG_S = float(os.environ.get("HUNG_S", "60"))
 TAKEOVER_S, HANDOVER_S, ABORT_S = 30.0, 2.0, 5.0
 PATIENCE_S = 1800.0
-
-
-@asynccontextmanager
-async def provider_of(**said: Any) -> AsyncIterator[EmulatorServer]:
-    """A provider that remembers every request."""
-    provider = EmulatorServer(EmulatorConfig(recorded_requests=1_000_000, recorded_bytes=1 << 28, **said))
-    await provider.start()
-    try:
-        yield provider
-    finally:
-        await provider.stop()
 
 
 def written(folder: Path, name: str, provider: EmulatorServer, redis: RedisServer, **sections: Any) -> Path:
@@ -83,7 +72,10 @@ async def test_two_gateways_and_their_redis_are_killed_under_a_batch(
     rng, custom_ids = random.Random(int(os.environ.get("SEED", "1"))), names(LINES)
     killed: Counter[str] = Counter()
     with redis_server("--appendonly", "yes", "--appendfsync", fsync) as server:
-        async with provider_of(ttft_s=0.06, jitter=0.6, output_tokens=8) as provider, AsyncExitStack() as stack:
+        async with (
+            provided(remembering(ttft_s=0.06, jitter=0.6, output_tokens=8)) as provider,
+            AsyncExitStack() as stack,
+        ):
             numbers = iter(range(10_000))
 
             async def begin_life() -> Life:
@@ -130,7 +122,7 @@ async def test_two_gateways_and_their_redis_are_killed_under_a_batch(
 async def test_work_of_a_gateway_that_dies_or_stops_is_taken_over(tmp_path: Path, report: Report) -> None:
     """Of a killed one by its lease; of one that stops in order as soon as it has given it back."""
     with redis_server("--appendonly", "yes") as server:
-        async with provider_of(ttft_s=300.0) as provider:
+        async with provided(remembering(ttft_s=300.0)) as provider:
             configs = [written(tmp_path, name, provider, server, server={"grace": "1s"}) for name in "abc"]
             async with life(configs[0]) as first:
                 await take(first.url, new_job())
@@ -154,7 +146,7 @@ async def test_work_of_a_gateway_that_dies_or_stops_is_taken_over(tmp_path: Path
 async def test_a_worker_that_hung_gives_up_what_another_has(tmp_path: Path, report: Report) -> None:
     """Its calls end soon after it goes on, and the job has one end."""
     with redis_server("--appendonly", "yes") as server:
-        async with provider_of(ttft_s=HUNG_S + 20.0) as provider:
+        async with provided(remembering(ttft_s=HUNG_S + 20.0)) as provider:
             configs = [written(tmp_path, name, provider, server) for name in "ab"]
             async with life(configs[0]) as first:
                 job = await take(first.url, new_job())

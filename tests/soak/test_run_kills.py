@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -19,7 +18,6 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.store.jobs.redis.store import RedisJobStore
 from gateway.store.jobs.sqlite.store import SqliteJobStore
@@ -27,6 +25,7 @@ from tests.e2e.durable import ASYNC, WEB, ask, end_of, policies, result_of, take
 from tests.e2e.harness import KEYS, config_of, get, post
 from tests.e2e.lives import life
 from tests.soak.conftest import Report
+from tests.soak.provided import jobs_in, prompts_of, provided, remembering
 from tests.store.jobs.redis_support import end_leases
 from tests.store.redis_servers import redis_server
 
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.soak
 ITEMS = 6
 WRITES = ("claim", "park", "finish", "begin_lines", "commit", "complete_chunk", "note")
 """What moves a run from one step to the next. Its acceptance is not among them: who has no answer begins another run."""
-QUICK = EmulatorConfig(ttft_s=0.02, jitter=0.5, output_tokens=4, recorded_requests=100_000, recorded_bytes=1 << 28)
+QUICK = remembering(ttft_s=0.02, jitter=0.5, output_tokens=4)
 
 
 def call(words: str, **more: Any) -> dict[str, Any]:
@@ -117,12 +116,7 @@ class Place:
         rules = Path(policies(self.folder))
         (rules / "pipelines").mkdir()
         (rules / "pipelines" / "five.yaml").write_text(yaml.safe_dump(STAGES))
-        jobs = {"files": f"{self.folder}/blobs", "min_free": "1MiB"}
-        sections: dict[str, Any] = {"jobs": jobs, "policies": str(rules), "keys": KEYS}
-        if self.redis:
-            sections["state"] = {"redis": self.redis, "timeout": "1s"}
-        else:
-            jobs["store"] = f"sqlite:///{self.folder}/jobs.db"
+        sections = {**jobs_in(self.folder, self.redis), "policies": str(rules), "keys": KEYS}
         self.config = self.folder / "config.yaml"
         self.config.write_text(yaml.safe_dump(dict(config_of(self.provider.base_url, **sections))))
 
@@ -162,24 +156,8 @@ class Place:
 
     def paid(self, name: str) -> Counter[str]:
         """How often the provider was asked for each step of a run."""
-        found: Counter[str] = Counter()
-        for one in self.provider.emulator.recorder.last(100_000):
-            whose, _, rest = orjson.loads(one["body"])["messages"][0]["content"].partition(" ")
-            if whose == name:
-                step = rest.split()[0]
-                found[rest if step == "clause" else step] += 1
-        return found
-
-
-@asynccontextmanager
-async def provided() -> AsyncIterator[EmulatorServer]:
-    """A provider that remembers every request."""
-    provider = EmulatorServer(QUICK)
-    await provider.start()
-    try:
-        yield provider
-    finally:
-        await provider.stop()
+        asked = [prompt.split() for prompt in prompts_of(self.provider, name)]
+        return Counter(" ".join(words) if words[0] == "clause" else words[0] for words in asked)
 
 
 STEPS = f"extract:1 language:1 clause:{ITEMS} report:1 check:1"
@@ -188,7 +166,7 @@ STEPS = f"extract:1 language:1 clause:{ITEMS} report:1 check:1"
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 async def test_a_kill_at_each_write(store: str, tmp_path: Path, report: Report) -> None:
     """The run ends once, as it would have; what had its answer kept is not asked for again."""
-    async with provided() as provider:
+    async with provided(QUICK) as provider:
         with redis_server() as server:
             place = Place(store, tmp_path, provider, server.url if store == "redis" else "")
             await place.run("whole", None)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,12 +17,12 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from tests.e2e.durable import WEB, policies
 from tests.e2e.harness import KEYS, config_of, connect, post
 from tests.e2e.lives import Life, life
 from tests.soak.conftest import Report
+from tests.soak.provided import jobs_in, prompts_of, provided, remembering
 from tests.store.redis_servers import redis_server
 
 pytestmark = pytest.mark.soak
@@ -34,7 +32,7 @@ RUNS = 10
 """Each with a kill within each step, and one behind it."""
 WITHIN_S = 0.030
 """A step takes about as long: first bytes after 10 ms, and some more for the rest."""
-WORDS = EmulatorConfig(ttft_s=0.01, jitter=0.5, output_tokens=8, recorded_requests=100_000, recorded_bytes=1 << 28)
+WORDS = remembering(ttft_s=0.01, jitter=0.5, output_tokens=8)
 
 
 @dataclass(slots=True)
@@ -73,37 +71,16 @@ class Program:
 
     def paid(self) -> Counter[str]:
         """How often the provider was asked for each step."""
-        found: Counter[str] = Counter()
-        for one in self.provider.emulator.recorder.last(100_000):
-            whose, _, name = orjson.loads(one["body"])["messages"][0]["content"].partition(" ")
-            if whose == self.run:
-                found[name] += 1
-        return found
+        return Counter(prompts_of(self.provider, self.run))
 
 
 def config_in(folder: Path, url: str, redis: str) -> Path:
     """A gateway with its jobs in a file, or in the Redis that it has as its state."""
-    jobs: dict[str, Any] = {"files": f"{folder}/blobs", "min_free": "1MiB"}
     rules = policies(folder, cache={"idempotency": {"lease": "300ms"}})  # the claims of the dead end while others begin
-    sections: dict[str, Any] = {"jobs": jobs, "policies": rules, "keys": KEYS}
-    if redis:
-        sections["state"] = {"redis": redis, "timeout": "1s"}
-    else:
-        jobs["store"] = f"sqlite:///{folder}/jobs.db"
     config = folder / "config.yaml"
+    sections = {**jobs_in(folder, redis), "policies": rules, "keys": KEYS}
     config.write_bytes(orjson.dumps(dict(config_of(url, **sections))))
     return config
-
-
-@asynccontextmanager
-async def provided() -> AsyncIterator[EmulatorServer]:
-    """A provider that remembers every request."""
-    provider = EmulatorServer(WORDS)
-    await provider.start()
-    try:
-        yield provider
-    finally:
-        await provider.stop()
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
@@ -112,7 +89,7 @@ async def test_a_kill_costs_one_step_at_most(store: str, tmp_path: Path, report:
     random = Random(f"{store} kills")
     kills = Counter[str]()
     paid = again = 0
-    async with provided() as provider:
+    async with provided(WORDS) as provider:
         with redis_server() as server:
             config = config_in(tmp_path, provider.base_url, server.url if store == "redis" else "")
             for number in range(RUNS):
