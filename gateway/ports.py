@@ -14,7 +14,7 @@ from gateway.call import Settled
 from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 from gateway.policy.process import StoreBounds
 from gateway.policy.runs.run import RunChange, RunRecord
-from gateway.policy.runs.step import Close
+from gateway.policy.runs.step import Close, nobody_waits
 from gateway.words import Kept
 
 T = TypeVar("T")
@@ -185,11 +185,16 @@ class KeptRuns(Protocol):
     """Runs beyond this process. Every method raises RunsUnavailable where nobody answers in time."""
 
     async def merge(
-        self, tenant: str, run: str, change: RunChange | None, close: Close
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
         """Adds a change, and closes the run if it has ended, in one step; returns the record before closing it, and after.
 
-        None: there is no such run, and no change that could begin one.
+        None: there is no such run, and no change that could begin one. `written` is as in `RunToChange`.
         """
         ...
 

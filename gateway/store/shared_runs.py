@@ -8,7 +8,7 @@ step takes longer for more runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import orjson
@@ -16,7 +16,7 @@ import orjson
 from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
-from gateway.policy.runs.step import Close
+from gateway.policy.runs.step import Close, nobody_waits
 from gateway.store.redis_link.job import StoreGone, StoreUnheard, load_script
 from gateway.store.redis_link.link import Link
 
@@ -47,7 +47,12 @@ class SharedRunRecords:
         """Changes of which it was not heard whether they were taken, by run."""
 
     async def merge(
-        self, tenant: str, run: str, change: RunChange | None, close: Close
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
         """Adds a change, and closes the run if it has ended, in one step."""
         whose, number = (tenant, run), next(self._numbers)
@@ -73,6 +78,7 @@ class SharedRunRecords:
                     doubt = None if more is None else (number, more)
                     raise RunsUnavailable(f"The store of runs did not answer: {trouble}", is_kept=True) from None
                 if is_done:
+                    written()
                     doubt = None
                     return record, after
         except StoreGone as trouble:

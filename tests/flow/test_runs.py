@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, Run
 from gateway.policy.runs.part import RUN, STEP, TASK, WORKFLOW, part_of, run_words
 from gateway.policy.runs.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
 from gateway.policy.runs.run_object import Ladder
-from gateway.policy.runs.step import Close
+from gateway.policy.runs.step import Close, nobody_waits
 from gateway.policy.runs.step_request import StepAsk
 from gateway.policy.runs.workflow import RunOutcome, RunPart, RunWords, WorkflowRules
 from gateway.policy.snapshot import Key
@@ -53,7 +53,12 @@ class SharedRuns:
     is_gone: bool = False
 
     async def merge(
-        self, tenant: str, run: str, change: RunChange | None, close: Close
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
         await asyncio.sleep(0)
         if self.is_gone:

@@ -25,7 +25,7 @@ from gateway.flow.steps.durable_runs import DurableRuns
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.outcome import count_once, outcome_of
 from gateway.policy.runs.run import RunChange, RunRecord, merged
-from gateway.policy.runs.step import RunToChange, StepAbout, changed
+from gateway.policy.runs.step import RunToChange, StepAbout, changed, nobody_waits
 from gateway.policy.runs.workflow import IDLE_S, OTHER, RunOutcome, RunPart, Workflows
 from gateway.ports import KeptRuns
 
@@ -89,7 +89,7 @@ class RunTable:
         if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
             live.told(RunOutcome(part.outcome), at_ms)
         if self._dirty.get(key) is not live or not live.is_watched:
-            self._touch(live)
+            self._touch(live, is_put=call.step is not None)
 
     def add(self, tenant: str, run: str, change: RunChange, *, is_durable: bool = False) -> None:
         """Adds to a run what is no call, such as a replayed step."""
@@ -101,11 +101,11 @@ class RunTable:
             live.workflow = change.workflow.word
         self._touch(live)
 
-    async def put(self, tenant: str, run: str) -> None:
+    async def put(self, tenant: str, run: str, written: Callable[[], None] = nobody_waits) -> None:
         """Brings what was tallied of a run to whoever keeps it beyond the process, now; what is not taken is owed."""
         live = self._shelf.find((tenant, run))
         if live is not None and self._home(live) is not None:
-            await self._put_together(live)
+            await self._put_together(live, written)
 
     async def known(self, tenant: str, part: RunPart) -> LiveRun:
         """Returns the run of a call, with what other replicas have told of it, where they can be asked."""
@@ -208,13 +208,14 @@ class RunTable:
             live.owe(live.base.so_far)  # it was nowhere else
         live.base, live.is_durable = None, True
 
-    def _touch(self, live: LiveRun) -> None:
+    def _touch(self, live: LiveRun, *, is_put: bool = False) -> None:
+        """Has the run put together; at once, if it is new and no `put` of its step does so (`is_put`)."""
         key = live.tenant, live.run
         self._shelf.used(key, live)
         self._dirty[key] = live
         if not live.is_watched:
             self._shelf.watch(live, self._clock.wall() + self._patience_s(live))
-            if live.base is None and self._home(live) is not None:  # at once, so that other replicas know of it
+            if live.base is None and not is_put and self._home(live) is not None:  # so that other replicas know of it
                 task = asyncio.get_running_loop().create_task(self._put_together(live))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -229,11 +230,11 @@ class RunTable:
     def _home(self, live: LiveRun) -> KeptRuns | None:
         return self.durable if live.is_durable else self.kept
 
-    async def _put_together(self, live: LiveRun) -> None:
+    async def _put_together(self, live: LiveRun, written: Callable[[], None] = nobody_waits) -> None:
         """Puts what was tallied into the run's record, counts it if it has ended, and packs it if it is over."""
         home = self._home(live)
         if home is not None:
-            result = await self._merge(live, home)
+            result = await self._merge(live, home, written)
         else:
             asked = RunToChange(live.tenant, live.run, live.take_change(), partial(self._close, live))
             result = changed(live.base, asked)
@@ -244,13 +245,15 @@ class RunTable:
         self._count(before, after)
         self._settle_down(live, after)
 
-    async def _merge(self, live: LiveRun, home: KeptRuns) -> tuple[RunRecord, RunRecord] | None:
+    async def _merge(
+        self, live: LiveRun, home: KeptRuns, written: Callable[[], None]
+    ) -> tuple[RunRecord, RunRecord] | None:
         """Brings what was tallied to whoever keeps it, one change of a run at a time; what is not taken is owed."""
         live.merging = live.merging or asyncio.Lock()
         async with live.merging:
             change = live.take_change()
             try:
-                return await home.merge(live.tenant, live.run, change, partial(self._close, live))
+                return await home.merge(live.tenant, live.run, change, partial(self._close, live), written)
             except RunsUnavailable as trouble:
                 if change is not None and not trouble.is_kept:
                     live.owe(change)

@@ -8,7 +8,7 @@ from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.run import RunChange, RunRecord
-from gateway.policy.runs.step import Close, RunQuery, RunToChange, StepAbout
+from gateway.policy.runs.step import Close, RunQuery, RunToChange, StepAbout, nobody_waits
 
 AT_ONCE = 500
 GONE = "Runs with steps cannot be read or changed now; the log of the gateway says why."
@@ -23,11 +23,16 @@ class DurableRuns:
         self._reader = reader
 
     async def merge(
-        self, tenant: str, run: str, change: RunChange | None, close: Close
+        self,
+        tenant: str,
+        run: str,
+        change: RunChange | None,
+        close: Close,
+        written: Callable[[], None] = nobody_waits,
     ) -> tuple[RunRecord, RunRecord] | None:
         """Adds a change, and closes the run if it has ended, in one step. Raises RunsUnavailable."""
         try:
-            (result,) = await (await self._store()).runs.change([RunToChange(tenant, run, change, close)])
+            (result,) = await (await self._store()).runs.change([RunToChange(tenant, run, change, close, written)])
         except JobsUnavailable as trouble:
             raise RunsUnavailable(GONE) from trouble
         return result

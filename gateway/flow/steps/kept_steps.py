@@ -52,8 +52,8 @@ class KeptSteps:
         self._clock = clock
         self.open: Callable[[], Awaitable[JobStore]] | None = None
         """Opens the store of jobs, or raises JobsUnavailable; None: there is none."""
-        self.put_run: Callable[[str, str], Awaitable[None]] | None = None
-        """Keeps what is known of a run, so that what its steps have cost is no later on the disk than they are."""
+        self.put_run: Callable[[str, str, Callable[[], None]], Awaitable[None]] | None = None
+        """Keeps what is known of a run; calls its last argument once that is written, be it on the disk or not."""
         self._held: dict[bytes, HeldStep] = {}
         """By record."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -77,6 +77,10 @@ def stays_open(_record: RunRecord) -> None:
     """A run that nobody counts."""
 
 
+def nobody_waits() -> None:
+    """A change behind which nothing is to be written."""
+
+
 def show_step(about: StepAbout) -> dict[str, object]:
     """Returns a step as its caller sees it."""
     usage = about.usage
@@ -101,6 +105,9 @@ class RunToChange(NamedTuple):
     change: RunChange | None
     """None: nothing; the run is only looked at, to be closed."""
     close: Close = stays_open
+    written: Callable[[], None] = nobody_waits
+    """Called as soon as what the same process writes of the run from now on is written behind this change, which need not be
+    durable by then; perhaps never, where nothing is changed or the change fails."""
 
 
 class RunChanged(NamedTuple):

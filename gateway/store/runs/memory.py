@@ -111,6 +111,7 @@ class MemoryRuns:
         id_ = asked.tenant, asked.run
         kept = self._runs.get(id_)
         result = changed(None if kept is None else kept.record, asked)
+        asked.written()
         if result is not None and (kept is None or result.after != kept.record):
             self._touched(result.after).record = result.after
             self._make_room(id_)

@@ -178,6 +178,7 @@ class RedisRuns:
             told = (id_, b"" if writes is None else writes, writer, encode_run(result.after), self._room.bytes)
             _, _, is_written, gone = await self._partitions.run(WRITE, partition, *told, mark=mark)
             if is_written:
+                asked.written()
                 await self._partitions.settle([mark])
                 self._room.note(gone)
                 return done[-1]

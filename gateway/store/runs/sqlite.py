@@ -44,6 +44,8 @@ class SqliteRuns:
     async def change(self, changes: Sequence[RunToChange]) -> Sequence[RunChanged | None]:
         """Adds to the records of runs, and closes those that have ended, durably."""
         now, most = self._wall(), self._room.bytes
+        for one in changes:
+            one.written()  # the file's writes are done in the order in which they are asked for
         results, gone = await self._file.write(lambda db: sqlite_rows.change(db, changes, now, most))
         self._room.note(gone)
         return results
