@@ -10,8 +10,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from typing import Any
 from gateway.demo.clients import API_KEY, MODEL
 from gateway.demo.processes import process
 from gateway.demo.reckoning import BatchRun, KillNote, LedgerEntry
+from gateway.demo.recording import RecordingProvider, recording_provider
 from gateway.demo.wire import AskFailedError, Caller, connections
 from gateway.store.jobs.sqlite.looking import lines_with_results
 from gateway.upstream.http1.transport import Http1Transport
@@ -30,7 +31,6 @@ _LOOK_S = 0.05
 _PATIENCE_S, _PATIENCE = 120.0, 3.0
 """The batch may take so long, and so many times its ideal time."""
 _ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
-_KEPT_REQUESTS, _KEPT_BYTES = 1_000_000, 256 * 1024 * 1024
 _PACE = {"ttft": 0.15, "tokens_per_second": 200, "jitter": 0.3, "output_tokens": 40}
 _FAULTS = ("e500=0.02", "e503=0.02", "reset=0.01")
 FAULTS = "2 % of the calls meet a 500, 2 % a 503, 1 % a connection that is reset"
@@ -76,16 +76,17 @@ async def _run(demo: BatchDemo, run: BatchRun, now: Now) -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="gateway-demo-")))
         sender = await stack.enter_async_context(connections())
-        provider = await stack.enter_async_context(_provider(demo, folder, sender))
+        pace = {**_PACE, "rpm": demo.rpm, "burst": demo.burst}
+        provider = await stack.enter_async_context(recording_provider(folder, sender, demo.seed, _FAULTS, pace))
         _write_config(demo, folder, provider.url)
-        watching = asyncio.create_task(_keep_counting(run, provider.controls, now))
+        watching = asyncio.create_task(_keep_counting(run, provider, now))
         stack.callback(watching.cancel)
-        await _run_lives(demo, run, folder, sender, provider.controls, now)
-        run.ledger = await _ledger(provider.controls)
+        await _run_lives(demo, run, folder, sender, provider, now)
+        run.ledger = await _ledger(provider)
 
 
 async def _run_lives(
-    demo: BatchDemo, run: BatchRun, folder: Path, sender: Http1Transport, provider: Caller, now: Now
+    demo: BatchDemo, run: BatchRun, folder: Path, sender: Http1Transport, provider: RecordingProvider, now: Now
 ) -> None:
     """Has one gateway after the other work at the batch, the last to its end."""
     batch_id, killed_at = "", 0.0
@@ -104,26 +105,6 @@ async def _run_lives(
                 one.kill()
                 killed_at = now()
                 run.kills.append(await _note(run, folder, provider, killed_at))
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedProvider:
-    """The emulator of a batch: where its API is, and who asks for its counters."""
-
-    url: str
-    controls: Caller
-
-
-@asynccontextmanager
-async def _provider(demo: BatchDemo, folder: Path, sender: Http1Transport) -> AsyncIterator[WatchedProvider]:
-    """Yields the started emulator, with its limits, faults and ledger."""
-    async with process(folder, "emulate", "--port", "0", "--seed", str(demo.seed)) as one:
-        url = await one.address("base_url ")
-        controls = Caller(sender, url.removesuffix("/v1"))
-        limits = {"rpm": demo.rpm, "burst": demo.burst}
-        ledger = {"recorded_requests": _KEPT_REQUESTS, "recorded_bytes": _KEPT_BYTES}
-        await controls.post("/__emulator/config", {**_PACE, **limits, **ledger, "fault": list(_FAULTS)})
-        yield WatchedProvider(url, controls)
 
 
 def _write_config(demo: BatchDemo, folder: Path, url: str) -> None:
@@ -163,10 +144,9 @@ async def _until_answered(run: BatchRun, point: int, gateway: Caller, batch_id: 
             raise AskFailedError(f"the batch is {batch['status']} too early: {json.dumps(batch)}")
 
 
-async def _note(run: BatchRun, folder: Path, provider: Caller, killed_at: float) -> KillNote:
+async def _note(run: BatchRun, folder: Path, provider: RecordingProvider, killed_at: float) -> KillNote:
     """Returns what was kept, and what the provider has seen, once it has noticed that the gateway is gone."""
-    while (await provider.get("/__emulator/stats"))["concurrency"]["now"]:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(_LOOK_S / 5)
+    await provider.until_left()
     calls = len(await _ledger(provider))
     return KillNote(run.time_s(killed_at), calls, lines_with_results(str(folder / "jobs.db")))
 
@@ -190,20 +170,19 @@ async def _custom_ids(gateway: Caller, file_id: str | None) -> list[int]:
     ]
 
 
-async def _keep_counting(run: BatchRun, provider: Caller, now: Now) -> None:
+async def _keep_counting(run: BatchRun, provider: RecordingProvider, now: Now) -> None:
     """Notes the provider's answers as they grow."""
     while True:
         with suppress(AskFailedError):
-            answered = (await provider.get("/__emulator/stats"))["statuses"].get("200", 0)
+            answered = await provider.answers()
             if run.began_at is not None and (not run.seen or run.seen[-1][1] != answered):
                 run.seen.append((run.time_s(now()), answered))
         await asyncio.sleep(_LOOK_S)
 
 
-async def _ledger(provider: Caller) -> list[LedgerEntry]:
+async def _ledger(provider: RecordingProvider) -> list[LedgerEntry]:
     """Returns the calls that the provider recorded."""
-    recorded = (await provider.get("/__emulator/requests"))["requests"]
-    return [_entry(one) for one in recorded if one["path"] == "/v1/chat/completions"]
+    return [_entry(one) for one in await provider.calls() if one["path"] == "/v1/chat/completions"]
 
 
 def _entry(recorded: dict[str, Any]) -> LedgerEntry:

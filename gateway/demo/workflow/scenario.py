@@ -10,8 +10,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from gateway.demo.clients import API_KEY, MODEL
 from gateway.demo.outage import DIRECT, THROUGH
 from gateway.demo.processes import DemoProcess, process
+from gateway.demo.recording import RecordingProvider, recording_provider
 from gateway.demo.wire import AskFailedError, Caller, connections
 from gateway.demo.workflow import program
 from gateway.demo.workflow.program import RUN, STEP
@@ -44,7 +45,6 @@ _LOOK_S = 0.05
 _PATIENCE_S, _PATIENCE_PER_STEP_S, _PATIENCE_PER_KILL_S = 60.0, 0.02, 10.0
 """One way may take so long."""
 _PAGE = 100
-_KEPT_REQUESTS, _KEPT_BYTES = 1_000_000, 256 * 1024 * 1024
 _PACE = {"ttft": 0.06, "tokens_per_second": 4000, "jitter": 0.3, "output_tokens": 200}
 _FAULTS = ("e500=0.004", "e503=0.004", "reset=0.002")
 FAULTS = "1 % of the calls meet a fault: a 500, a 503, a connection that is reset"
@@ -99,12 +99,12 @@ async def _run(demo: WorkflowDemo, arm: WorkflowArm, now: Now) -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="gateway-demo-")))
         sender = await stack.enter_async_context(connections())
-        url, provider = await stack.enter_async_context(_provider(demo, folder, sender))
+        provider = await stack.enter_async_context(recording_provider(folder, sender, demo.seed, _FAULTS, _PACE))
         way = _Way(demo, arm, folder, sender, provider, now)
-        way.tell_address(url)
+        way.tell_address(provider.url)
         starts = {"program": partial(way.start_program, stack)}
         if arm.has_gateway:
-            _write_config(folder, url)
+            _write_config(folder, provider.url)
             starts = {"gateway": partial(way.start_gateway, stack), **starts}
         watching = asyncio.create_task(_keep_counting(arm, folder))
         stack.callback(watching.cancel)
@@ -123,7 +123,7 @@ class _Way:
     arm: WorkflowArm
     folder: Path
     sender: Http1Transport
-    provider: Caller
+    provider: RecordingProvider
     now: Now
 
     async def play(self, starts: Mapping[str, Start]) -> None:
@@ -168,33 +168,21 @@ class _Way:
 
     async def ledger(self) -> list[StepCall]:
         """Returns the calls that the provider recorded."""
-        return list(map(step_call, (await self.provider.get("/__emulator/requests"))["requests"]))
+        return list(map(step_call, await self.provider.calls()))
 
     async def _until_answered(self, point: int, one: DemoProcess) -> None:
         """Waits until the provider has given so many answers. Raises AskFailedError where the program has ended before."""
-        while (await self.provider.get("/__emulator/stats"))["statuses"].get("200", 0) < point:
+        while await self.provider.answers() < point:
             if one.has_done_its_work:
                 raise AskFailedError(f"{self.arm.name}, the runs were over before {point} answers")
             await asyncio.sleep(_LOOK_S)
 
     async def _seen_and_kept(self) -> tuple[int, frozenset[Step]]:
         """Returns how many calls have reached the provider, once it has noticed that no gateway is there, and what is kept."""
-        while (await self.provider.get("/__emulator/stats"))["concurrency"]["now"]:  # noqa: ASYNC110 - a poll
-            await asyncio.sleep(_LOOK_S / 5)
+        await self.provider.until_left()
         found = kept_steps(str(self.folder / "jobs.db"))
         kept = frozenset((int(run.removeprefix(RUN)), int(step.removeprefix(STEP)) - 1) for run, step in found)
         return len(await self.ledger()), kept
-
-
-@asynccontextmanager
-async def _provider(demo: WorkflowDemo, folder: Path, sender: Http1Transport) -> AsyncIterator[tuple[str, Caller]]:
-    """Yields the URL of the started emulator, with its faults and ledger, and who asks for its counters."""
-    async with process(folder, "emulate", "--port", "0", "--seed", str(demo.seed)) as one:
-        url = await one.address("base_url ")
-        controls = Caller(sender, url.removesuffix("/v1"))
-        ledger = {"recorded_requests": _KEPT_REQUESTS, "recorded_bytes": _KEPT_BYTES}
-        await controls.post("/__emulator/config", {**_PACE, **ledger, "fault": list(_FAULTS)})
-        yield url, controls
 
 
 def _write_config(folder: Path, url: str) -> None:
