@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,9 @@ import pytest
 
 from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
 from gateway.policy.jobs.job import Job, JobFlag, JobQuery, JobState
+from gateway.policy.pipelines.advance import advance
+from gateway.policy.pipelines.plan import PipelinePlan
+from gateway.policy.pipelines.states import Decision, RunStates
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import CALL_USD, RUN_ID, STAGES, CountingView, Ledger, RunProcess, call, run_process, stages_say
 from tests.jobs.town import Town, Where, town
@@ -270,6 +274,32 @@ def test_a_run_that_cannot_be_advanced_ends_and_so_does_what_runs_of_it(tell: Te
         assert done.tally.cost_usd == pytest.approx(ledger.usd)
 
     tell(story)
+
+
+@pytest.mark.parametrize(("items", "in_loop"), [(5, True), (2_000, False)])
+def test_a_condition_of_many_items_is_judged_beside_the_loop(
+    items: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the input is: each of them is looked for in all of them."""
+    when = "contains(input.list, item) && item == '0'"
+    source = {"steps": {"x": {"for_each": "input.list", "choose": [{"when": when, **call("{{ item }}")}]}}}
+    decided: list[bool] = []
+
+    def noted(plan: PipelinePlan, states: RunStates) -> Decision:
+        decision = advance(plan, states)
+        decided.append(threading.current_thread() is threading.main_thread())
+        return decision
+
+    monkeypatch.setattr("gateway.jobs.pipelines.run.advance", noted)
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(lambda _prompt, _time: "fine"))
+        await process.accept_run(source, {"list": [str(number) for number in range(items)]})
+        done = await process.end_of(RUN_ID)
+        assert "fine" in await process.text_of(done)
+
+    tell_in_memory(story)
+    assert decided[0] is in_loop
 
 
 @pytest.mark.parametrize(("on_failure", "asked"), [("fail", 20), ({"tolerate_percent": 10}, 40), ("continue", 200)])

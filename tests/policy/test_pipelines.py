@@ -30,8 +30,9 @@ from gateway.policy.pipelines.states import (
     StepPhase,
     StepState,
 )
+from gateway.policy.pipelines.values.reading import read_place, read_template
 from gateway.policy.pipelines.values.splitting import split_text
-from gateway.policy.pipelines.values.templates import Scope, StepFilling, ValueMissing, fill, read_place, read_template
+from gateway.policy.pipelines.values.templates import Scope, StepFilling, ValueMissing, fill
 from tests.rows import rows
 
 
@@ -338,7 +339,7 @@ def test_what_says_nothing_of_an_item_is_made_once_for_all_items() -> None:
     plan = plan_of({"a": {"for_each": "input.rows", **call(content)}})
     given = {"text": "a b. " * 200, "rows": [{"n": 1}] * 50}
     # the work is that of the list once and of the requests, not that of the list for each item
-    run = RunStates(given, {}, count=lambda _model: counting, most_work=150_000)
+    run = RunStates(given, {}, count=lambda _model: counting, most_work=300_000)
     begun = advance(plan, run)
     assert isinstance(begun, Start)
     assert len(begun.steps[0].requests) == 50

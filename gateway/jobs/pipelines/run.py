@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
@@ -34,7 +36,7 @@ from gateway.policy.pipelines.states import (
     StepPhase,
     StepState,
 )
-from gateway.policy.pipelines.values.splitting import Count
+from gateway.policy.pipelines.values.splitting import Count, Hurry, TooLong
 from gateway.policy.runs.run import RunChange, told
 from gateway.policy.runs.workflow import RunOutcome
 
@@ -43,7 +45,8 @@ MOST_CRASHES = 3
 MOST_PLANS = 64
 """That are remembered, compiled."""
 LARGE_BYTES = 262_144
-"""Runs that carry more are decided upon in a thread: to divide a long text takes its time."""
+"""Runs that carry more are decided upon in a thread, as are those whose next step is much work: to divide a long text, or to
+judge a condition for each of many items, takes its time."""
 ITEM_BYTES = 200
 """What an item of a list is taken for."""
 HEADERS = (("content-type", "application/json"),)
@@ -116,7 +119,7 @@ class PipelineRuns:
             await self._stop_children(look.running, work.job.tenant)
             await running.finish(self._store, JobEnd(running.ends_as, tally=look.tally))
             return
-        decision = await self._decide(plan, carried, look)
+        decision = await self._decide(plan, carried, look, len(work.payload))
         if isinstance(decision, RunFinished):
             await self._finish(running, plan, carried, look, decision)
         elif isinstance(decision, RunFailed):
@@ -125,12 +128,12 @@ class PipelineRuns:
         else:
             await self._go_on(running, plan, decision, look)
 
-    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook) -> Decision:
+    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook, payload: int) -> Decision:
         states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
-        size = len(str(carried.input)) + sum(map(_size_of, look.steps.values()))
-        if size > LARGE_BYTES:
-            return await asyncio.to_thread(advance, plan, states)
-        return advance(plan, states)
+        if payload + sum(map(_size_of, look.steps.values())) <= LARGE_BYTES:
+            with suppress(TooLong):
+                return advance(plan, replace(states, hurry=Hurry()))
+        return await asyncio.to_thread(advance, plan, states)
 
     async def _go_on(self, running: RunningWork, plan: PipelinePlan, decision: Decision, look: RunLook) -> None:
         """Parks the run, with what begins now."""

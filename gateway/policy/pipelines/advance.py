@@ -37,7 +37,7 @@ from gateway.policy.pipelines.values.templates import Scope, StepFilling, ValueM
 
 
 def advance(plan: PipelinePlan, run: RunStates) -> Decision:
-    """Says what is to be done next."""
+    """Says what is to be done next. Raises TooLong where others wait for it, and it is too much for that."""
     known: dict[str, Mapping[str, Any]] = {}
     settled: set[str] = set()
     starts: list[StepStart] = []

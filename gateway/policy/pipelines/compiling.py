@@ -26,7 +26,8 @@ from gateway.policy.pipelines.plan import (
 )
 from gateway.policy.pipelines.problems import Path, PlanProblem
 from gateway.policy.pipelines.values.conditions import Condition, read_condition
-from gateway.policy.pipelines.values.templates import Place, Template, places_of, read_place, read_template
+from gateway.policy.pipelines.values.reading import read_place, read_template
+from gateway.policy.pipelines.values.templates import Place, Template, places_of
 
 STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NOT_IN_CALLS: Final = ("stream", "stream_options", "background", "previous_response_id")

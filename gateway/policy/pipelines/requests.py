@@ -48,8 +48,9 @@ def request_of(step: Step, scope: Scope, filling: StepFilling) -> Mapping[str, A
     """Returns the body of the first branch whose condition holds; None: none does. Raises StepFailed."""
     call: CallPlan
     try:
+        filling.work.take_request()
         for branch in step.branches:
-            if branch.when is None or branch.when.holds(scope):
+            if branch.when is None or branch.when.holds(scope, filling):
                 call = branch.call
                 break
         else:

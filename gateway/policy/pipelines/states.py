@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from gateway.policy.pipelines.plan import CallEndpoint, Step
-from gateway.policy.pipelines.values.splitting import MOST_WORK, Count, Work
+from gateway.policy.pipelines.values.splitting import MOST_WORK, Count, Hurry, Work
 from gateway.policy.pipelines.values.templates import StepFilling
 
 VALUE_MISSING: Final = "value_missing"
@@ -85,9 +85,12 @@ class RunStates:
     most_work: int = MOST_WORK
     """That it may be to put a step together, as `Work` counts it."""
 
+    hurry: Hurry | None = field(default=None, repr=False, compare=False)
+    """Counts what is done while others wait; None: nobody does."""
+
     def filling(self, model: str) -> StepFilling:
         """Returns what a step is filled with whose texts are divided by the tokens of this model."""
-        return StepFilling(self.count(model), Work(self.most_work))
+        return StepFilling(self.count(model), Work(self.most_work, self.hurry))
 
 
 class StepStart(NamedTuple):

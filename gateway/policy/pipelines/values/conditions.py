@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from gateway.policy.pipelines.problems import Path, PlanProblem
-from gateway.policy.pipelines.values.templates import ROOTS, Scope
+from gateway.policy.pipelines.values.judging import ConditionJudge
+from gateway.policy.pipelines.values.templates import ROOTS, Scope, StepFilling
 
 NEEDS_EXTRA: Final = "needs packages that are not installed: pip install '.[pipelines]'"
 MOST_CHARS: Final = 2_000
@@ -20,6 +21,8 @@ _RELATIVE_BEHIND_FIRST: Final = frozenset(
     ("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "pipe")
 )
 """Nodes of which only the first child sees all values; the others see what the first came to."""
+_OF_ALL: Final = frozenset(("current", "value_projection"))
+"""Nodes that may see all values where they stand first; where else they stand, they are taken to."""
 _UNFIT: Final = (TypeError, ValueError, ArithmeticError, RecursionError)
 """What the package lets through where values do not fit, such as a text that is compared with a number."""
 
@@ -36,6 +39,8 @@ class Condition:
     steps: Sequence[tuple[str, ...]]
     """What it refers to of steps: paths such as ("steps", "language", "text")."""
     has_item: bool
+    has_all: bool
+    """It may look at all values together, such as by `@`."""
     at: Path = field(compare=False)
     """Where it stands in its source."""
     parsed: Any = field(repr=False, compare=False)
@@ -45,14 +50,33 @@ class Condition:
         """Returns the steps that it refers to."""
         return frozenset(path[1] for path in self.steps)
 
-    def holds(self, scope: Scope) -> bool:
-        """Tells whether it is true of these values. Raises ConditionFailed."""
+    def holds(self, scope: Scope, filling: StepFilling) -> bool:
+        """Tells whether it is true of these values; one that says nothing of an item is judged once for all of them.
+
+        Raises ConditionFailed, TooMuchWork.
+        """
+        verdict = filling.verdicts.get(self)
+        if verdict is None:
+            verdict = self._judged(scope, filling.judge)
+            if not self._may_see_item:
+                filling.verdicts[self] = verdict
+        if isinstance(verdict, str):
+            raise ConditionFailed(f"`when` cannot be judged: {verdict}")
+        return verdict
+
+    def _judged(self, scope: Scope, judge: ConditionJudge) -> bool | str:
+        """Returns whether it is true, or the name of what was raised instead. Raises TooMuchWork."""
         values = {"input": scope.input, "steps": scope.steps, "item": scope.item}
         try:
-            found = self.parsed.search(values)
+            found = judge.visit(self.parsed.parsed, values)
         except (import_module("jmespath.exceptions").JMESPathError, *_UNFIT) as error:
-            raise ConditionFailed(f"`when` cannot be judged: {type(error).__name__}") from None
+            return type(error).__name__
         return found is not None and found is not False and found not in ("", [], {})
+
+    @property
+    def _may_see_item(self) -> bool:
+        """Tells whether it may come to something else for another item: by its name, or with all that there is."""
+        return self.has_item or self.has_all
 
 
 def read_condition(source: object, path: Path, problems: list[PlanProblem]) -> Condition | None:
@@ -92,16 +116,21 @@ def read_condition(source: object, path: Path, problems: list[PlanProblem]) -> C
             problems.append(PlanProblem(path, "`steps` alone is no value: name one, such as steps.NAME.text"))
         elif chain[0] == "steps":
             steps.append(chain)
-    return Condition(source, tuple(steps), has_item, path, parsed)
+    has_all = any(node["type"] in _OF_ALL for node in _nodes(parsed.parsed))
+    return Condition(source, tuple(steps), has_item, has_all, path, parsed)
 
 
 def _functions(node: Mapping[str, Any]) -> Iterator[str]:
     """Yields the names of the functions that are called."""
-    if node["type"] == "function_expression":
-        yield node["value"]
+    return (one["value"] for one in _nodes(node) if one["type"] == "function_expression")
+
+
+def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields all parts of an expression."""
+    yield node
     for child in node["children"]:
         if isinstance(child, dict):
-            yield from _functions(child)
+            yield from _nodes(child)
 
 
 def _chains(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -37,7 +37,11 @@ _TAIL: Final = 1.25
 
 MOST_WORK: Final = 1_000_000_000
 """Of one step, in characters that are copied: some seconds of a processor."""
-_A_VALUE: Final = 16
+MOST_IN_A_HURRY: Final = 2_000_000
+"""Of all steps that are decided upon at once: some ten milliseconds."""
+_A_REQUEST: Final = 3_000
+"""What a request with nothing in it is taken for."""
+A_VALUE: Final = 16
 """What a value of a list is taken for, and a character whose tokens are counted: about so many times a copied character."""
 
 
@@ -47,33 +51,57 @@ class TooMuchWork(Exception):
     def __init__(self, most: int) -> None:
         super().__init__(
             f"to put its requests together is more work than a step may be ({most} characters that are read or written); "
-            "what filters make of `item` is made for each item: give fewer or shorter items, or have an earlier step, or "
-            "the caller, prepare them"
+            "what filters and conditions make of `item` is made for each item: give fewer or shorter items, or have an "
+            "earlier step, or the caller, prepare them"
         )
 
 
-class Work:
-    """Counts the work of one step."""
+class TooLong(Exception):
+    """It is more than may be done while others wait, and is to be done again where nobody does."""
 
-    def __init__(self, most: int = MOST_WORK) -> None:
+
+class Hurry:
+    """Counts the work of several steps that is done while others wait."""
+
+    def __init__(self, most: int = MOST_IN_A_HURRY) -> None:
+        self._left = most
+
+    def take(self, chars: int) -> None:
+        """Counts as `Work` does. Raises TooLong."""
+        self._left -= chars
+        if self._left < 0:
+            raise TooLong
+
+
+class Work:
+    """Counts the work of one step. Where others wait, each may raise TooLong, too."""
+
+    def __init__(self, most: int = MOST_WORK, hurry: Hurry | None = None) -> None:
         self._most = most
         self._left = most
+        self._hurry = hurry
 
     def take(self, chars: int) -> None:
         """Counts characters that are copied or written. Raises TooMuchWork."""
         self._left -= chars
         if self._left < 0:
             raise TooMuchWork(self._most)
+        if self._hurry is not None:
+            self._hurry.take(chars)
 
     def take_values(self, values: int) -> None:
         """Counts values that are looked at one by one. Raises TooMuchWork."""
-        self.take(values * _A_VALUE)
+        self.take(values * A_VALUE)
+
+    def take_request(self) -> None:
+        """Counts that a request is put together, whatever is in it. Raises TooMuchWork."""
+        self.take(_A_REQUEST)
 
     def counting(self, count: Count) -> Count:
         """Returns what counts tokens, and the work of that. It raises TooMuchWork."""
 
         def counted(text: str) -> float:
-            self.take((len(text) + 1) * _A_VALUE)
+            self.take((len(text) + 1) * A_VALUE)
             return count(text)
 
         return counted
