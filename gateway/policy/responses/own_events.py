@@ -67,7 +67,7 @@ class OwnEvents:
         self._pending = bytearray()
         self._items: dict[int, Any] = {}
         self._response: dict[str, Any] = dict(queued)
-        self.next_number = self.first_number = generation * GENERATION_STEP
+        self.next_number = generation * GENERATION_STEP
         self._has_begun = False
         self.final: dict[str, Any] | None = None
         """The response at its end, as the provider has it."""

@@ -10,19 +10,6 @@ import orjson
 from gateway.policy.runs.run import RunChange, RunRecord, Said, TaskSum, TaskWord
 
 
-def encode_change(change: RunChange) -> bytes:
-    """Returns a change in bytes."""
-    return orjson.dumps(_change(change))
-
-
-def decode_change(raw: bytes) -> RunChange:
-    """Returns the change. Raises ValueError for anything that is none."""
-    try:
-        return _read_change(orjson.loads(raw))
-    except (AttributeError, LookupError, TypeError) as broken:
-        raise ValueError("this is no change of a run") from broken
-
-
 def encode_run(record: RunRecord) -> bytes:
     """Returns a record in bytes."""
     return orjson.dumps([record.tenant, record.run, record.counted, record.used, _change(record.so_far)])
