@@ -38,9 +38,9 @@ from gateway.policy.conversion.convert import as_stream, as_whole
 from gateway.policy.openai.sse import json_object
 from gateway.policy.openai.usage import estimate_tokens
 from gateway.policy.output.answers import OutputText, added_usage, texts_of, with_texts
+from gateway.policy.output.money import allows_retry, spent_usd
 from gateway.policy.output.rules import OUTPUT_INVALID, OutputResult, OutputRule
 from gateway.policy.output.schema import OutputSchema
-from gateway.policy.output.steps import allows_retry, spent_usd
 from gateway.policy.output.streamed import StreamedTexts
 from gateway.policy.retry.retry import TryLater
 from gateway.policy.snapshot import Target

@@ -20,10 +20,10 @@ from gateway.flow.dispatch import FirstAnswer
 from gateway.flow.settle import cost_usd, estimated_usage
 from gateway.policy.health.target_health import CLIENT_GONE
 from gateway.policy.openai.usage import estimate_tokens
+from gateway.policy.output.money import fits, spent_usd
 from gateway.policy.output.repair import repair_request, repaired_text
 from gateway.policy.output.rules import OutputRule, Violation
 from gateway.policy.output.schema import OutputSchema
-from gateway.policy.output.steps import fits, spent_usd
 from gateway.policy.retry.retry import Step, Try
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Model, Target
