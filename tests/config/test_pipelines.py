@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.config.describe import describe
 from gateway.config.reload import Reloader
+from gateway.policy.pipelines.schemas import misfit_of
 from tests.config.support import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 
 CONFIG = f"policies: policies\n{GOOD}"
@@ -89,6 +92,51 @@ def test_what_is_wrong_is_told_with_its_line(folder: Path, old: str, new: str, p
     assert old in REPORT
     problems = told(folder, REPORT.replace(old, new, 1))
     assert any(problem in line for line in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (
+            {"properties": {"a": {"$ref": "part"}}, "$defs": {"p": {"$id": "part"}}},
+            '3: input."$defs".p."$id": gives a part',
+        ),
+        (
+            {"properties": {"a": {"$id": "part", "$ref": "#/$defs/p", "$defs": {"p": {}}}}},
+            '2: input.properties.a."$id": gives',
+        ),
+        (
+            {"$id": "http://a/b.json", "properties": {"a": {"$ref": "b.json"}}},
+            '3: input.properties.a."$ref": leads out',
+        ),
+        (
+            {"properties": {"a": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
+            '2: input.properties.a."$ref": leads',
+        ),
+    ],
+)
+def test_a_schema_that_no_input_would_fit_is_told_with_its_line(
+    folder: Path, schema: dict[str, Any], problem: str
+) -> None:
+    input_ = "input:\n" + "".join(f"  {name}: {json.dumps(value)}\n" for name, value in schema.items())
+    problems = told(folder, input_ + "steps:\n" + REPORT.partition("steps:\n")[2])
+    assert any(problem in line for line in problems), problems
+    assert misfit_of(schema, {"a": "x"}) is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "http://a/b.json", "properties": {"a": {"$ref": "#/$defs/p"}}, "$defs": {"p": {"type": "string"}}},
+        {"$id": "http://a/b.json", "properties": {"a": {"$ref": "http://a/b.json#/$defs/p"}}, "$defs": {"p": {}}},
+        {"properties": {"a": {"$id": "part", "type": "string"}}},
+        {"properties": {"$id": {"type": "string"}, "a": {"$ref": "#/$defs/p"}}, "$defs": {"p": {"type": "string"}}},
+        {"properties": {"k": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "p": {"pattern": "^a*b$"}}},
+    ],
+)
+def test_names_in_a_schema_are_no_problem_where_its_references_are_known(folder: Path, schema: dict[str, Any]) -> None:
+    assert told(folder, f"input: {json.dumps(schema)}\nsteps:\n" + REPORT.partition("steps:\n")[2]) == []
+    assert misfit_of(schema, {"a": "x"}) is None
 
 
 def test_failed_items_may_be_repaired_and_then_tolerated(folder: Path) -> None:

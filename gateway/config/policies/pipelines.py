@@ -24,7 +24,7 @@ from gateway.config.reading.source import read_document
 from gateway.config.schema import Entry
 from gateway.policy.pipelines.compiling import compile_plan, models_with_paths
 from gateway.policy.pipelines.plan import PREFIX, PipelinePlan
-from gateway.policy.pipelines.schemas import MOST_SCHEMA_BYTES, schema_problem
+from gateway.policy.pipelines.schemas import MOST_SCHEMA_BYTES, input_problem, schema_problem
 from gateway.policy.snapshot import Model, Target
 from gateway.words import Lane
 
@@ -176,8 +176,8 @@ def _source(document: Document) -> dict[str, Any] | None:
     entry = check(PipelineFile, document, ())
     if entry is None:
         return None
-    if entry.input is not None and (problem := schema_problem(entry.input)):
-        document.complain(("input",), problem)
+    if entry.input is not None and (found := input_problem(entry.input)) is not None:
+        document.complain(("input", *found[0]), found[1])
     told = {
         "description": entry.description,
         "input": entry.input,

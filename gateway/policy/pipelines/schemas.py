@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import orjson
 
 from gateway.policy.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
+from gateway.policy.pipelines.problems import Path
 from gateway.policy.pipelines.values.conditions import NEEDS_EXTRA
 
 MOST_SCHEMA_BYTES: Final = MOST_BYTES
+_NAMING: Final = ("$id", "$ref", "$dynamicRef", "$recursiveRef")
 MOST_VISITS: Final = 500_000.0
 """Of values by the schema: some tens of milliseconds."""
 
@@ -26,6 +28,46 @@ def schema_problem(schema: object) -> str:
     except SchemaUnusable as error:
         return f"cannot be used as a schema: {error}"
     return ""
+
+
+def input_problem(schema: Mapping[str, Any]) -> tuple[Path, str] | None:
+    """Returns what is wrong with the schema of an input, and where in it; None: nothing is.
+
+    A schema of answers may be checked at any length by a process of its own. An input is checked where its caller waits, so
+    that the work of that has to be known: where a reference leads, whatever `$id` is around it, it is not.
+    """
+    problem = schema_problem(schema)
+    if problem:
+        return (), problem
+    if not compile_schema(orjson.dumps(schema)).is_heavy(b"{}", MOST_VISITS):
+        return None
+    inner = next((path for path, name, _ in _named(schema) if name == "$id" and len(path) > 1), None)
+    if inner is not None:
+        return inner, (
+            "gives a part of the schema a place of its own, so that where a `$ref` leads is not known, and no input would be "
+            "accepted: leave it out, and refer to the part as #/$defs/NAME"
+        )
+    outside = next((path for path, name, value in _named(schema) if name != "$id" and not value.startswith("#")), None)
+    if outside is not None:
+        return outside, (
+            "leads out of the schema, so that no input would be accepted: put what it refers to into `$defs`, and refer to it "
+            "as #/$defs/NAME"
+        )
+    return (), "is too much work to be checked, so that no input would be accepted: have fewer ways through it"
+
+
+def _named(schema: object) -> Iterator[tuple[Path, str, str]]:
+    """Yields the places of names and references in a schema, with which it is and what it says."""
+    todo: list[tuple[Path, object]] = [((), schema)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                todo.append(((*path, name), inner))
+                if name in _NAMING and isinstance(inner, str):
+                    yield (*path, name), name, inner
+        elif isinstance(value, list):
+            todo.extend(((*path, index), inner) for index, inner in enumerate(value))
 
 
 def misfit_of(schema: Mapping[str, Any], value: object) -> tuple[str, str] | None:
