@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -104,14 +104,6 @@ def is_for_typing(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those that only a type checker sees."""
-    for child in ast.iter_child_nodes(node):
-        if not is_for_typing(child):
-            yield child
-            yield from walk(child)
-
-
 def imported(node: ast.AST) -> list[str]:
     """The modules that an import statement names; `from gateway.policy import sse` names `gateway.policy.openai.sse`."""
     if isinstance(node, ast.Import):
@@ -128,10 +120,25 @@ def imports_of(module: str) -> list[str]:
     return [name for node in nodes_of(module) for name in imported(node)]
 
 
-@cache
 def nodes_of(module: str) -> list[ast.AST]:
     """Every node of it but those that only a type checker sees."""
-    return list(walk(tree_of(module)))
+    return parted(module)[0]
+
+
+@cache
+def parted(module: str) -> tuple[list[ast.AST], list[ast.AST]]:
+    """Every node of it but those that only a type checker sees, and the tops of these."""
+    nodes: list[ast.AST] = []
+    for_typing: list[ast.AST] = []
+    left: list[ast.AST] = [tree_of(module)]
+    while left:
+        for child in ast.iter_child_nodes(left.pop()):
+            if is_for_typing(child):
+                for_typing.append(child)
+            else:
+                nodes.append(child)
+                left.append(child)
+    return nodes, for_typing
 
 
 @cache
@@ -186,9 +193,9 @@ def test_an_import_inside_a_function_says_why() -> None:
     def unexplained(module: str) -> list[str]:
         lines = MODULES[module].read_text().splitlines()
         functions = [node for node in nodes_of(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        inner = [
-            node for function in functions for node in walk(function) if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
+        within = {line for function in functions for line in range(function.lineno, (function.end_lineno or 0) + 1)}
+        imports = [node for node in nodes_of(module) if isinstance(node, ast.Import | ast.ImportFrom)]
+        inner = [node for node in imports if node.lineno in within]
         return [lines[n.lineno - 1] for n in inner if "# " not in "".join(lines[n.lineno - 2 : n.lineno])]
 
     assert offenders(unexplained) == {}
@@ -224,7 +231,8 @@ def test_imports_go_in_no_circle() -> None:
 
 
 def all_imports_of(module: str) -> list[str]:
-    return [name for node in ast.walk(tree_of(module)) for name in imported(node)]
+    for_typing = [node for top in parted(module)[1] for node in ast.walk(top)]
+    return [*imports_of(module), *(name for node in for_typing for name in imported(node))]
 
 
 def test_modules_and_classes_end_before_a_reader_tires() -> None:
