@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,12 @@ settings.register_profile(
 )  # "too slow" is a clock of the machine
 settings.register_profile("full", max_examples=500)
 settings.load_profile("fast")
+SOAKS = Path(__file__).parent / "soak"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no soak is to run, what is nothing else is not even imported."""
+    return True if collection_path == SOAKS and config.option.markexpr == "not soak" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -26,7 +33,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """Collect without the collector of garbage: nearly all that it would look at, again and again, lives to the end."""
     gc.disable()
     try:
-        compile_in_turn(session.config.args)
+        compile_in_turn(session.config.args, spared=SOAKS if session.config.option.markexpr == "not soak" else None)
         return (yield)
     finally:
         gc.enable()

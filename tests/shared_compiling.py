@@ -19,8 +19,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def compile_in_turn(collected: Iterable[str]) -> None:
-    """Compile what is not yet, and import the test modules of these folders, if this is one worker of several."""
+def compile_in_turn(collected: Iterable[str], *, spared: Path | None) -> None:
+    """Compile what is not yet, and import the test modules of these folders, if this is one worker of several.
+
+    Nobody will collect the folder that is `spared`.
+    """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count == 1:
         return
@@ -30,7 +33,9 @@ def compile_in_turn(collected: Iterable[str]) -> None:
         if not Path(cache_from_source(path)).exists():
             with suppress(OSError, SyntaxError):  # who imports it will tell
                 SourceFileLoader(path.stem, str(path)).get_code(path.stem)
-    tests = [path for folder in collected for path in Path(folder).resolve().rglob("test_*.py")]
+    tests = [
+        path for folder in collected for path in Path(folder).resolve().rglob("test_*.py") if path.parent != spared
+    ]
     for path in _from_its_turn(tests, number / count):
         with suppress(Exception, pytest.skip.Exception):  # who collects it will tell
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
