@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.sections.prices import MAX_REMEMBERED, fixed_rates, price_finder
+from gateway.config.sections import prices
+from gateway.config.sections.prices import fixed_rates, price_finder
 from gateway.policy.snapshot import Provider, Rates
 from tests.config.support import NOW, ROOT, load_text
 from tests.rows import rows
@@ -66,13 +67,15 @@ def test_known_host_is_priced_as_itself() -> None:
     assert price_finder(groq, NOW)("gpt-4o") is None
 
 
-def test_lookups_are_remembered_but_not_without_end() -> None:
+def test_lookups_are_remembered_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated name costs nothing; a stream of new ones does not grow the memory."""
+    assert prices.MAX_REMEMBERED <= 4096
+    monkeypatch.setattr(prices, "MAX_REMEMBERED", 50)
     find = price_finder(OPENAI, NOW)
     first = find("gpt-4o-mini")
 
     assert find("gpt-4o-mini") is first
-    for number in range(MAX_REMEMBERED + 100):
+    for number in range(100):
         find(f"gpt-4o-mini-{number}")
     again = find("gpt-4o-mini")
     assert again == first
