@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.main import main
@@ -133,7 +133,6 @@ FATES = st.sampled_from([PAID, FAULTED, BROKEN, LEFT])
 STEPS = st.tuples(st.integers(0, 2), st.integers(0, 1))
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(STEPS, FATES), max_size=30), st.lists(st.integers(0, 30), max_size=3), st.data())
 def test_the_sums_of_any_ledger_add_up(
     entries: list[tuple[Step, tuple[int | None, bool]]], at: list[int], data: st.DataObject
@@ -158,7 +157,6 @@ def test_the_sums_of_any_ledger_add_up(
     assert (one.paid_though_kept > 0) == bool(kept)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["failed", "killed"])), max_size=12))
 def test_any_walk_is_reckoned(walks: list[tuple[int, str]]) -> None:
     """Tries one after the other: those that failed are counted, those that a kill cut off are counted by themselves."""

@@ -365,7 +365,7 @@ async def test_cancelling_at_any_moment_leaves_nothing(stream: bool) -> None:
 
 
 @given(course=st.lists(st.sampled_from(["first", "second", "fail first", "fail second", "time", "turn"]), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_whatever_happens_when_the_account_is_closed_once(course: Sequence[str]) -> None:
     """In any order of answers, failures and time: one account, every grant back, the last attempt is the one that served."""
     asyncio.run(_run(course))

@@ -310,7 +310,7 @@ async def test_a_hedged_answer_is_checked_and_its_retry_goes_along_the_plan() ->
 answers_given = st.lists(st.sampled_from(["good", "bad", "cut", "fails"]), min_size=8, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     answers_given,
     answers_given,

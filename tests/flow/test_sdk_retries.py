@@ -382,7 +382,7 @@ async def test_a_retry_while_the_loop_repairs_the_call_waits_for_the_repair() ->
 @given(
     course=st.lists(st.tuples(st.sampled_from(["call", "leave", "answer"]), st.integers(0, 3)), max_size=14),
 )
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_whatever_happens_everybody_is_answered_or_has_left(course: Sequence[tuple[str, int]]) -> None:
     """Calls, retries, answers and leaving in any order: nobody waits for ever, one account each, nothing is kept."""
     asyncio.run(_run(course))

@@ -224,7 +224,7 @@ def act(breaker: Breaker, what: str, now: float) -> None:
             breaker.forget(permit, now)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(ACTS, st.floats(0.0, 30.0)), max_size=40))
 def test_whatever_happened_it_can_be_shown(course: list[tuple[str, float]]) -> None:
     """Times are finite and not negative, there is a next probe only where one comes by itself, and all of it is JSON."""

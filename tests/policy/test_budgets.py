@@ -156,7 +156,7 @@ class Bucket(RuleBasedStateMachine):
 
 
 TestBucket = Bucket.TestCase
-TestBucket.settings = settings(max_examples=50, deadline=None, derandomize=True, stateful_step_count=50)
+TestBucket.settings = settings(deadline=None, stateful_step_count=50)
 
 
 def test_money_is_counted_by_key_and_day() -> None:

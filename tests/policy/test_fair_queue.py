@@ -752,7 +752,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
 
 TestAgainstAModel = AgainstAModel.TestCase
-TestAgainstAModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
+TestAgainstAModel.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def test_what_was_saved_up_and_is_gone_is_saved_up_again() -> None:

@@ -989,7 +989,7 @@ def test_what_it_learns_by_itself_is_for_others() -> None:
 
 
 @given(told=st.lists(st.tuples(st.sampled_from(["pause", "quota"]), st.floats(0, 1e5), st.floats(0, 100)), max_size=20))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(deadline=None)
 def test_hearsay_only_ever_makes_a_pause_longer(told: list[tuple[str, float, float]]) -> None:
     """Within bounds, and it is not said again."""
     gate = new_gate()

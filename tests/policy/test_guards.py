@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.semantic.guards.facts import EDITION, KINDS, Facts, facts_of, objection
@@ -180,7 +180,6 @@ def test_punctuation_that_says_something_counts(a: str) -> None:
     assert objects(a, plain) is not None
 
 
-@settings(max_examples=60)
 @given(TEXTS)
 def test_every_text_agrees_with_itself(text: str) -> None:
     """Also when it was stored in between, whatever it holds."""
@@ -191,7 +190,6 @@ def test_every_text_agrees_with_itself(text: str) -> None:
     assert len(facts.to_bytes()) == 8 * len(KINDS)
 
 
-@settings(max_examples=60)
 @given(TEXTS, TEXTS, TEXTS)
 def test_agreeing_is_an_equivalence(a: str, b: str, c: str) -> None:
     """Symmetric, and what two agree with they agree in."""
@@ -199,7 +197,6 @@ def test_agreeing_is_an_equivalence(a: str, b: str, c: str) -> None:
         assert objects(a, c) is None
 
 
-@settings(max_examples=60)
 @given(st.lists(st.sampled_from(WORDS), max_size=8), st.integers(0, 10**18), st.integers(0, 10**18))
 def test_other_numbers_never_agree(words: list[str], one: int, other: int) -> None:
     """Whatever stands around them."""

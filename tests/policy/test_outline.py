@@ -86,7 +86,7 @@ def test_the_outline_is_what_a_parser_finds() -> None:
     """Fields, where they stand, how many values there are: wherever pieces end."""
 
     @given(bodies())
-    @settings(max_examples=50, deadline=None)
+    @settings(deadline=None)
     def check(body: bytes) -> None:
         parsed = orjson.loads(body)
         found = outline_of(body)

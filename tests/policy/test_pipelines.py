@@ -465,7 +465,7 @@ class Simulation:
             self._states[name] = StepState(start.part, StepPhase.FAILED, error=error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(sources(), st.data())
 def test_runs_end_alike_in_whatever_order_their_steps_do(source: dict[str, Any], data: st.DataObject) -> None:
     plan, problems = compile_plan("p", source)
@@ -480,7 +480,7 @@ def test_runs_end_alike_in_whatever_order_their_steps_do(source: dict[str, Any],
     assert again.digest == plan.digest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(st.integers(2, 8), st.data())
 def test_circles_are_refused_wherever_they_are(number: int, data: st.DataObject) -> None:
     names = [f"s{index}" for index in range(number)]

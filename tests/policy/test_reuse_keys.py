@@ -27,9 +27,7 @@ from gateway.words import Endpoint
 from tests.flow.support import SPEECH, Bench, ScriptedUpstream
 from tests.rows import rows
 
-BOUNDED = settings(
-    max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
-)
+BOUNDED = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 IMAGES = Endpoint("images", "/images/generations", sse="other")
 STEREO = Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart")
 BENCH = Bench([ScriptedUpstream()])

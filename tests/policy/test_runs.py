@@ -49,7 +49,7 @@ def whole(parts: Sequence[RunChange]) -> RunChange:
     return reduce(add, parts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(changes, st.randoms(use_true_random=False))
 def test_neither_order_nor_grouping_matters_and_four_replicas_know_what_one_would(
     parts: list[RunChange], shuffle: random.Random

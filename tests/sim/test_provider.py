@@ -15,7 +15,7 @@ from tests.sim.clock import START_S, WALL_S, Turn, VirtualClock
 from tests.sim.limits import ProviderLimit, Refill, Windows
 from tests.sim.provider import Demand, Fault, Provider
 
-SOME = settings(max_examples=60, deadline=None, derandomize=True)
+SOME = settings(deadline=None)
 CALL = Demand(100, 50, 50)
 asks = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 40)), min_size=1, max_size=60)
 

@@ -34,7 +34,7 @@ KEY = digest("key")
 P1, P2 = digest("partition", 1), digest("partition", 2)
 
 # A store is made anew for every example, though the fixture that makes it is not.
-examples = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 odd_answers = st.builds(
     Kept,

@@ -43,7 +43,7 @@ lru_steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(steps=lru_steps)
 def test_an_lru_holds_what_was_used_last_within_its_bound(steps: list[tuple[object, ...]]) -> None:
     """The entries on it are always the last of those that were put or used; together they take no more than the bound."""

@@ -15,7 +15,7 @@ from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import ROOMY, MakeStore, Wall, digest, settle, ticked
 from tests.store.redis_support import Lender
 
-examples = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 A, B, C = (digest("object", name)[:16] for name in "abc")
 EVERY_PART = [bytes([part]) + digest(part)[:15] for part in range(256)]
 

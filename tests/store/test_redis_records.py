@@ -148,7 +148,7 @@ class Fleet:
         return lambda record, fence, *more: getattr(self._claimed[fence].records, name)(record, fence, *more)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=record_steps)
 async def test_records_of_a_fleet_do_as_their_model(lends: Lender, steps: list[tuple[object, ...]]) -> None:
     """Several replicas are to a record what one is: one holder at a time, one answer for all, fences that grow."""

@@ -90,7 +90,7 @@ def test_what_has_no_direction_is_refused(vector: list[float]) -> None:
 
 
 @given(st.lists(vectors, min_size=1, max_size=40), vectors, st.floats(-1, 1), st.integers(1, 10))
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 def test_few_rows_are_searched_as_by_comparing_with_each(
     rows: list[list[float]], query: list[float], threshold: float, most: int
 ) -> None:
@@ -397,7 +397,7 @@ class Naive(RuleBasedStateMachine):
 
 def test_whatever_comes_and_goes_the_right_rows_are_found() -> None:
     """The newest that are alive are always found, and never one that was removed or has expired."""
-    run_state_machine_as_test(Naive, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Naive, settings=settings(stateful_step_count=30, deadline=None))
 
 
 @pytest.fixture
