@@ -228,7 +228,7 @@ def load(name: str, most_events: int | None = None) -> tuple[Recording, Call]:
 @pytest.mark.parametrize("is_clean", [True, False], ids=["end", "break"])
 def test_a_stream_cut_at_any_byte_is_complete_or_an_error(name: str, is_clean: bool) -> None:
     """Whether it ends or breaks there, and in whatever chunks it comes: these change from byte to byte."""
-    recording, call = load(name, most_events=60)  # a chat of 200 events has 140 more deltas like these
+    recording, call = load(name, most_events=30)  # a chat of 200 events has 170 more deltas like these
 
     for at in range(len(recording.stream) + 1):
         check_cut(recording, call, at, FEEDS[at % 3], is_clean=is_clean, back=at % 2)
