@@ -17,6 +17,7 @@ from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import NOT_FOUND, PREFIXES, ObjectsProvider
+from tests.rows import rows
 from tests.sweeps import sampled
 
 A_KEY, B_KEY, B2_KEY = "tenant-a-canary-0123456789", "tenant-b-canary-0123456789", "tenant-b-second-0123456789"
@@ -264,8 +265,7 @@ BODIES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [0, 400_000])
-@pytest.mark.parametrize("name", BODIES)
+@rows("name, size", product(BODIES, (0, 400_000)))
 async def test_an_id_in_a_body_has_to_be_the_tenants(
     gateway: Running, provider: ObjectsProvider, name: str, size: int
 ) -> None:
