@@ -15,8 +15,8 @@ import orjson
 
 from gateway.policy.runs.codec import decode_run, encode_run
 from gateway.policy.runs.errors import RunsUnavailable
-from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
-from gateway.policy.runs.step import Close, nobody_waits
+from gateway.policy.runs.run import RunChange, RunRecord
+from gateway.policy.runs.step import Close, RunToChange, changed, nobody_waits
 from gateway.store.redis_link.job import StoreGone, StoreUnheard, load_script
 from gateway.store.redis_link.link import Link
 
@@ -65,22 +65,18 @@ class SharedRunRecords:
                 if doubt is not None and marks.get(self._replica) == doubt[0]:
                     doubt = None  # it was taken
                 more = _sum(change, None if doubt is None else doubt[1])
-                if more is not None:
-                    record = begun(tenant, run, more) if record is None else merged(record, more)
-                if record is None:
-                    return None
-                after = close(record) or record
-                if more is None and after is record:
-                    return record, record
+                result = changed(record, RunToChange(tenant, run, more, close))
+                if result is None or (more is None and result.after is result.before):
+                    return result
                 try:
-                    is_done = await self._swap(raw, after, {**marks, self._replica: number})
+                    is_done = await self._swap(raw, result.after, {**marks, self._replica: number})
                 except StoreUnheard as trouble:
                     doubt = None if more is None else (number, more)
                     raise RunsUnavailable(f"The store of runs did not answer: {trouble}", is_kept=True) from None
                 if is_done:
                     written()
                     doubt = None
-                    return record, after
+                    return result
         except StoreGone as trouble:
             raise RunsUnavailable(f"The store of runs cannot be reached: {trouble}") from None
         finally:
