@@ -302,6 +302,49 @@ def test_the_table_is_bounded_and_says_what_it_forgets() -> None:
     run(story())
 
 
+def test_a_page_of_runs_unpacks_no_more_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page by page all runs come, each once, those that were changed last first, in use or over, at the same time or not."""
+    town = Town(1, INVOICE)
+    table, unpacked = town.tables[0], 0
+
+    def decode(raw: bytes) -> RunRecord:
+        nonlocal unpacked
+        unpacked += 1
+        return decode_run(raw)
+
+    monkeypatch.setattr("gateway.flow.runs.shelf.decode_run", decode)
+
+    async def story() -> None:
+        for number in range(300):
+            town.settle(town.call(f"r{number}", "summarise", "invoice" if number % 3 else "other"))
+            if not number % 50:
+                await town.tick(400)
+        town.settle(town.call("r7", "summarise"))
+        town.settle(town.call("of-another", "summarise", tenant="other"))
+        whole = await table.last("web")
+        assert len(whole) == 300
+        for workflow, wanted in (
+            (None, whole),
+            ("invoice", [one for one in whole if one.workflow == "invoice"]),
+        ):
+            below, paged = None, list[RunRecord]()
+            while page := await page_of(below, workflow):
+                paged += page
+                below = page[-1].so_far.last_ms, page[-1].run
+            assert [one.run for one in paged] == [one.run for one in wanted]
+        ranks = [(one.so_far.last_ms, one.run) for one in whole]
+        assert ranks == sorted(ranks, reverse=True)
+
+    async def page_of(below: tuple[int, str] | None, workflow: str | None) -> list[RunRecord]:
+        nonlocal unpacked
+        unpacked = 0
+        page = await table.last("web", 20, below, workflow)
+        assert unpacked <= 20
+        return page
+
+    run(story())
+
+
 def test_runs_that_are_forgotten_early_are_a_line_in_the_log_each_minute(caplog: pytest.LogCaptureFixture) -> None:
     town = Town(1, INVOICE)
     town.tables = [RunTable(town.clock, lambda: town.workflows, town.counter, most=10)]

@@ -161,6 +161,14 @@ class LiveRun:
             tally.output_tokens += usage.output
 
     @property
+    def changed_ms(self) -> int:
+        """Returns when it was last changed, in wall-clock milliseconds, as its record tells; 0: there is none yet."""
+        known = (
+            part.last_ms for part in (self.owed, None if self.base is None else self.base.so_far) if part is not None
+        )
+        return max(self.last_ms if self.tallies else 0, *known, 0)
+
+    @property
     def has_more(self) -> bool:
         """Tells whether something is not in `base` yet."""
         return bool(self.tallies) or self.owed is not None or self.outcome is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from gateway.flow.runs.live import LiveRun
@@ -21,6 +21,8 @@ KEEP_S = 86_400.0
 
 RunKey = tuple[str, str]
 """Tenant and id."""
+RunRank = tuple[int, str]
+"""When a run was last changed, in wall-clock milliseconds, and its id: the greater one is listed first."""
 
 
 class Packed(NamedTuple):
@@ -31,6 +33,8 @@ class Packed(NamedTuple):
     raw: bytes
     is_durable: bool
     """It is kept where its steps are: what is here is a copy."""
+    changed_ms: int
+    workflow: str
 
 
 class RunShelf:
@@ -75,19 +79,35 @@ class RunShelf:
         live = self._live.get(key)
         return None if live is None else live.record()
 
-    def records(self, tenant: str | None) -> Iterator[RunRecord]:
-        """Yields the runs of a tenant, or of all, the newest first."""
-        for key in [*reversed(self._live), *reversed(self._packed)]:
-            if tenant is None or key[0] == tenant:
-                record = self.record(key)
-                if record is not None:
-                    yield record
+    def newest(
+        self,
+        tenant: str | None,
+        most: int,
+        below: RunRank | None,
+        workflow: str | None,
+        besides: Container[RunKey],
+    ) -> Iterator[RunRecord]:
+        """Yields the runs of a tenant, or of all, that were changed last, the last first; no others are unpacked.
+
+        `besides` are those that are known already.
+        """
+        ranks: list[tuple[int, str, RunKey]] = []
+        for runs in (self._live, self._packed):
+            for key, one in runs.items():
+                if (tenant is None or key[0] == tenant) and (workflow is None or one.workflow == workflow):
+                    changed_ms = one.changed_ms
+                    if changed_ms and (below is None or (changed_ms, key[1]) < below) and key not in besides:
+                        ranks.append((changed_ms, key[1], key))
+        for _, _, key in heapq.nlargest(most, ranks):
+            record = self.record(key)
+            if record is not None:
+                yield record
 
     def pack(self, live: LiveRun, record: RunRecord, now: float) -> None:
         """Packs a run that is over, of which this is all; `now` is wall-clock seconds."""
         key = live.tenant, live.run
         if self._live.pop(key, None) is not None:
-            self._packed[key] = Packed(now, encode_run(record), live.is_durable)
+            self._packed[key] = Packed(now, encode_run(record), live.is_durable, record.so_far.last_ms, record.workflow)
 
     def forget(self, key: RunKey) -> bool:
         """Forgets a run; returns whether there was one."""

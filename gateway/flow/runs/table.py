@@ -17,14 +17,15 @@ from functools import partial
 
 from gateway.call import Call
 from gateway.clock import Clock
+from gateway.flow.runs.listing import last_runs, summed
 from gateway.flow.runs.live import LiveRun
 from gateway.flow.runs.lost import LostRuns
 from gateway.flow.runs.meter import NoMeter, RunMeter
-from gateway.flow.runs.shelf import MOST_RUNS, RunKey, RunShelf
+from gateway.flow.runs.shelf import MOST_RUNS, RunKey, RunRank, RunShelf
 from gateway.flow.steps.durable_runs import DurableRuns
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.outcome import count_once, outcome_of
-from gateway.policy.runs.run import RunChange, RunRecord, merged
+from gateway.policy.runs.run import RunChange, RunRecord
 from gateway.policy.runs.step import RunToChange, StepAbout, changed, nobody_waits
 from gateway.policy.runs.workflow import IDLE_S, OTHER, RunOutcome, RunPart, Workflows
 from gateway.ports import KeptRuns
@@ -130,7 +131,7 @@ class RunTable:
         for home in (self.durable, self.kept):
             if home is not None:
                 try:
-                    found = _sum(found, await home.get(tenant, run))
+                    found = summed(found, await home.get(tenant, run))
                 except RunsUnavailable:
                     is_all_here = True  # as far as it can be told
         return found if found is not None or not is_all_here else self._shelf.record((tenant, run))
@@ -162,23 +163,15 @@ class RunTable:
         """Returns the kept steps of a run. Raises RunsUnavailable."""
         return () if self.durable is None else await self.durable.steps(tenant, run)
 
-    async def last(self, tenant: str | None = None, most: int = MOST_RUNS) -> list[RunRecord]:
-        """Returns the runs of a tenant, or of all, that were changed last, the newest first; each once."""
-        found: dict[RunKey, RunRecord] = {}
-        is_all_here = self.kept is None
-        for home in (self.kept, self.durable):
-            if home is not None:
-                try:
-                    for one in await home.last(tenant, most):
-                        found[one.tenant, one.run] = _sum(found.get((one.tenant, one.run)), one) or one
-                except RunsUnavailable:
-                    is_all_here = True
-                    log.info("runs that others keep cannot be read now: those known here are shown")
-        for number, one in enumerate(self._shelf.records(tenant) if is_all_here else (), 1):
-            found.setdefault((one.tenant, one.run), one)
-            if not number % AT_ONCE:
-                await asyncio.sleep(0)
-        return sorted(found.values(), key=lambda one: one.so_far.last_ms, reverse=True)[:most]
+    async def last(
+        self,
+        tenant: str | None = None,
+        most: int = MOST_RUNS,
+        below: RunRank | None = None,
+        workflow: str | None = None,
+    ) -> list[RunRecord]:
+        """Returns the runs of a tenant, or of all, that were changed last, the last first, as `last_runs` does."""
+        return await last_runs(self._shelf, self.kept, self.durable, tenant, most, below, workflow)
 
     def outcome(self, record: RunRecord) -> RunOutcome:
         """Returns what has become of a run by now."""
@@ -284,8 +277,3 @@ class RunTable:
             self._meter.run_ended(after, workflow, RunOutcome(after.counted), before.counted)
         if after.used != before.used:
             self._meter.run_used(workflow, is_usable=after.used == "usable", is_first=not before.used)
-
-
-def _sum(one: RunRecord | None, other: RunRecord | None) -> RunRecord | None:
-    """Returns what two homes have of a run, together."""
-    return one or other if one is None or other is None else merged(one, other.so_far)

@@ -52,14 +52,13 @@ class RunRoutes:
         """Lists the tenant's runs, those that were changed last first."""
         tenant, limit = tenant_of(self._policies, request), limit_of(request, USUALLY_LISTED, MOST_LISTED)
         query = request.query_params
-        runs = await self._runs.last(tenant)
+        below = None
         if (after := query.get("after")) is not None:
-            place = next((number for number, one in enumerate(runs) if one.run == after), None)
-            if place is None:
+            last = await self._runs.get(tenant, after)
+            if last is None:
                 raise InvalidRequest("The parameter 'after' must be the id of a run of yours.", param="after")
-            runs = runs[place + 1 :]
-        if (workflow := query.get("workflow")) is not None:
-            runs = [one for one in runs if one.workflow == workflow]
+            below = last.so_far.last_ms, last.run
+        runs = await self._runs.last(tenant, limit + 1, below=below, workflow=query.get("workflow"))
         shown = [show_run(one, self._runs.outcome(one), with_tasks=False) for one in runs[:limit]]
         return json_response(list_page(shown, has_more=len(runs) > limit))
 
