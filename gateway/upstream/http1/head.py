@@ -14,6 +14,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 VERSIONS = frozenset((b"HTTP/1.1", b"HTTP/1.0"))
 _END = b"\r\n\r\n"
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
 def split_head(received: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes]:
@@ -51,11 +52,8 @@ def ends_with_connection(headers: RawHeaders) -> bool:
     """
     framed = False
     for name, value in headers:
-        size = len(name)
-        if size == 14 and name == b"content-length":
-            framed = True
-        elif size == 17 and name == b"transfer-encoding":
-            if framed or value.lower() != b"chunked":
+        if name in _FRAMING:  # one question for most headers
+            if name == b"transfer-encoding" and (framed or value.lower() != b"chunked"):
                 raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
             framed = True
     return not framed
