@@ -22,7 +22,6 @@ from gateway.policy.output.rules import OutputResult, OutputRule, Violation
 from gateway.policy.output.schema import OutputSchema
 from gateway.policy.output.streamed import StreamedTexts
 from gateway.policy.retry.budgets import Reserved, Retry
-from gateway.policy.runs.step_request import StepAsk
 from gateway.policy.runs.workflow import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Attempt, Endpoint, Kept, Lane, Usage
@@ -214,10 +213,8 @@ class Call:
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
     lowered: LoweredCall | None = None
     """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
-    step: StepAsk | None = None
-    """The step of its run that it is; None: it is none."""
     part: RunPart | None = None
-    """Which part of which run it is; None: of none, as far as it has said."""
+    """Which part of which run it is, and which step; None: of none, as far as it has said."""
     objects: Concern | None = None
     """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
     output_check: OutputCheck | None = None

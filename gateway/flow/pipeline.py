@@ -118,8 +118,9 @@ class Pipeline:
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
-        if call.part is not None and call.part.run:
-            return self._paid(call) if call.step is None else self.steps.serve(call, call.step)
+        part = call.part
+        if part is not None and part.run:
+            return self._paid(call) if part.step is None else self.steps.serve(call, part.step)
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)

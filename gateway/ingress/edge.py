@@ -107,7 +107,8 @@ class Edge:
                 else:
                     reply = await handle(call)
             except AdmissionDenied as refusal:
-                if self._async_answers is None or served.kept_alive or call.step is not None:
+                is_step = call.part is not None and call.part.step is not None
+                if self._async_answers is None or served.kept_alive or is_step:
                     raise
                 reply = await self._async_answers.in_place_of(call, refusal)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:

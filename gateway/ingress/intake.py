@@ -198,11 +198,11 @@ class Intake:
         if STEP in index and call.method == "POST":
             if not call.policy.jobs.is_on:
                 raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
-            call.step = read_step(index, "" if call.part is None else call.part.run)
+            step = read_step(index, "" if call.part is None else call.part.run)
             if call.model.pipeline is not None:  # it remembers its own steps
                 raise not_a_step("a pipeline", "model")
             if call.part is not None:
-                call.part.is_durable = True
+                call.part.step, call.part.is_durable = step, True
             call.idempotency_key = None  # the step says what is the same
 
     def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from gateway.call import Call
 from tests.bench.calls import RESULTS, this_python
 from tests.bench.systems import ROOT
 
 MARGIN = 0.5
 """The collector's own calls come when they come."""
+KEPT_AT_HAND = 512
+"""Bytes: what is larger Python has to ask the C library for, each time."""
+COLLECTED = 16
+"""What the collector puts before each object, in bytes."""
 UNKNOWN = 1.1
 """A Python that nobody has counted with may need so much more than the one that needs most."""
 
@@ -50,3 +55,8 @@ def test_the_count_is_that_of_a_call(counted: Any) -> None:
     for system in ("floor", "gateway"):
         assert counted[system]["event"]["python"] > 1
     assert 1 < counted["floor"]["plain"]["python"] < counted["gateway"]["plain"]["python"]
+
+
+def test_a_call_is_small_enough_to_be_kept_at_hand() -> None:
+    """Another field needs room: what only few calls have goes together, behind one field."""
+    assert Call.__basicsize__ + COLLECTED <= KEPT_AT_HAND

@@ -26,8 +26,7 @@ from gateway.policy.runs.part import RUN, STEP, TASK, WORKFLOW, part_of, run_wor
 from gateway.policy.runs.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
 from gateway.policy.runs.run_object import Ladder
 from gateway.policy.runs.step import Close, nobody_waits
-from gateway.policy.runs.step_request import StepAsk
-from gateway.policy.runs.workflow import RunOutcome, RunPart, RunWords, WorkflowRules
+from gateway.policy.runs.workflow import RunOutcome, RunPart, RunWords, StepAsk, WorkflowRules
 from gateway.policy.snapshot import Key
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.telemetry.metrics import Metrics
@@ -506,7 +505,9 @@ def test_replayed_steps_use_up_nothing_of_the_fuse() -> None:
     bench.pipeline.steps.kept.open = opened
 
     async def ask(name: str) -> None:
-        await bench.serve(step=StepAsk("r", name, reruns=False), part=part_in(rules, task=name))
+        part = part_in(rules, task=name)
+        part.step = StepAsk("r", name, reruns=False)
+        await bench.serve(part=part)
         await table.tick()
 
     async def story() -> None:

@@ -19,8 +19,7 @@ from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.policy.runs.part import OTHERS
 from gateway.policy.runs.step import StoredStep
 from gateway.policy.runs.step_errors import StepChanged, StepRunning, StepTooLarge
-from gateway.policy.runs.step_request import StepAsk
-from gateway.policy.runs.workflow import RunPart
+from gateway.policy.runs.workflow import RunPart, StepAsk
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.store.memory.store import MemoryStore
 from tests.flow.support import (
@@ -98,7 +97,7 @@ def step(
 
 
 def named(name: str, run: str = "r1", *, reruns: bool = False) -> dict[str, Any]:
-    return {"step": StepAsk(run, name, reruns), "part": RunPart("", run, name, OTHERS, None)}
+    return {"part": RunPart("", run, name, OTHERS, None, step=StepAsk(run, name, reruns))}
 
 
 async def test_a_step_is_paid_for_once() -> None:

@@ -90,7 +90,7 @@ class RunTable:
         if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
             live.told(RunOutcome(part.outcome), at_ms)
         if self._dirty.get(key) is not live or not live.is_watched:
-            self._touch(live, is_put=call.step is not None)
+            self._touch(live, is_put=part.step is not None)
 
     def add(self, tenant: str, run: str, change: RunChange, *, is_durable: bool = False) -> None:
         """Adds to a run what is no call, such as a replayed step."""

@@ -22,7 +22,7 @@ from gateway.policy.openai import sse
 from gateway.policy.output.rules import OutputResult
 from gateway.policy.runs.step import StepAbout, StoredStep
 from gateway.policy.runs.step_errors import StepTooLarge
-from gateway.policy.runs.step_request import StepAsk
+from gateway.policy.runs.workflow import StepAsk
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of an answer that can be a step's."""

@@ -32,7 +32,8 @@ from gateway.flow.steps.kept_steps import MOST_BYTES, KeptSteps, is_kept, stored
 from gateway.policy.reuse.cache_control import ANYTHING
 from gateway.policy.runs.step import KEPT_STEP, StepAbout, StoredStep
 from gateway.policy.runs.step_errors import StepChanged, StepRunning
-from gateway.policy.runs.step_request import REPLAYED, StepAsk, step_fingerprint, step_record
+from gateway.policy.runs.step_request import REPLAYED, step_fingerprint, step_record
+from gateway.policy.runs.workflow import StepAsk
 from gateway.ports import Store
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")

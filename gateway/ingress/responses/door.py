@@ -56,7 +56,7 @@ class ResponseDoor:
             )
         if keeping == "provider" and _is_providers(call):
             return await self._serve(call)
-        if call.step is not None:
+        if call.part is not None and call.part.step is not None:
             raise not_a_step("'background'", "background")
         if asked.previous_id and not is_ours(RESPONSE, asked.previous_id):
             refuse_unknown(call, keeping, asked.previous_id)

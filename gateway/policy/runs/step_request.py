@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
 from gateway.policy.request import Request
 from gateway.policy.reuse.keys import digest, fingerprint, owner_of
 from gateway.policy.runs.part import ID_CHARS, STEP, is_id
+from gateway.policy.runs.workflow import StepAsk
 
 ON_CHANGE = b"x-gateway-step-on-change"
 REPLAYED = (b"x-gateway-step-replayed", b"true")
-
-
-@dataclass(frozen=True, slots=True)
-class StepAsk:
-    """The step that a call is."""
-
-    run: str
-    step: str
-    reruns: bool
-    """Asked another question than before, it is run again, and the new answer takes the place of the old one."""
 
 
 def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:

@@ -68,6 +68,16 @@ class RunWords(NamedTuple):
     task: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StepAsk:
+    """The step that a call is."""
+
+    run: str
+    step: str
+    reruns: bool
+    """Asked another question than before, it is run again, and the new answer takes the place of the old one."""
+
+
 @dataclass(slots=True)
 class RunPart:
     """Which part of which run a call is."""
@@ -89,3 +99,5 @@ class RunPart:
     """It counts as one of the run's calls in flight."""
     reserved: int = 0
     """What it has reserved of the run's money, in units of money."""
+    step: StepAsk | None = None
+    """The step of its run that it is; None: it is none."""
