@@ -202,18 +202,12 @@ class JsonLines:
             return self._any_line(at, record)
         call, usage = record.call, record.usage
         attempts = call.attempts
-        if (
-            len(attempts) != 1
-            or usage is None
-            or call.replay is not None
-            or record.retries_usd
-            or call.denied
-            or call.part is not None
-        ):
+        if len(attempts) != 1 or usage is None or record.retries_usd or call.denied or call.replay is not None:
             return self._any_line(at, record)
         (attempt,) = attempts
-        is_plain = attempt.error_class is None and call.output_check is None and call.lowered is None
-        if attempt.gaps or not is_plain:
+        if attempt.error_class is not None or attempt.gaps:
+            return self._any_line(at, record)
+        if call.part is not None or call.output_check is not None or call.lowered is not None:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

@@ -16,7 +16,7 @@ import orjson
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
-from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
+from gateway.exchange import Answer, Clocks, RawHeaders
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
 from gateway.flow.output.overlong import OverlongStream
@@ -38,6 +38,7 @@ ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
 JSON_TYPE = b"application/json"
+NO_SUCH_PATH = frozenset((404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
 PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_timeout"))
@@ -82,9 +83,9 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         outgoing = outgoing_of(call, target, clocks, attempt)
         upstream = target.detours.get(call.path, target.upstream) if target.detours else target.upstream
         answer = await upstream.send(outgoing)
-        if answer.status == 404 or answer.status == 405:
+        if answer.status in NO_SUCH_PATH and target.learn is not None:
             attempt.status = answer.status
-            answer = await _learned(target, outgoing, answer)
+            answer = await target.learn(outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
@@ -129,11 +130,6 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     elif isinstance(opened.relay, SseRelay):
         attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
     return opened
-
-
-async def _learned(target: Target, outgoing: Outgoing, answer: Answer) -> Answer:
-    """The answer to give instead of one that may say that the target does not know the path."""
-    return answer if target.learn is None else await target.learn(outgoing, answer)
 
 
 def clocks_of(target: Target, call: Call) -> Clocks:

@@ -121,15 +121,15 @@ class Accounts:
             self._runs.settled(call, outcome, cost, retries_usd)
         self._meter.settled(
             Settled(
-                call=call,
-                status=status,
-                outcome=outcome,
-                usage=usage,
-                cost_usd=cost,
-                retries_usd=retries_usd,
-                duration_s=now - call.received_at,
-                overhead_s=overhead_s(call, now),
-                time_to_first_byte_s=first_byte_s,
+                call,
+                status,
+                outcome,
+                usage,
+                cost,
+                retries_usd,
+                now - call.received_at,
+                overhead_s(call, now),
+                first_byte_s,
             )
         )
 

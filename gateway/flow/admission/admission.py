@@ -91,9 +91,10 @@ class Admission:
         if call.endpoint.request == "any":
             return model.plan[0]  # of another kind: no model's limits
         if targets is None:
-            is_restricted = model.restricts or (model.converted and call.endpoint.name in model.converted)
-            is_given = not is_restricted and (model.choice == "in_order" or not model.tiers.has_choice)
-            targets = model.tiers.listed if is_given else self.planner.own_targets(call, now)
+            if model.restricts or model.converted or (model.tiers.has_choice and model.choice != "in_order"):
+                targets = self.planner.own_targets(call, now)
+            else:  # whatever it asks for
+                targets = model.tiers.listed
         rank = RANKS[call.lane]
         keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
         own = model.targets
