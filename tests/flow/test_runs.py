@@ -301,6 +301,32 @@ def test_the_table_is_bounded_and_says_what_it_forgets() -> None:
     run(story())
 
 
+def test_a_run_whose_call_is_under_way_is_running_however_long_that_takes() -> None:
+    """As it is shown, and as it is counted; when the call has ended, it may be idle."""
+    town = Town(1, INVOICE)
+    table = town.tables[0]
+
+    async def story() -> None:
+        town.settle(town.call("r", "extract"))
+        slow = town.call("r", "check")
+        assert slow.part is not None
+        table.enter("web", slow.part)
+        await town.tick(1000)
+        assert await outcome() is RunOutcome.RUNNING
+        town.settle(slow)
+        assert await outcome() is RunOutcome.RUNNING
+        await town.tick(1000)
+        assert await outcome() is RunOutcome.ABANDONED
+        assert dict(town.metrics.workflow_runs.totals) == {("invoice", "abandoned"): 1}
+
+    async def outcome() -> RunOutcome:
+        record = await table.get("web", "r")
+        assert record is not None
+        return table.outcome(record)
+
+    run(story())
+
+
 def test_a_page_of_runs_unpacks_no_more_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Page by page all runs come, each once, those that were changed last first, in use or over, at the same time or not."""
     town = Town(1, INVOICE)

@@ -1,4 +1,4 @@
-"""A provider's own Batch API takes no lines in a language that the provider does not speak."""
+"""A provider's own Batch API takes no lines in a language that it does not speak, nor any whose answers are checked here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gateway.exchange import Upstream
 from gateway.policy.batches.marks import ENDPOINT
 from gateway.policy.jobs.job import Job
 from gateway.policy.native.choice import NoPart, plan_parts, targets_of
+from gateway.policy.output.rules import OutputRule
 from gateway.policy.snapshot import PolicySnapshot
 from tests.jobs.native_stage import native_rules, snapshot
 
@@ -41,3 +42,17 @@ def test_a_part_goes_where_its_language_is_spoken() -> None:
         targets_of(nobody, job("/v1/responses"), "m", rules)
     assert plan_parts(nobody, job("/v1/responses"), ["m"], 100, rules) is None
     assert plan_parts(nobody, job("/v1/chat/completions"), ["m"], 100, rules) is not None
+
+
+def test_answers_that_are_checked_are_asked_for_here() -> None:
+    """Nobody would retry or repair what a provider's Batch API writes; of other endpoints nothing is checked."""
+    rules, policy = native_rules().batches, snapshot()
+    model = replace(policy.models["m"], output=OutputRule())
+    checked = replace(policy, models={**policy.models, "m": model})
+
+    for endpoint in ("/v1/chat/completions", "/v1/responses"):
+        assert plan_parts(policy, job(endpoint), ["m"], 100, rules) is not None
+        assert plan_parts(checked, job(endpoint), ["m"], 100, rules) is None
+        with pytest.raises(NoPart, match="checked"):
+            targets_of(checked, job(endpoint), "m", rules)
+    assert plan_parts(checked, job("/v1/embeddings"), ["m"], 100, rules) is not None

@@ -175,7 +175,7 @@ class RunTable:
 
     def outcome(self, record: RunRecord) -> RunOutcome:
         """Returns what has become of a run by now."""
-        return outcome_of(record, self._workflows().get(record.workflow), self._clock.wall())
+        return self._outcome(self._shelf.find((record.tenant, record.run)), record)
 
     async def tick(self) -> None:
         """Puts together what was tallied, counts the runs that have ended, packs and forgets; about once a second."""
@@ -254,10 +254,12 @@ class RunTable:
                 return None
 
     def _close(self, live: LiveRun, record: RunRecord) -> RunRecord | None:
-        outcome = self.outcome(record)
-        if live.in_flight and record.so_far.outcome is None and outcome is not RunOutcome.SUCCEEDED:
-            outcome = RunOutcome.RUNNING  # what looks idle waits for an answer
-        return count_once(record, outcome)
+        return count_once(record, self._outcome(live, record))
+
+    def _outcome(self, live: LiveRun | None, record: RunRecord) -> RunOutcome:
+        outcome = outcome_of(record, self._workflows().get(record.workflow), self._clock.wall())
+        waits = live is not None and live.in_flight and record.so_far.outcome is None
+        return RunOutcome.RUNNING if waits and outcome is not RunOutcome.SUCCEEDED else outcome
 
     def _settle_down(self, live: LiveRun, record: RunRecord) -> None:
         """Packs a run that is over; one that may go on is looked at again."""

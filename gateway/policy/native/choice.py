@@ -21,6 +21,8 @@ ENDPOINTS: Final = frozenset(
 
 Source: https://platform.openai.com/docs/api-reference/batch/create
 """
+CHECKED_ENDPOINTS: Final = frozenset(("/v1/chat/completions", "/v1/responses"))
+"""Whose answers may have to keep a schema."""
 MOST_PARTS: Final = 64
 """Of one batch at providers at a time."""
 
@@ -60,6 +62,8 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
     if job.about[ENDPOINT] not in ENDPOINTS:
         raise NoPart(f"no provider's Batch API has {job.about[ENDPOINT]}")
     model = policy.find_model(model_name)
+    if model is not None and model.output is not None and job.about[ENDPOINT] in CHECKED_ENDPOINTS:
+        raise NoPart(f"the answers of '{model_name}' are checked (output), which is done call by call")
     own = [one for one in model.targets if may_take(policy.providers[one.provider])] if model is not None else []
     if not own:
         raise NoPart(f"no provider of '{model_name}' has an api_key in the config")
