@@ -106,6 +106,8 @@ def build_jobs(
     def following(ended: Job) -> Sequence[NewJob]:
         return deliveries_of(ended, policies.current.webhooks)
 
+    tell_run = partial(runs.add, is_durable=True)
+
     async def last_users(grace_s: float) -> None:
         await pipeline.steps.drain(grace_s)
         await runs.tick()  # what steps have cost is told to their runs
@@ -116,7 +118,7 @@ def build_jobs(
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=partial(_open_store, settings, clock.wall, CountedEnds(following, meter)),
+        open_store=partial(_open_store, settings, clock.wall, CountedEnds(following, meter, tell_run)),
         # others may have taken jobs that are to run here
         has_jobs=lambda: works if settings.redis is not None else has_jobs(settings.store),
         nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
@@ -132,7 +134,7 @@ def build_jobs(
             admission.budgets,
             lambda call: admission.costs.price(call, 0.0).most,  # the usual price, where it is known
         ),
-        tell_run=partial(runs.add, is_durable=True),
+        tell_run=tell_run,
         last_users=last_users,
     )
     # Steps and their runs are kept in the store of jobs, whose work the pipeline has to be there for: so they hear of it here.

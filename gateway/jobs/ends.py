@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from gateway.jobs.ports import JobMeter
-from gateway.policy.jobs.job import Following, Job, JobState, NewJob
+from gateway.jobs.ports import JobMeter, TellRun, tell_nobody
+from gateway.policy.jobs.job import Following, Job, JobKind, JobState, NewJob
 from gateway.policy.jobs.replay import CLASS
+from gateway.policy.runs.run import told
+from gateway.policy.runs.workflow import RunOutcome
 
 STOPPED: Final = (JobState.CANCELLED, JobState.EXPIRED)
 """Ends that a store may make by itself. Whoever makes them, they are counted here and not by the worker."""
@@ -21,9 +23,10 @@ REMEMBERED = 1000
 
 
 class CountedEnds:
-    """A `Following` that counts."""
+    """A `Following` that counts, and tells of runs of pipelines that they were cancelled, or had too little time."""
 
-    def __init__(self, following: Following, meter: JobMeter) -> None:
+    def __init__(self, following: Following, meter: JobMeter, tell_run: TellRun = tell_nobody) -> None:
+        self._tell_run = tell_run
         self._following = following
         self._meter = meter
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -48,3 +51,6 @@ class CountedEnds:
         self._meter.ended(ended, ended.state, ended_at - (ended.started_at or ended_at))
         if CLASS in ended.about:
             self._meter.replayed(ended.about[CLASS], is_ok=False)
+        if ended.kind is JobKind.RUN:
+            outcome = RunOutcome.CANCELLED if ended.state is JobState.CANCELLED else RunOutcome.FAILED
+            self._tell_run(ended.tenant, ended.id, told(ended_at, workflow=ended.model, outcome=str(outcome)))

@@ -10,9 +10,17 @@ from gateway.policy.jobs.dead_letters import DeadGroup
 from gateway.policy.jobs.job import Job, JobState
 from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.remote import RemoteBatch
+from gateway.policy.runs.run import RunChange
 from gateway.policy.runs.workflow import RunWords
 from gateway.policy.snapshot import Key, Provider
 from gateway.words import Lane
+
+TellRun = Callable[[str, str, RunChange], None]
+"""Hears of a run: its tenant, its id, and what is to be added to it."""
+
+
+def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
+    """Counts nothing."""
 
 
 class StoredRequest(NamedTuple):

@@ -31,8 +31,8 @@ from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLooks
-from gateway.jobs.pipelines.run import PipelineRuns, TellRun, tell_nobody
-from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
+from gateway.jobs.pipelines.run import PipelineRuns
+from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall, TellRun, tell_nobody
 from gateway.jobs.responses.chores import ResponseChores
 from gateway.jobs.responses.foreground import ForegroundResponses
 from gateway.jobs.responses.live import LiveLogs

@@ -70,7 +70,7 @@ class RunCounter:
         metrics.workflow_seconds.observe((workflow,), record.seconds)
         total = record.so_far.total
         metrics.workflow_run_cost.observe((workflow,), (total.cost + total.wasted) / PER_USD)
-        if outcome is not RunOutcome.UNKNOWN:
+        if outcome not in (RunOutcome.UNKNOWN, RunOutcome.CANCELLED):
             metrics.success.totals["workflow", "true" if outcome is RunOutcome.SUCCEEDED else "false"] += 1
 
     def run_used(self, workflow: str, *, is_usable: bool, is_first: bool) -> None:

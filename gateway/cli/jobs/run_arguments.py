@@ -21,7 +21,7 @@ def add_runs(command: argparse.ArgumentParser, add_admin: AddAdmin) -> None:
     actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
     action = actions.add_parser("ls", help="those that were changed last")
     action.add_argument("workflow", nargs="?", metavar="WORKFLOW", help="only its runs; 'other' for undeclared ones")
-    action.add_argument("--outcome", help="only those: running, succeeded, failed, abandoned, unknown")
+    action.add_argument("--outcome", help="only those: running, succeeded, failed, abandoned, cancelled, unknown")
     action.add_argument("--limit", type=between(1, 1000), help="so many, at most 1000 (default: 50)")
     add_admin(action)
     action.set_defaults(command="jobs.runs:list_runs")

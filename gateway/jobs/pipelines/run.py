@@ -18,6 +18,7 @@ from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLook, RunLooks, added
+from gateway.jobs.ports import TellRun, tell_nobody
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
@@ -37,7 +38,7 @@ from gateway.policy.pipelines.states import (
     StepState,
 )
 from gateway.policy.pipelines.values.splitting import Count, Hurry, TooLong
-from gateway.policy.runs.run import RunChange, told
+from gateway.policy.runs.run import told
 from gateway.policy.runs.workflow import RunOutcome
 
 MOST_CRASHES = 3
@@ -51,12 +52,6 @@ ITEM_BYTES = 200
 """What an item of a list is taken for."""
 HEADERS = (("content-type", "application/json"),)
 log = logging.getLogger("gateway.jobs")
-TellRun = Callable[[str, str, RunChange], None]
-"""Hears of a run: its tenant, its id, and what is to be added to it."""
-
-
-def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
-    """Counts nothing."""
 
 
 class PipelineRuns:
@@ -74,7 +69,7 @@ class PipelineRuns:
     ) -> None:
         """`count` gives what counts the tokens of a model; `changed` hears the ids of children of which there is news.
 
-        `tell` hears what has become of runs.
+        `tell` hears what has become of runs that end here; of those that are stopped `CountedEnds` tells.
         """
         self._tell = tell
         self._store = store

@@ -8,6 +8,7 @@ from gateway.policy.runs.run import RunChange, RunRecord
 from gateway.policy.runs.workflow import IDLE_S, RunOutcome, WorkflowRules
 
 TOLD_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
+"""What callers may tell."""
 
 
 def outcome_of(record: RunRecord, rules: WorkflowRules | None, now: float) -> RunOutcome:
@@ -49,7 +50,7 @@ def use_of(record: RunRecord) -> str:
     so_far = record.so_far
     if so_far.usable is not None:
         return "usable" if so_far.usable.word else "unusable"
-    if so_far.outcome is None:
+    if so_far.outcome is None or so_far.outcome.word not in TOLD_OUTCOMES:
         return ""
     return "usable" if so_far.outcome.word == RunOutcome.SUCCEEDED else "unusable"
 

@@ -20,6 +20,8 @@ class RunOutcome(StrEnum):
     FAILED = "failed"
     ABANDONED = "abandoned"
     """Idle before its end, and its last calls were good."""
+    CANCELLED = "cancelled"
+    """Of a pipeline: somebody had it stopped."""
     UNKNOWN = "unknown"
     """It is over, nobody has told, and its workflow is not declared."""
 
