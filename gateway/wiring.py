@@ -147,7 +147,9 @@ async def _open_store(settings: JobSettings, wall: Callable[[], float], followin
     following.start()
     in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
     of_kept = KeptBounds(
-        tenant_bytes=settings.max_response_bytes_per_tenant, run_bytes=settings.max_run_bytes_per_tenant
+        log_bytes=settings.max_response_log_bytes,
+        tenant_bytes=settings.max_response_bytes_per_tenant,
+        run_bytes=settings.max_run_bytes_per_tenant,
     )
     if settings.redis is None:
         store = await asyncio.to_thread(open_jobs, settings.store, wall, in_all, per_tenant, following, of_kept)

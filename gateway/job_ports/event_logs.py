@@ -16,6 +16,11 @@ class EventLogs(Protocol):
     earlier one wrote, and an earlier one writes nothing any more. A log is forgotten with its job, or by `drop`.
     """
 
+    @property
+    def every_s(self) -> float:
+        """Returns how long events may wait for others to be added with: short where other replicas read them."""
+        ...
+
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
         """Adds a part that follows the last one; the generation is the claim's fence. A part that is there already is left.
 

@@ -307,3 +307,16 @@ def _rows(file: Path) -> bytes:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+async def test_a_log_is_as_long_as_the_config_says(start: StartGateway, tmp_path: Path) -> None:
+    """Of a longer one no event is told again; the response itself is there."""
+    gateway = await start(with_jobs(tmp_path, jobs={"max_response_log": "2KiB"}))
+    async with gateway.sdk() as sdk:
+        stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
+        response_id = (await anext(stream)).response.id  # type: ignore[union-attr]
+        await stream.close()
+        response = await ended(sdk, await sdk.responses.retrieve(response_id))
+        assert response.status == "completed"
+        again = await ask(gateway.url, get(f"/v1/responses/{response_id}?stream=true", WEB))
+        assert b"stream_log_cut" in again.raw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +68,12 @@ class Speaker(Process):
         if status != 200:
             seen.outcome = self.class_of.get(status, "unknown")
             return Reply(status, [], b'{"error":{"message":"no","code":"x"}}', shared=[])
-        return Reply(200, [], chunks=self._answer(seen, number, breaks=said == 0.0))
+        taken: list[Callable[[bytes], bool]] = []
+        return Reply(200, [], chunks=self._answer(seen, number, taken, breaks=said == 0.0), pass_on=taken.append)
 
-    async def _answer(self, seen: Any, number: int, *, breaks: bool) -> AsyncGenerator[bytes, None]:
+    async def _answer(
+        self, seen: Any, number: int, taken: list[Callable[[bytes], bool]], *, breaks: bool
+    ) -> AsyncGenerator[bytes, None]:
         response: Json = {"id": f"resp_p{number}", "object": "response", "status": "in_progress", "output": []}
         yield sse("response.created", 0, response=response)
         yield sse("response.in_progress", 1, response=response)
@@ -81,7 +84,9 @@ class Speaker(Process):
             if breaks and at == WORDS // 2:
                 seen.outcome = "connect_error"
                 return
-            yield sse("response.output_text.delta", 2 + at, output_index=0, delta=word)
+            event = sse("response.output_text.delta", 2 + at, output_index=0, delta=word)
+            if not taken[0](event):
+                yield event
         item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "".join(words)}]}
         yield sse("response.output_item.done", 2 + WORDS, output_index=0, item=item)
         seen.outcome, seen.usage = "ok", Usage(3, 2)
@@ -94,12 +99,23 @@ class Speaker(Process):
         new = self.new_job(id, kind=JobKind.RESPONSE, about=about, **changes)
         await self.store.accept([new])
 
-    async def read(self, after: int = -1, most: int = 10_000, id: str = RESPONSE) -> list[Json]:
-        """The events behind one, to the end, or as many."""
+    async def read(
+        self, after: int = -1, most: int = 10_000, id: str = RESPONSE, busy: Callable[[], bool] | None = None
+    ) -> list[Json]:
+        """The events behind one, to the end, or as many; also those that come in passing, unless `busy` says not now."""
         job = await self.store.find(id, None)
         assert job is not None
         events: list[Json] = []
-        async for block in self.reading.follow(self.store, job, after):
+        following = self.reading.follow(self.store, job, after)
+
+        def give(event: bytes) -> bool:
+            if busy is None or busy():
+                return False
+            events.append(event_json(event) or {})
+            return True
+
+        following.pass_on(give)
+        async for block in following.blocks:
             for frame in split_events(block or b""):
                 event = event_json(frame)
                 assert event is not None

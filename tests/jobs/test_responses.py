@@ -7,6 +7,7 @@ given the events of two.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -242,11 +243,56 @@ def test_a_reader_waits_in_peace(tell: Tell) -> None:
         await one.respond()
         job = await one.store.find(RESPONSE, "t")
         assert job is not None
-        reading = one.reading.follow(one.store, job, -1)
+        reading = one.reading.follow(one.store, job, -1).blocks
         blocks = [await anext(reading) for _ in range(3)]
         assert [block is None for block in blocks] == [False, True, True]
         waiting = asyncio.create_task(one.read(after=9))
         one.worker.start()
         assert [event["sequence_number"] for event in await waiting] == list(range(10, LENGTH))
+
+    tell(story)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_usual_events_go_by_in_passing(tell: Tell, every: int) -> None:
+    """Who waits for them has them in their order, with all others between; a client that is slow now and then, too."""
+
+    async def story(here: Town) -> None:
+        one, asked, given = speaker(here), itertools.count(1), []
+
+        def busy() -> bool:
+            given.append(next(asked) % every == every - 1)
+            return given[-1]
+
+        await one.respond()
+        reading = asyncio.create_task(one.read(busy=busy))
+        one.worker.start()
+        events = await reading
+        assert events == await one.read()
+        assert len(events) == LENGTH
+        assert len(given) >= WORDS - 2
+        assert is_one_answer(events, await one.kept())
+
+    tell(story)
+
+
+def test_many_readers_are_one_look_at_the_store(tell: Tell) -> None:
+    """Of one that is queued: once a second for all of them, who come at any time."""
+
+    async def story(here: Town) -> None:
+        one, reader = speaker(here), speaker(here)
+        await one.respond()
+        readings = []
+        for _ in range(50):
+            readings.append(asyncio.create_task(reader.read()))
+            await asyncio.sleep(0.013)
+        reader.view.asked.clear()
+        await asyncio.sleep(10.0)
+        assert reader.view.asked["events.read"] <= 11
+        one.worker.start()
+        first, *others = await asyncio.gather(*readings)
+        assert len(first) == LENGTH
+        assert all(events == first for events in others)
+        assert reader.view.asked["events.read"] <= 30
 
     tell(story)

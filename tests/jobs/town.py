@@ -8,6 +8,7 @@ virtual time stands still.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -195,6 +196,8 @@ class View:
         """The method of the store at which the process dies; of a sub-port `files.add`."""
         self.asks_twice = ""
         """The method whose first answer never comes: it is asked once more."""
+        self.asked: Counter[str] = Counter()
+        """How often each method was asked."""
         self.claims: list[ClaimedWork] = []
         """All that was given to it."""
 
@@ -220,6 +223,7 @@ class View:
         """Returns a method of what is open by the time it is called, by the name at which the process may die."""
 
         async def asked(*given: Any, **named: Any) -> Any:
+            self.asked[name] += 1
             self.is_dead = self.is_dead or name == self.dies_before
             await self._live()
             with self._kept.asked():
@@ -242,6 +246,9 @@ class View:
 
 class ViewPart:
     """A sub-port of the store as a process sees it; its methods are called `files.add` and so on."""
+
+    every_s = 0.1
+    """Of event logs: these processes share whatever they have, a file too."""
 
     def __init__(self, view: View, name: str) -> None:
         self._view = view

@@ -49,6 +49,7 @@ class JobsEntry(Entry):
     max_file: Size = _BUILT_IN.max_file_bytes
     max_bytes: Size = _BUILT_IN.max_bytes
     max_bytes_per_tenant: Size = _BUILT_IN.max_bytes_per_tenant
+    max_response_log: Size = _BUILT_IN.max_response_log_bytes
     max_response_bytes_per_tenant: Size = _BUILT_IN.max_response_bytes_per_tenant
     max_run_bytes_per_tenant: Size = _BUILT_IN.max_run_bytes_per_tenant
     min_free: Size = _BUILT_IN.min_free_bytes
@@ -82,6 +83,7 @@ def job_settings(document: Document, config: ConfigFile, state: str, shared: Sha
         max_file_bytes=entry.max_file,
         max_bytes=entry.max_bytes,
         max_bytes_per_tenant=entry.max_bytes_per_tenant,
+        max_response_log_bytes=entry.max_response_log,
         max_response_bytes_per_tenant=entry.max_response_bytes_per_tenant,
         max_run_bytes_per_tenant=entry.max_run_bytes_per_tenant,
         min_free_bytes=entry.min_free,

@@ -67,8 +67,9 @@ class ResponseDoor:
         job = await self._service.accept(call, body, asked, options.webhook, options.priority)
         own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", served.request_id.encode())]
         if call.stream:
-            events = self._events(await self._service.follow(job.id, call.tenant, -1), call.tenant)
-            return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose)
+            following = await self._service.follow(job.id, call.tenant, -1)
+            events = self._events(following.blocks, call.tenant)
+            return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose, pass_on=following.pass_on)
         return await self._object(job, own)
 
     async def _object(self, job: Job, own: list[tuple[bytes, bytes]]) -> Reply:

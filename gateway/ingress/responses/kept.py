@@ -85,7 +85,9 @@ class ResponseRoutes:
         if request.method == "HEAD":
             return head_alone(headers, "text/event-stream")
         self._readers.refuse_more(tenant)
-        return FollowedEvents(self._readers, tenant, _blocks(events), headers=headers, media_type="text/event-stream")
+        return FollowedEvents(
+            self._readers, tenant, _blocks(events.blocks), headers=headers, media_type="text/event-stream"
+        )
 
 
 async def _blocks(events: AsyncIterator[bytes | None]) -> AsyncIterator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Protocol
 
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.job import JobState, WriteResult
@@ -16,17 +17,32 @@ MOST_BYTES = 256 * 1024
 """Of events that are in the log, too: whoever is slower reads them there."""
 
 
+class LiveReader(Protocol):
+    """Reads the events of a response."""
+
+    def wake(self) -> None:
+        """Is told that there is news."""
+        ...
+
+    def take(self, live: LiveLog, event: bytes) -> bool:
+        """Takes the event that has just come, in passing; False: the reader has to be woken for it."""
+        ...
+
+
 class LiveLog:
     """The events of one generation, from some event on, as they come."""
 
-    def __init__(self, generation: int, wake: Callable[[], None]) -> None:
+    def __init__(self, generation: int, readers: Callable[[], Sequence[LiveReader]]) -> None:
+        """`readers` gives those who read here now."""
         self.generation = generation
-        self._wake = wake
+        self._readers = readers
         self._events: deque[bytes] = deque()
         self._first = 0
         self._bytes = 0
         self.logged = 0
         """So many events are in the log."""
+        self.is_told = False
+        """The last of them is among them: the response is kept, though its job may not have ended yet."""
 
     @property
     def count(self) -> int:
@@ -36,11 +52,23 @@ class LiveLog:
     def add(self, events: Sequence[bytes]) -> None:
         """Adds events, and lets the oldest go that are in the log."""
         self._events.extend(events)
-        self._bytes += sum(map(len, events))
+        self._grown(sum(map(len, events)))
+        for reader in self._readers():
+            reader.wake()
+
+    def pass_on(self, event: bytes) -> None:
+        """Adds a usual event, which is none to end with: whoever has all before it may take it without being woken."""
+        self._events.append(event)
+        self._grown(len(event))
+        for reader in self._readers():
+            if not reader.take(self, event):
+                reader.wake()
+
+    def _grown(self, size: int) -> None:
+        self._bytes += size
         while self._bytes > MOST_BYTES and self._first < self.logged:
             self._bytes -= len(self._events.popleft())
             self._first += 1
-        self._wake()
 
     def behind(self, after: int) -> bytes | None:
         """Returns the events behind the one at this place (-1: all); None: some of them are in the log only."""
@@ -54,12 +82,12 @@ class LiveLogs:
     def __init__(self) -> None:
         self._logs: dict[str, LiveLog] = {}
         self._running: dict[str, RunningWork] = {}
-        self._wakes: dict[str, list[Callable[[], None]]] = {}
+        self._readers: dict[str, tuple[LiveReader, ...]] = {}
 
     def begin(self, running: RunningWork, generation: int) -> LiveLog:
         """Returns the log of a run of the model that begins."""
         job_id = running.work.job.id
-        log = self._logs[job_id] = LiveLog(generation, lambda: self.wake(job_id))
+        log = self._logs[job_id] = LiveLog(generation, lambda: self._readers.get(job_id, ()))
         return log
 
     def run(self, running: RunningWork) -> None:
@@ -85,20 +113,20 @@ class LiveLogs:
         if running is not None:
             running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
 
-    def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Has `wake` called when there is news of a response; returns what ends that."""
-        self._wakes.setdefault(job_id, []).append(wake)
+    def watch(self, job_id: str, reader: LiveReader) -> Callable[[], None]:
+        """Has `reader` told of news of a response; returns what ends that."""
+        self._readers[job_id] = (*self._readers.get(job_id, ()), reader)
 
         def end() -> None:
-            wakes = self._wakes.get(job_id, [])
-            if wake in wakes:
-                wakes.remove(wake)
-            if not wakes:
-                self._wakes.pop(job_id, None)
+            left = tuple(one for one in self._readers.get(job_id, ()) if one is not reader)
+            if left:
+                self._readers[job_id] = left
+            else:
+                self._readers.pop(job_id, None)
 
         return end
 
     def wake(self, job_id: str) -> None:
         """Wakes all who watch a response."""
-        for wake in tuple(self._wakes.get(job_id, ())):
-            wake()
+        for reader in self._readers.get(job_id, ()):
+            reader.wake()

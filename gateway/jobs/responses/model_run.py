@@ -34,6 +34,16 @@ class ModelRun:
             await self._begin()
             await self._writer.add(events)
 
+    def take(self, event: bytes) -> bool:
+        """Takes a usual event in passing, one that only brings more of the answer; False: it has to be fed."""
+        if not self.is_seen or self._writer.is_behind:
+            return False
+        own = self.events.plain(event)
+        if own is None:
+            return False
+        self._writer.pass_on(own)
+        return True
+
     async def flush(self) -> None:
         """Returns when all events so far are in the log."""
         await self._writer.flush()
@@ -41,8 +51,7 @@ class ModelRun:
     async def end(self, response: Mapping[str, Any]) -> None:
         """Tells the end, and returns when all events are in the log."""
         await self._begin()
-        await self._writer.add(self.events.end(response))
-        await self._writer.flush()
+        await self._writer.end(self.events.end(response))
 
     def abandon(self) -> None:
         """Writes nothing more."""

@@ -137,6 +137,8 @@ class ResponseJobs:
                     await model.feed(frames)
                 return await read_reply(reply)
             try:
+                if reply.pass_on is not None:
+                    reply.pass_on(model.take)
                 async for chunk in reply.chunks:
                     await model.feed(chunk)
             finally:

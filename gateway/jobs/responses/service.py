@@ -5,7 +5,7 @@ The tenant is given by the edge. A response that is not the tenant's is one that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -18,7 +18,7 @@ from gateway.job_ports.jobs import JobStore
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.job_service import refuse_callers_credential, segment_of
 from gateway.jobs.responses.live import LiveLogs
-from gateway.jobs.responses.reading import EventReading
+from gateway.jobs.responses.reading import EventReading, Following
 from gateway.jobs.watchers import Watchers
 from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.jobs.errors import DedupeConflict
@@ -107,7 +107,8 @@ class ResponseService:
         """Returns a response as JSON, with its job while that has not ended. Raises ResponseNotFound, JobsUnavailable."""
         store = await self._engine.reader()
         job = await self._look(store, response_id, tenant)
-        if job is not None and not job.state.is_end:
+        live = None if job is None or job.state.is_end else self._lives.find(response_id)
+        if job is not None and not job.state.is_end and (live is None or not live.is_told):
             return job, orjson.dumps(shown(job))
         final = await self._final_from(store, response_id, tenant, job)
         if final is None:
@@ -127,7 +128,7 @@ class ResponseService:
         await self.find(response_id, tenant)
         return []
 
-    async def follow(self, response_id: str, tenant: str, after: int) -> AsyncIterator[bytes | None]:
+    async def follow(self, response_id: str, tenant: str, after: int) -> Following:
         """Returns the events of a response behind one. Raises ResponseNotFound, InvalidRequest, JobsUnavailable."""
         store = await self._engine.reader()
         job = await self._look(store, response_id, tenant)

@@ -37,6 +37,8 @@ class JobSettings:
     max_file_bytes: int = 512 * 1024 * 1024
     max_bytes: int = 50 * 1024**3
     max_bytes_per_tenant: int = 20 * 1024**3
+    max_response_log_bytes: int = 16 * 1024 * 1024
+    """Of the events of one response in the background; of a longer one the log goes."""
     max_response_bytes_per_tenant: int = 1024**3
     """Of kept responses; those put first go early."""
     max_run_bytes_per_tenant: int = 1024**3

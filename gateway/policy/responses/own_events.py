@@ -25,6 +25,7 @@ MOST_HELD_BYTES: Final = 64 * 1024 * 1024
 ENDS: Final = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
 _REPLACED: Final = frozenset(("response.created", "response.queued"))
 _NUMBER: Final = re.compile(rb'"sequence_number": ?(\d+)')
+_DIGITS: Final = re.compile(rb" ?\d+")
 _DELTA: Final = re.compile(rb'\{"type": ?"(response\.[a-z_.]+\.delta)"')
 _EVENT_END: Final = (b"\n\n", b"\r\n\r\n")
 
@@ -95,6 +96,24 @@ class OwnEvents:
         made: list[bytes] = []
         for event in split_events(block):
             self._read(event, made)
+        return made
+
+    def plain(self, event: bytes) -> bytes | None:
+        """Returns a usual event, which brings only more of the answer, with its own number; None: it has to be fed.
+
+        `event` is one whole event, of two lines: its name, and its data with that as `type`.
+        """
+        if self._pending or not self._has_begun or self.final is not None:
+            return None
+        name_end = event.find(b"\n")
+        if not event.startswith(b'data: {"type":"%b"' % event[7:name_end], name_end + 1):
+            return None
+        before, _, behind = event.partition(b'"sequence_number":')
+        said = _DIGITS.match(behind)
+        if said is None or b'"sequence_number":' in behind:
+            return None
+        made = b'%b"sequence_number":%d%b' % (before, self.next_number, behind[said.end() :])
+        self.next_number += 1
         return made
 
     def end(self, response: Mapping[str, Any]) -> list[bytes]:

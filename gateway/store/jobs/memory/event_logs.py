@@ -38,6 +38,11 @@ class MemoryEventLogs:
         self._logs: dict[str, MemoryLog] = {}
         self._watchers = LogWatchers()
 
+    @property
+    def every_s(self) -> float:
+        """Returns how long events may wait for others to be added with."""
+        return 0.1
+
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
         """Adds a part that follows the last one."""
         kept = self._claimed(work)

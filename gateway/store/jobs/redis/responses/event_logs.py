@@ -48,6 +48,11 @@ class RedisEventLogs:
         self._watchers = LogWatchers()
         self._hearing: asyncio.Task[None] | None = None
 
+    @property
+    def every_s(self) -> float:
+        """Returns how long events may wait for others to be added with."""
+        return 0.1
+
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
         """Adds a part that follows the last one."""
         arguments = (*self._partitions.claim_of(work), *part)

@@ -23,6 +23,11 @@ class SqliteEventLogs:
         self._bounds = bounds
         self._watchers = LogWatchers()
 
+    @property
+    def every_s(self) -> float:
+        """Returns how long events may wait for others to be added with."""
+        return 0.5  # the file is this process's alone, and whoever reads here does not wait for it
+
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
         """Adds a part that follows the last one."""
         result = await self._file.note(lambda db: event_rows.append(db, work, part, self._bounds))
