@@ -98,6 +98,37 @@ def test_without_tolerance_every_item_has_to_be_repaired() -> None:
     in_memory(story)
 
 
+@pytest.mark.parametrize(("others", "redone"), [({}, 0), ({"tolerate_count": 1}, 0), ({"tolerate_count": 2}, 3)])
+def test_no_changed_request_is_asked_where_too_many_could_not_be_changed(others: dict[str, Any], redone: int) -> None:
+    """The step would fail in any case: what is asked then would be paid for in vain."""
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(says(failing=5, mute=2)))
+        await process.accept_run(source(others), ITEMS)
+        ended = await process.end_of(RUN_ID)
+        assert sum(prompt.startswith("redo") for prompt in process.ledger.asked) == redone
+        assert ended.state is (JobState.SUCCEEDED if redone else JobState.FAILED)
+        if not redone:
+            assert ended.last_error is not None
+            assert "x: too_many_failed: 5 of 20 items have failed" in ended.last_error.message
+
+    in_memory(story)
+
+
+@pytest.mark.parametrize(("others", "asked"), [({}, 0), ({"tolerate_count": 1}, 0), ({"tolerate_count": 2}, 18)])
+def test_no_item_is_asked_where_too_many_have_no_request(others: dict[str, Any], asked: int) -> None:
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(says(failing=0)))
+        plan = source(others)
+        plan["steps"]["x"].update(call("do {{ item.n }}"))
+        await process.accept_run(plan, [{}, {}, *({"n": one} for one in ITEMS[2:])])
+        ended = await process.end_of(RUN_ID)
+        assert len(process.ledger.asked) == asked
+        assert ended.state is (JobState.SUCCEEDED if asked else JobState.FAILED)
+
+    in_memory(story)
+
+
 def test_a_value_stands_in_for_what_could_not_be_repaired() -> None:
     async def story(here: Town) -> None:
         process = run_process(here, Ledger(says(failing=3, hopeless=2)))

@@ -30,7 +30,10 @@ Values = Mapping[str, Any]
 
 
 def begin_items(step: Step, scope: Scope, filling: StepFilling) -> StepStart | Values:
-    """Returns the first part of a step, or its values where nothing is asked of any item. Raises StepFailed."""
+    """Returns the first part of a step, or its values where nothing is asked of any item. Raises StepFailed.
+
+    Where more requests cannot be put together than may fail, the others are not asked in vain.
+    """
     items = items_of(step, scope, filling)
     gathered = GatheredRequests(filling)
     failed, why = 0, None
@@ -43,7 +46,7 @@ def begin_items(step: Step, scope: Scope, filling: StepFilling) -> StepStart | V
         except StepFailed as failure:
             failed, why = failed + 1, failure.error
         gathered.add(step, request)
-    if gathered.models:
+    if gathered.models and step.on_failure.accepts(failed, len(items)):
         return StepStart(step, StepPart.FIRST, step.endpoint, gathered.requests, gathered.models, failed)
     stand_in = step.on_failure.value if step.on_failure.action == "use" and failed else None
     values = {**values_of_many(step.endpoint, [None] * len(items), stand_in), "failed": failed}
@@ -69,9 +72,8 @@ def go_on_with_items(
         error = state.failures.get(number)
         gathered.add(step, None if error is None else _next_request(step, state, number, error, one, filling))
     asked = sum(request is not None for request in gathered.requests)
-    if (
-        not asked or len(items) != state.total
-    ):  # others than those that have failed: they are counted by other tokens now
+    # in vain, or for others than those that have failed: they are counted by other tokens now
+    if not asked or not step.on_failure.accepts(state.failed - asked, state.total) or len(items) != state.total:
         return _accepted(step, state)
     part = StepPart(state.part + 1)
     endpoint = "chat" if part is StepPart.REPAIR else step.endpoint
