@@ -153,7 +153,11 @@ class Moves:
             return
         if move.opened is not None:
             self._watch.expire(task)
-        elif call.other_attempt is move and call.attempts[-1].ended_at is None:  # it still hangs, and may move again
+            return
+        if copy.unsayable is not None:  # to find that out once is enough
+            call.unsayable = {**copy.unsayable, **(call.unsayable or {})}
+        own = call.attempts[-1:]  # none: its target could not be told the call
+        if call.other_attempt is move and own and own[0].ended_at is None:  # it still hangs, and may move again
             call.other_attempt = copy.other_attempt = None
             call.attempts[-1:-1] = copy.attempts[move.met :]
             call.denied = call.denied or copy.denied

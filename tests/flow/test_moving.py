@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
 
+from gateway.errors import InvalidRequest
 from gateway.flow.moving import Moves
 from gateway.flow.suspects import Suspects
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import Hedging, Retries
-from tests.flow.outage import City, Provider, answers, fails, gone
+from tests.flow.outage import City, Fate, Provider, answers, fails, gone
 from tests.flow.support import Script
 from tests.flow.test_suspects import SDK_S, calls, served, silence
 from tests.flow.virtual import LoopClock, run
@@ -163,6 +165,61 @@ def test_looking_where_a_call_might_go_makes_no_gates_there() -> None:
         assert served(told) == 50
         assert len(city.admission.gates.names.callers["p0/m"]) == 50
         assert not city.admission.gates.names.callers.get("p1/m")
+        await city.settle()
+
+    run(story)
+
+
+async def wordless() -> Script:
+    """A target that the call cannot be told in its language."""
+    raise InvalidRequest("It has no word for that.")
+
+
+def test_a_call_moves_once_to_who_cannot_be_told_it() -> None:
+    """To put it into another language, only to find out again that it cannot be, takes long for a large one."""
+
+    async def story(clock: LoopClock) -> None:
+        wakes = asyncio.Event()
+
+        async def asleep() -> Script:
+            await wakes.wait()
+            return await answers(0.0)()
+
+        other = Provider(wordless)
+        city = City([Provider(asleep), other], clock)
+        asyncio.get_running_loop().call_later(25.0, wakes.set)
+
+        (told,) = await calls(city, 1, 1.0)
+
+        assert (told.result, round(told.took_s)) == (200, 25)
+        assert len(other.asked_at) == 1
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize(("fate", "word"), [(fails(503), "no_target_available"), (wordless, "invalid_request")])
+def test_a_call_that_has_moved_when_it_could_not_be_told_ends_in_peace(fate: Fate, word: str) -> None:
+    """Nothing is left of its own attempt, and where it moved to it fails, too."""
+
+    async def story(clock: LoopClock) -> None:
+        async def mute() -> Script:
+            await asyncio.sleep(17.0)
+            return await wordless()
+
+        async def late() -> Script:
+            await asyncio.sleep(6.0)
+            return await fate()
+
+        troubles: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: troubles.append(told))
+        city = City([Provider(mute), Provider(late)], clock, retries=Retries(attempts=2))
+
+        (told,) = await calls(city, 1, 1.0)
+        gc.collect()
+
+        assert told.result == word
+        assert not troubles
         await city.settle()
 
     run(story)
