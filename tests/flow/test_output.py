@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Reply
-from gateway.errors import DeadlineExceeded, GatewayError
+from gateway.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.flow.output.invalid import OutputInvalid
+from gateway.policy.degrade.lower import LoweredCall
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.rules import Limits
 from gateway.policy.output.rules import AtLast, OutputRule
@@ -167,6 +168,18 @@ async def test_a_repair_takes_the_place_of_the_text_and_all_that_was_used_is_tol
     assert (call.usage.input, call.usage.output) == (500, 50)
     for line in bench.admission.gates.lines.values():
         assert line.gate.in_flight == 0
+
+
+async def test_a_repair_asks_for_itself_whatever_was_made_of_its_call() -> None:
+    """What the call asked for because its model is slow, and who cannot be told it, is not the repair's."""
+    bench = bench_of(whole(answer(BAD)), repairs=[whole(answer(GOOD))])
+    lowered = LoweredCall(BODY, ("max_completion_tokens",), 100)
+    unsayable = {"h/big": InvalidRequest("It has no word for that.")}
+    _, body = await bench.serve(
+        output=replace(RULE, repair_with="helper"), body=BODY, lowered=lowered, unsayable=unsayable
+    )
+    assert text_of(body) == GOOD
+    assert b"secret" in bytes(bench.helper.sent[0].body)
 
 
 async def test_each_bad_choice_is_repaired_by_itself() -> None:

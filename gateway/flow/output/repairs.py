@@ -161,5 +161,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         denied=None,
         replay=None,
         objects=None,
+        lowered=None,
+        unsayable=None,
         output_check=None,
     )
