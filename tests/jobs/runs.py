@@ -127,14 +127,14 @@ class RunProcess(Process):
         body = message if is_ok else {"error": {"message": f"no: {text}", "code": "bad_request"}}
         return Reply(reply.status, [], orjson.dumps(body), shared=reply.shared)
 
-    async def accept_run(self, source: dict[str, Any], given: Any, **changes: Any) -> None:
+    async def accept_run(self, source: dict[str, Any], given: Any, id: str = RUN_ID, **changes: Any) -> None:
         """Takes a run of a pipeline of this source."""
         plan, problems = compile_plan("p", source)
         assert plan is not None, problems
         carried = CarriedRun("p", source, given, "/v1/chat/completions")
         about = {"endpoint": carried.endpoint, PIPELINE: "p", DIGEST: plan.digest}
         usual = {"kind": JobKind.RUN, "about": about, "model": plan.model_name, "max_attempts": 1}
-        new = self.new_job(RUN_ID, **{**usual, **changes})
+        new = self.new_job(id, **{**usual, **changes})
         await self.store.accept([NewJob(new.job, carried.packed())])
 
     async def text_of(self, job: Job) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
+from gateway.policy.jobs.ids import BATCH, JOB, RUN, derived_child_id, new_id
 from gateway.policy.jobs.job import Job, JobFlag, JobQuery, JobState
 from gateway.policy.pipelines.advance import advance
 from gateway.policy.pipelines.plan import PipelinePlan
+from gateway.policy.pipelines.rules import run_segment
 from gateway.policy.pipelines.states import Decision, RunStates
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import CALL_USD, RUN_ID, STAGES, CountingView, Ledger, RunProcess, call, run_process, stages_say
+from tests.jobs.stage import few_lines
 from tests.jobs.town import Town, Where, town
 from tests.store.redis_servers import RedisServer
 
@@ -324,3 +327,40 @@ def test_a_fan_out_stops_once_more_has_failed_than_may(tell: Tell, on_failure: A
             assert "such as: no: " in done.last_error.message
 
     tell(story)
+
+
+def test_what_is_decided_beside_the_loop_is_one_at_a_time_and_tenants_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that compute would all go before the loop; who has many runs of that kind holds up his own."""
+    decided: list[str] = []
+    most_at_once, at_once, really = 0, 0, asyncio.to_thread
+
+    async def beside(work: Any, *given: Any) -> Any:
+        nonlocal most_at_once, at_once
+        if work is not advance:
+            return await really(work, *given)
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        decided.append(given[1].input["of"])
+        await asyncio.sleep(1.0)
+        at_once -= 1
+        return work(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", beside)
+
+    async def story(here: Town) -> None:
+        rules = replace(few_lines(window=50), segments=(replace(run_segment(), name="all"),))
+        process = run_process(here, Ledger(lambda _prompt, _time: "fine"), rules=rules)
+        ids = [new_id(RUN, bytes([number] * 16)) for number in range(31)]
+        source = {"steps": {"x": call("say {{ input.of }}")}}
+        for one in ids[1:]:
+            await process.accept_run(source, {"of": "a", "text": "x" * 300_000}, one, tenant="a")
+        await asyncio.sleep(2.5)
+        begun = len(decided)
+        await process.accept_run(source, {"of": "b", "text": "x" * 300_000}, ids[0], tenant="b")
+        for one in ids:
+            assert (await process.end_of(one)).state is JobState.SUCCEEDED
+        assert most_at_once == 1
+        assert decided.index("b") - begun <= 1
+        assert len(decided) == 62
+
+    tell_in_memory(story)

@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from gateway.clock import Clock
+from gateway.flow.output.turns import FairTurns, NoTurn
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLook, RunLooks, added
 from gateway.jobs.ports import TellRun, tell_nobody
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
+from gateway.policy.jobs.job import ClaimedWork, Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
 from gateway.policy.pipelines.advance import advance
 from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
 from gateway.policy.pipelines.carried import CURRENT, SETTLED, STEPS, CarriedRun, carried_by, plan_of
@@ -47,7 +48,8 @@ MOST_PLANS = 64
 """That are remembered, compiled."""
 LARGE_BYTES = 262_144
 """Runs that carry more are decided upon in a thread, as are those whose next step is much work: to divide a long text, or to
-judge a condition for each of many items, takes its time."""
+judge a condition for each of many items, takes its time. One at a time, and tenants in turn: Python's lock goes round among
+threads that compute, and the event loop would wait for all of them whenever it goes on."""
 ITEM_BYTES = 200
 """What an item of a list is taken for."""
 HEADERS = (("content-type", "application/json"),)
@@ -79,12 +81,16 @@ class PipelineRuns:
         self._count = count
         self._changed = changed
         self._plans: dict[str, PipelinePlan] = {}
+        self._turns = FairTurns()
 
     async def run(self, running: RunningWork) -> None:
-        """Advances a run, and ends the claim: it is parked, has ended, or is given back where the store cannot be read."""
+        """Advances a run, and ends the claim: it is parked, has ended, or is given back.
+
+        So it is where the store cannot be read, or too many of its tenant's wait to be decided upon already.
+        """
         try:
             await self._run(running)
-        except JobsUnavailable:  # the log says why
+        except (JobsUnavailable, NoTurn):  # of the first the log says why
             at = self._clock.wall() + LAST_RETRY_S
             await running.write(lambda: self._store.give_back(running.work, run_at=at, is_attempt=False))
         except FileNotFoundError:
@@ -114,7 +120,7 @@ class PipelineRuns:
             await self._stop_children(look.running, work.job.tenant)
             await running.finish(self._store, JobEnd(running.ends_as, tally=look.tally))
             return
-        decision = await self._decide(plan, carried, look, len(work.payload))
+        decision = await self._decide(plan, carried, look, work)
         if isinstance(decision, RunFinished):
             await self._finish(running, plan, carried, look, decision)
         elif isinstance(decision, RunFailed):
@@ -123,12 +129,13 @@ class PipelineRuns:
         else:
             await self._go_on(running, plan, decision, look)
 
-    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook, payload: int) -> Decision:
+    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook, work: ClaimedWork) -> Decision:
         states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
-        if payload + sum(map(_size_of, look.steps.values())) <= LARGE_BYTES:
+        if len(work.payload) + sum(map(_size_of, look.steps.values())) <= LARGE_BYTES:
             with suppress(TooLong):
                 return advance(plan, replace(states, hurry=Hurry()))
-        return await asyncio.to_thread(advance, plan, states)
+        async with self._turns.turn(work.job.tenant, 0):
+            return await asyncio.to_thread(advance, plan, states)
 
     async def _go_on(self, running: RunningWork, plan: PipelinePlan, decision: Decision, look: RunLook) -> None:
         """Parks the run, with what begins now."""
