@@ -1,0 +1,1 @@
+"""What providers are asked of themselves, beside the calls."""
