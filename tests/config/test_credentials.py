@@ -10,7 +10,8 @@ import pytest
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
 from gateway.exchange import Upstream
-from gateway.policy.snapshot import PolicySnapshot, Provider
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 

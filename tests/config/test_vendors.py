@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gateway.config.describe import describe
-from gateway.ingress.admin.explain import explain
+from gateway.ingress.admin.explaining.call import explain
 from gateway.policy.snapshot import Model, PolicySnapshot
 from tests.config.support import load_text, problems_of
 from tests.rows import rows
@@ -60,8 +62,8 @@ def names(snapshot: PolicySnapshot, name: str) -> list[str]:
         (f"{OPENAI}, api_key: sk-of-our-own-account", GROQ, True),
         ("base_url: 'emulator://x'", GROQ, True),
         (
-            "base_url: 'https://us-central1-aiplatform.googleapis.com/v1'",
-            "base_url: 'https://europe-west1-aiplatform.googleapis.com/v1'",
+            "base_url: 'https://us-central1-aiplatform.googleapis.com/v1/endpoints/1'",
+            "base_url: 'https://europe-west1-aiplatform.googleapis.com/v1/endpoints/1'",
             True,
         ),
         ("base_url: 'https://llm.example/v1'", "base_url: 'https://LLM.example./v2'", True),
@@ -145,3 +147,21 @@ def test_a_provider_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert problems_of(tmp_path, text) == [
         'config.yaml:3: providers.b.accepts_callers_of[0]: no provider "opneai"; did you mean "openai"?'
     ]
+
+
+def test_what_realtime_sessions_lack_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of a model: which target can have none, and which package is missing."""
+    text = """\
+providers:
+  cloud:
+    {dialect: openai, base_url: 'https://bedrock.example/v1', auth: {aws: bearer, token: q7Zk29xLw04mVb81}}
+  openai: {dialect: openai, base_url: 'https://api.openai.com/v1', api_key: sk-0123456789}
+models:
+  gpt-realtime: {targets: [openai/gpt-realtime, cloud/x-realtime]}
+  plain: {targets: [openai/gpt-4o]}
+"""
+    said = "cloud/x-realtime can have no realtime sessions: provider cloud is called with a cloud's credential"
+    assert [said in one for one in load_text(tmp_path, text).notices if "realtime sessions" in one] == [True]
+    monkeypatch.setattr("gateway.config.sections.notices.find_spec", lambda _name: None)
+    named = [one for one in load_text(tmp_path, text).notices if "pip install '.[realtime]'" in one]
+    assert [one.startswith("model gpt-realtime: ") for one in named] == [True]

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from gateway.config.reading.problems import Document, Path
 from gateway.config.schema import ProviderEntry
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 
 _SECRET_NAME = re.compile(
     "auth|key|token|secret|passw|pwd|credential|cookie|session|signature|jwt|bearer|subscription", re.IGNORECASE
@@ -126,4 +126,4 @@ def is_first(provider: str) -> bool:
 
 def account_of(provider: Provider) -> str:
     """Returns the account that pays for calls to the provider; empty: the caller's own."""
-    return provider.name if provider.api_key else ""
+    return "" if provider.is_callers else provider.name

@@ -13,10 +13,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gateway.config.policies.admission import kind_of_host
+from gateway.config.providers.credentials import Groups
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import ConfigFile, ProviderEntry
-from gateway.config.sections.credentials import Groups
-from gateway.policy.snapshot import Model, Provider, Target
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Model, Target
 from gateway.words import EMULATOR
 
 _PORTS = {"http": 80, "https": 443}
@@ -37,7 +38,7 @@ def bind_credentials(model: Model, groups: Groups) -> Model:
     keyless = {
         target.name: providers[target.provider]
         for target in (*model.plan, *model.context_plan)
-        if providers[target.provider].api_key is None and not _is_emulator(providers[target.provider])
+        if providers[target.provider].is_callers and not _is_emulator(providers[target.provider])
     }
     first = next(iter(keyless.values()), None)
     strangers = {name: one for name, one in keyless.items() if first and not _may_see(one, first, groups)}
