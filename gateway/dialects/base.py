@@ -8,11 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from gateway.dialects.remembered import TurnMemory
 from gateway.words import Gap, How
 
 Json = dict[str, Any]
+_MOST_TOKENS: Final = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a conversion has to know of the target's model, from `models.yaml`; the defaults are those of a model unknown."""
+
+    max_output: int | None = None
+    """The most tokens of an answer; None: not known."""
+    max_input: int | None = None
+    """The most tokens that the model reads; None: not known."""
+    reads: tuple[str, ...] | None = None
+    """What the model takes besides text: `image`, `pdf`, `audio`, `video`; None: not known."""
+    sampling: bool = True
+    """The model takes `temperature`, `top_p` and `top_k`."""
+    thinking: Literal["none", "budget", "adaptive", "level"] = "none"
+    """How the model is told to think: not at all, by a number of tokens, as it sees fit with an effort, or by a level."""
+    efforts: tuple[str, ...] = ()
+    """The efforts, or levels, that the model knows, the least first; empty: it is told none."""
+    thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"
+    """How the model is told not to think, if it can be."""
+    thinks_unasked: bool = False
+    """The model thinks unless it is told not to."""
+    binds_thinking: bool = False
+    """The model takes back what it thought only behind the very messages, tools and instructions that it thought it after."""
+    forced_tools: bool = True
+    """The model can be made to call a tool."""
+    json_schema: bool = False
+    """The model answers by a JSON Schema."""
+    tools_with_schema: bool = True
+    """The model has tools and a schema for its answer in one call."""
+    later_system: bool = False
+    """The model takes instructions between the messages."""
+    cache_marks: bool = False
+    """The model's chat completions take marks for the cache of prompts (`prompt_cache_breakpoint`)."""
+    logprobs: bool = False
+    """The model tells the probabilities of its tokens."""
+    own_fields: Literal["none", "anthropic", "nova", "openai", "qwen", "xai"] = "none"
+    """Whose names the model's own options have at Bedrock, where each family takes those of its maker."""
+    caches: tuple[str, ...] = ()
+    """Where Bedrock takes marks for the cache of the model's prompts: `tools`, `system`, `messages`."""
+    beside_results: tuple[str, ...] = ("text", "image", "document")
+    """What a user may say in one message with results of tools, at Bedrock."""
+    in_results: tuple[str, ...] = ("image",)
+    """What results of tools may have in them besides text, at Bedrock."""
+    json_results: bool = False
+    """The model takes results of tools as JSON alone, at Bedrock."""
+    embeds: Literal["none", "cohere", "gemini", "nova", "titan"] = "none"
+    """In whose form the model is asked for embeddings, at Bedrock and Vertex AI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +75,19 @@ class ServerFacts:
     """The target's chat completions know the role `developer`; elsewhere it is `system`."""
     takes_custom_tools: bool = False
     """The target's chat completions know tools whose input is free text, and what else OpenAI's alone know."""
+    requires_all: bool = False
+    """A schema that the target holds to strictly has no optional properties, as OpenAI's."""
     takes_reasoning: bool = True
     """The target's chat completions take back what the model thought, in plain words; others refuse the unknown field."""
+    takes_details: bool = False
+    """The target takes `reasoning_details` and `cache_control` in messages: the hub between two conversions does."""
+    issuer: str = ""
+    """Whose signatures the target knows again: `anthropic`, `gemini`, `vertex`, `bedrock`; empty: it signs nothing."""
+    model: ModelFacts = ModelFacts()
+    approximates: bool = False
+    """What the target would have to refuse is approximated where the table of gaps names a way (`on_loss: approximate`)."""
+    memory: TurnMemory | None = None
+    """What the caller's turns were signed with, where it does not send that back; None: nothing is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +103,18 @@ class ConvertedRequest:
     """Wall time in seconds at which the request was converted."""
     custom_tools: frozenset[str] = field(default_factory=frozenset)
     """Names of tools with free text as input that went out as functions."""
+    issuer: str = ""
+    """Whose signatures its answer has (see `ServerFacts`)."""
+    memory: TurnMemory | None = None
+    """Where what its answer is signed with is remembered; None: nowhere."""
+    gaps: Sequence[Gap] | None = None
+    """What does not arrive as it was said; None: that was not looked for on the way."""
+    place: str | None = None
+    """Where it is asked below the base URL, where that is not the pair's usual place."""
+    read: int | None = None
+    """The tokens that were read, where a header of its answer tells them."""
+    via: ConvertedRequest | None = None
+    """The same request in the language in between, where it took two conversions."""
 
 
 class Translator(Protocol):
@@ -83,6 +156,11 @@ class MalformedAnswer(Exception):
     """A target's answer is not what its language says."""
 
 
+def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) -> Sequence[Gap]:
+    """Returns what does not arrive as it was said, of a request that this translator has converted."""
+    return translator.gaps(sent.asked, facts) if sent.gaps is None else sent.gaps
+
+
 def gaps_of_fields(body: Json, table: Mapping[str, tuple[How, str, tuple[object, ...]]]) -> list[Gap]:
     """Returns the gaps among the top-level fields; the table names for each what becomes of it, why, and harmless values."""
     return [
@@ -115,6 +193,12 @@ def object_of(value: object) -> Json:
 def strings(value: object) -> list[str]:
     """Returns the strings of a list; none where it is no list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def count_in(usage: object, name: str) -> int:
+    """Returns a count that a provider tells; 0 where it tells none, or one that nobody could have counted."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < _MOST_TOKENS else 0
 
 
 def text_of(value: object) -> str:

@@ -7,14 +7,21 @@ repeats long instructions, many tools or a picture is one event of megabytes.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from typing import Final
 
+import orjson
+
+from gateway.dialects.base import ConvertedRequest, Json, text_of
+from gateway.dialects.shapes import chat_error
 from gateway.policy.openai import sse
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""
 TOO_LONG: Final = "malformed_response"
 """The code of the error that a longer one is."""
+UNSAYABLE: Final[Json] = {"message": "an event of the provider's is nested too deeply", "code": TOO_LONG}
+"""The error that ends a stream at an event with something in it that cannot be written again."""
 
 _LINE_END = re.compile(rb"\r\n?")
 
@@ -31,6 +38,8 @@ class EventReader:
         """Returns the events that are complete now. Raises EventTooLong."""
         if not self._pending and chunk.endswith(b"\n\n") and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # the usual case
+        if not self._pending and chunk.endswith(b"\r\n\r\n") and chunk.find(b"\r") == len(chunk) - 4:
+            return [chunk[:-4]] if chunk.find(b"\n") == len(chunk) - 3 else chunk[:-4].split(b"\n\n")  # Google's
         searched = max(0, len(self._pending) - 3)  # an end may be split over chunks
         self._pending += chunk
         cut = sse.last_event_end(self._pending, searched)
@@ -52,6 +61,69 @@ class EventReader:
 
 class EventTooLong(Exception):
     """An event did not end within MOST_EVENT_BYTES."""
+
+
+class ConvertingReader(ABC):
+    """What the readers have in common that convert event streams (see `base.Reader`).
+
+    Whatever a provider sends, it ends with the caller's words for it, and never with a defect of ours.
+    """
+
+    def __init__(self) -> None:
+        self._events = EventReader()
+        self._is_over = False
+        """The end was told, or an error: nothing follows."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._is_over:
+            return b""
+        try:
+            events = self._events.feed(chunk)
+        except EventTooLong:
+            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
+        made = []
+        for event in events:
+            try:
+                made.append(self._read(event))
+            except orjson.JSONEncodeError:
+                made.append(self._unsayable())
+        return made[0] if len(made) == 1 else b"".join(made)
+
+    def close(self, *, is_clean: bool) -> bytes:
+        made = b""
+        try:
+            if rest := self._events.rest():
+                made = self._read(rest)
+            return made + self._at_end(is_clean=is_clean)
+        except orjson.JSONEncodeError:
+            return made + self._unsayable()
+
+    def _at_end(self, *, is_clean: bool) -> bytes:
+        """Returns what follows the last event. Where a stream has an event as its end, nothing: one without it was cut."""
+        return b""
+
+    def _unsayable(self) -> bytes:
+        """Ends the stream at an event that was not told, for what is in it cannot be written again."""
+        return self._fail(UNSAYABLE)
+
+    @abstractmethod
+    def _read(self, event: bytes) -> bytes:
+        """Returns the events that this one becomes. Raises JSONEncodeError where it cannot be told."""
+
+    @abstractmethod
+    def _fail(self, error: Json) -> bytes:
+        """Ends the stream with an error."""
+
+
+def chat_failure(sent: ConvertedRequest, error: Json, *, has_begun: bool) -> bytes:
+    """Returns the last event of a stream of chat completions that an error has ended.
+
+    Before any output the error is not for the caller yet: whoever looks for another target reads all that the provider said.
+    And so does the conversion that follows, where the caller speaks another language.
+    """
+    message = text_of(error.get("message")) or "the provider reported an error"
+    is_last = has_begun and sent.via is None
+    return b"data: %b\n\n" % sse.error_json(chat_error(error) if is_last else {**error, "message": message})
 
 
 def data_of(event: bytes) -> bytes:

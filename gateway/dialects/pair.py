@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import orjson
 
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, Reader, ServerFacts, Translator, text_of
-from gateway.errors import InvalidRequest
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    Reader,
+    ServerFacts,
+    Translator,
+    lost_in,
+    strings,
+    text_of,
+)
+from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
+from gateway.errors import BodyTooComplex, InvalidRequest
+from gateway.exchange import RawHeaders
+from gateway.policy.openai.json_edit import find_fields, insert_field, remove_fields, replace_field
 from gateway.policy.openai.sse import json_object
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Gap, How
@@ -19,30 +32,90 @@ _PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses
 _NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
 
 
+_MOST_DIGITS: Final = 10
+Place = Callable[[str, bool], str]
+"""Returns the path below the base URL at which a model is asked, for a stream or a whole answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Converts calls in the language `asked`, for a target that speaks `spoken` at `path`."""
+    """Converts calls in the language `asked`, for a target that speaks `spoken` at `place`."""
 
     asked: str
     spoken: str
-    path: str
+    place: Place
     translator: Translator
+    headers: RawHeaders = ()
+    """What the target's language wants said besides."""
+    header_fields: Mapping[bytes, str] = field(default_factory=dict)
+    """Headers of the caller's, lists of words, that the target wants in the body, and the fields for them."""
+    kept_headers: Container[bytes] = ()
+    """Headers of the caller's that mean something in its language alone, and to this target."""
+    keeps_bytes: bool = False
+    """The caller's language is the target's, but for fields around it: all others go as they are written."""
+    most_texts: MostTexts | None = None
+    """How many texts go in one call; None: nothing is asked for in pieces."""
+    counted_in: bytes = b""
+    """The header of an answer that tells how many tokens were read; empty: the answer does."""
 
     def request(
-        self, given: bytes, facts: ServerFacts, now: float, new_id: Callable[[], str]
+        self,
+        given: bytes,
+        facts: ServerFacts,
+        now: float,
+        new_id: Callable[[], str],
+        *,
+        refuses_loss: bool = False,
+        headers: RawHeaders = (),
     ) -> tuple[ConvertedRequest, bytes, Sequence[Gap]]:
-        """Converts a request. Raises InvalidRequest where it cannot be said in the target's language."""
+        """Converts a request. Raises InvalidRequest where it cannot be said in the target's language.
+
+        `refuses_loss`: also where it cannot be said as the caller said it; `headers` are the caller's.
+        """
         body = json_object(given)
         if body is None:
             raise InvalidRequest("The body must be a JSON object.")
-        gaps = self.translator.gaps(body, facts)
-        refused = [gap for gap in gaps if gap.how is How.REFUSED]
-        if refused:
-            named = "; ".join(f"'{gap.field}' ({gap.why})" for gap in refused)
-            message = f"The model's provider cannot serve {named}. Send the call without, or use another model."
-            raise InvalidRequest(message, param=refused[0].field, code="unsupported_by_targets")
-        sent = self.translator.request(body, facts, now, new_id)
-        return sent, orjson.dumps(sent.body), gaps
+        try:
+            sent = self.translator.request(body, facts, now, new_id)
+        except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
+            _refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
+            raise
+        gaps = lost_in(sent, self.translator, facts)
+        _refuse(gaps, refuses_loss=refuses_loss)
+        for name, value in headers if self.header_fields else ():
+            if (field := self.header_fields.get(name)) is not None:
+                words = (word.strip() for word in value.decode("latin-1").split(","))
+                sent.body[field] = list(dict.fromkeys([*strings(sent.body.get(field)), *filter(None, words)]))
+        if self.keeps_bytes:
+            return sent, _with_envelope(given, body, sent.body), gaps
+        try:
+            return sent, orjson.dumps(sent.body), gaps
+        except (
+            orjson.JSONEncodeError
+        ) as error:  # JSON in a text of the call, such as a tool's arguments, has become a part of it
+            told = "A text of the call holds JSON that is nested too deeply to be converted."
+            raise InvalidRequest(told, param="messages", code=BodyTooComplex.code) from error
+
+    def pieces(self, given: bytes, facts: ServerFacts) -> list[bytes]:
+        """Returns the requests that a call becomes which asks for more at once than the target gives; none: it is one."""
+        body = json_object(given) if self.most_texts is not None else None
+        if self.most_texts is None or body is None:
+            return []
+        return [orjson.dumps(piece) for piece in in_pieces(body, self.most_texts(facts))]
+
+    def put_together(self, answers: Sequence[bytes]) -> bytes:
+        """Returns the converted answers to the pieces of a call as one. Raises UpstreamFailed where one is none."""
+        said = [found for answer in answers if (found := json_object(answer)) is not None and "data" in found]
+        if len(said) < len(answers):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "a part of the answer is none")
+        return orjson.dumps(put_together(said))
+
+    def with_count(self, sent: ConvertedRequest, headers: RawHeaders) -> ConvertedRequest:
+        """Returns the request with the tokens that were read, where a header of its answer tells them."""
+        if not self.counted_in:
+            return sent
+        told = next((value for name, value in headers if name == self.counted_in), b"")
+        return replace(sent, read=int(told)) if told.isdigit() and len(told) < _MOST_DIGITS else sent
 
     def answer(self, sent: ConvertedRequest, body: bytes) -> bytes:
         """Converts a whole answer; what is none goes on as it is, and is found to be none there.
@@ -53,13 +126,36 @@ class Pair:
         if said is None or isinstance(said.get("error"), dict):
             return body
         try:
-            return orjson.dumps(self.translator.answer(sent, said))
-        except MalformedAnswer as error:
+            made = self.translator.answer(sent, said)
+            return body if made is said else orjson.dumps(made)
+        except (MalformedAnswer, orjson.JSONEncodeError) as error:
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, str(error)) from error
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         """Returns what converts a streamed answer."""
         return self.translator.reader(sent)
+
+
+def _refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
+    """Raises InvalidRequest where something cannot be said in the target's language, or may not be lost."""
+    refused = [gap for gap in gaps if refuses_loss or gap.how is How.REFUSED]
+    if refused:
+        named = "; ".join(f"'{gap.field}' ({gap.why})" for gap in refused)
+        message = f"The model's provider cannot serve {named}. Send the call without, or use another model."
+        raise InvalidRequest(message, param=refused[0].field, code="unsupported_by_targets")
+
+
+def _with_envelope(given: bytes, asked: Json, made: Json) -> bytes:
+    """Returns the caller's bytes with the top-level fields that were left out, set or added."""
+    for name in asked.keys() - made.keys():
+        given = remove_fields(given, find_fields(given, name))
+    for name, value in made.items():
+        if name not in asked:
+            given = insert_field(given, name, orjson.dumps(value))
+        elif value is not asked[name]:
+            fields = find_fields(given, name)
+            given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
+    return given
 
 
 def says_path_is_unknown(body: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Conversations that were recorded with real providers, in several languages each; and streams as bytes.
 
-They lie beside the checkout, in `shared/fixtures/dialects` (its SOURCES.md says whose they are), or where DIALECT_CASES says.
+They lie beside the checkout, in `shared/fixtures/dialects` (SOURCES.md says whose they are), or where DIALECT_FIXTURES says.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-FOLDER = Path(os.environ.get("DIALECT_CASES", Path(__file__).parents[3] / "shared/fixtures/dialects")) / "cases"
-LANGUAGES = {"chat": "chat-completions", "responses": "responses"}
+FOLDER = Path(os.environ.get("DIALECT_FIXTURES", Path(__file__).parents[3] / "shared/fixtures/dialects")) / "cases"
+LANGUAGES = {
+    "chat": "chat-completions",
+    "responses": "responses",
+    "messages": "anthropic",
+    "generate": "google",
+    "converse": "bedrock",
+}
 
 needs_cases = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"0 recorded cases: there is no {FOLDER}")
 
@@ -29,8 +35,8 @@ class Recorded(NamedTuple):
 
 
 def recorded(language: str) -> Iterator[Recorded]:
-    """Yields the exchanges of all cases in a language, their second turns included."""
-    for folder in sorted(FOLDER.glob(f"*/{LANGUAGES[language]}")):
+    """Yields the exchanges of all cases in a language, or in a folder's, their second turns included."""
+    for folder in sorted(FOLDER.glob(f"*/{LANGUAGES.get(language, language)}")):
         for turn in ("", "followup-"):
             request = _read(folder / f"{turn}request.json")
             if request is not None:
@@ -42,6 +48,8 @@ def as_bytes(language: str, events: list[dict[str, Any]]) -> bytes:
     """Returns a stream as its provider sends it."""
     if language == "chat":
         return b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + b"data: [DONE]\n\n"
+    if language == "generate":
+        return b"".join(b"data: %b\r\n\r\n" % orjson.dumps(event) for event in events)
     return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 Events = list[dict[str, Any]]
 _PART_ENDS = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text"}
 _ENDS = ("response.completed", "response.incomplete", "error")
@@ -91,3 +93,99 @@ def check_chat(events: Events, stream: bytes) -> dict[str, Any]:
         "finish_reason": finishes[0],
         "usage": next((event["usage"] for event in events if event.get("usage")), None),
     }
+
+
+_GROWS = {
+    "text": (("text_delta", "text"), ("citations_delta", "citations")),
+    "thinking": (("thinking_delta", "thinking"), ("signature_delta", "signature")),
+    "tool_use": (("input_json_delta", "partial_json"),),
+    "server_tool_use": (("input_json_delta", "partial_json"),),
+}
+"""What the deltas of a block are called, and bring; blocks of other types come whole."""
+
+
+def check_messages(stream: bytes) -> dict[str, Any]:
+    """Returns the whole message of a stream, put together as Anthropic's SDK does, after each rule was checked; or its error.
+
+    message_start (block)* message_delta message_stop | ... error; each event has its name; one block is open at a time, and
+    places count up from 0; pings come behind the start, comments anywhere; an error is the last event and has no end before it.
+    """
+    blocks = [block for block in stream.split(b"\n\n") if block and not block.startswith(b":")]
+    events: Events = []
+    for block in blocks:
+        name, data = block.split(b"\n")
+        events.append(orjson.loads(data.removeprefix(b"data: ")))
+        assert name == b"event: " + events[-1]["type"].encode()
+    events = [event for place, event in enumerate(events) if not (place and event["type"] == "ping")]
+    error = events[-1]
+    if error["type"] == "error":
+        _check_begun(events[:-1])
+        return error
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+    message, is_open = _check_begun(events[:-2])
+    assert not is_open, "a block has no end"
+    last = events[-2]
+    is_cut = any(block.pop("is_cut", False) for block in message["content"])
+    assert not is_cut or last["delta"]["stop_reason"] in ("max_tokens", "refusal")
+    whole: dict[str, Any] = message | last["delta"] | {"usage": message["usage"] | last["usage"]}
+    return whole
+
+
+def _check_begun(events: Events) -> tuple[dict[str, Any], bool]:
+    """Returns the message as far as it was told, and whether a block is still open."""
+    if not events:
+        return {}, False
+    assert events[0]["type"] == "message_start"
+    message: dict[str, Any] = events[0]["message"]
+    assert message["content"] == []
+    assert message["stop_reason"] is None
+    blocks: Events = []
+    place: int | None = None
+    kinds: list[str] = []
+    for event in events[1:]:
+        if event["type"] == "content_block_start":
+            assert place is None, "two blocks are open"
+            assert event["index"] == len(blocks)
+            place, kinds = event["index"], []
+            blocks.append(event["content_block"])
+            continue
+        assert event["index"] == place, "of a block that is not open"
+        if event["type"] == "content_block_stop":
+            _check_block(blocks[-1], kinds)
+            place = None
+            continue
+        assert event["type"] == "content_block_delta"
+        _grow(blocks[-1], event["delta"])
+        kinds.append(event["delta"]["type"])
+    return message | {"content": blocks}, place is not None
+
+
+def _grow(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    (field,) = [field for kind, field in _GROWS.get(block["type"], ()) if kind == delta["type"]]
+    if field == "partial_json":
+        block["input"] = (block["input"] or "") + delta[field]
+    elif field == "citations":
+        block[field] = [*(block.get(field) or ()), delta["citation"]]
+    else:
+        block[field] += delta[field]
+
+
+def _check_block(block: dict[str, Any], kinds: list[str]) -> None:
+    """Checks a block that has ended: thinking is signed, once and last; arguments are one JSON object, but where cut."""
+    if block["type"] == "thinking":
+        assert kinds.index("signature_delta") == len(kinds) - 1
+        assert block["signature"]
+    if block["type"] == "text":
+        assert block["text"].strip()
+    if block["type"] == "tool_use":
+        assert block["id"]
+        assert block["name"]
+        assert kinds
+        try:
+            said = orjson.loads(block["input"])
+        except orjson.JSONDecodeError:
+            said = None
+        if isinstance(said, dict):
+            block["input"] = said
+        else:
+            block["is_cut"] = True  # only the end tells whether it may be

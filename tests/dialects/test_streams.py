@@ -13,7 +13,7 @@ from gateway.dialects import events as module
 from gateway.dialects.base import Reader, ServerFacts
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.transcript import is_plain_chat
+from gateway.policy.openai.sse import is_plain_chat
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat, check_responses
 from tests.dialects.odd import odd_bodies
@@ -352,6 +352,23 @@ def test_citations_come_at_once() -> None:
         if "annotations" in c["delta"]
     ]
     assert [[one["url_citation"]["url"] for one in each] for each in told] == [["a", "b"]]
+
+
+def test_citations_keep_their_places_in_what_is_one_text() -> None:
+    """Responses count from the beginning of each part, of which chat completions make one text; streamed and whole."""
+    cited = {"type": "url_citation", "url": "u", "title": "t", "start_index": 1, "end_index": 3}
+    parts = [{"type": "output_text", "text": text, "annotations": [cited]} for text in ("one", "three", "four")]
+    items = [{"type": "message", "content": parts[:2]}, {"type": "message", "content": parts[2:]}]
+    whole = {"status": "completed", "output": items}
+    stream = through(to_chat(), as_bytes("responses", [{"type": "response.completed", "response": whole}]))
+    sent = ChatOverResponses().request({"model": "m", "messages": []}, ServerFacts(), 0.0, lambda: "id")
+
+    told = ChatOverResponses().answer(sent, whole)["choices"][0]["message"]["annotations"]
+    assert [one["url_citation"]["start_index"] for one in told] == [1, 4, 9]
+    assert [one["url_citation"]["end_index"] for one in told] == [3, 6, 11]
+    assert [
+        c["delta"]["annotations"] for e in events_of(stream) for c in e["choices"] if "annotations" in c["delta"]
+    ] == [told]
 
 
 @pytest.mark.parametrize("status", ["cancelled", "failed", "in_progress"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
-from gateway.dialects.openai.chat_request import REASONING_FORMAT
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.openai.gaps import REASONING_FORMAT
 
 FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason of a chat completion, by why a response is incomplete."""
 BETWEEN_THOUGHTS: Final = "\n\n"
 """Parts of reasoning, of which Responses have several, are paragraphs of the one text that chat completions have."""
+
+_PLACES: Final = ("start_index", "end_index")
+"""Where in its part's text a citation is of."""
 
 
 def chat_of_response(sent: ConvertedRequest, body: Json) -> Json:
@@ -64,18 +67,19 @@ def usage_of_chat(usage: Any) -> Json | None:
     """Returns a response's usage in the words of chat completions."""
     if not isinstance(usage, dict):
         return None
-    read, written = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
-    came, went = object_of(usage.get("input_tokens_details")), object_of(usage.get("output_tokens_details"))
+    read, written = count_in(usage, "input_tokens"), count_in(usage, "output_tokens")
+    came = usage.get("input_tokens_details")
+    thought = count_in(usage.get("output_tokens_details"), "reasoning_tokens")
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
-        "total_tokens": usage.get("total_tokens") or read + written,
+        "total_tokens": count_in(usage, "total_tokens") or read + written,
         "prompt_tokens_details": {
-            "cached_tokens": came.get("cached_tokens") or 0,
-            "cache_write_tokens": came.get("cache_write_tokens") or 0,
+            "cached_tokens": count_in(came, "cached_tokens"),
+            "cache_write_tokens": count_in(came, "cache_write_tokens"),
             "audio_tokens": 0,
         },
-        "completion_tokens_details": {"reasoning_tokens": went.get("reasoning_tokens") or 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
     }
 
 
@@ -99,10 +103,12 @@ def reasoning_detail(item: Json, index: int) -> Json | None:
     return named | {"index": index}
 
 
-def annotation(one: Json) -> Json:
-    """Returns a citation as a message has it, nested under its type."""
+def annotation(one: Json, start: int) -> Json:
+    """Returns a citation as a message has it, nested under its type; `start` is where its part begins in the message's text."""
     kind = str(one.get("type"))
-    return {"type": kind, kind: {name: value for name, value in one.items() if name != "type"}}
+    told = {name: value for name, value in one.items() if name != "type"}
+    told |= {name: told[name] + start for name in _PLACES if type(told.get(name)) is int}
+    return {"type": kind, kind: told}
 
 
 def thoughts_in(item: Json) -> list[str]:
@@ -132,7 +138,8 @@ def _take(message: Json, logprobs: list[Json], thoughts: list[str], item: Json, 
             if part.get("type") == "refusal":
                 message["refusal"] = (message["refusal"] or "") + text_of(part.get("refusal"))
             elif isinstance(part.get("text"), str):
+                start = len(message["content"] or "")
                 message["content"] = (message["content"] or "") + part["text"]
                 logprobs += logprobs_of(part.get("logprobs"))
                 if cited := objects(part.get("annotations")):
-                    message.setdefault("annotations", []).extend(map(annotation, cited))
+                    message.setdefault("annotations", []).extend(annotation(one, start) for one in cited)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.dialects.base import Json, object_of, objects, text_of
+from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.openai.gaps import REASONING_FORMAT
 from gateway.errors import InvalidRequest
 
 LEAST_TOKENS: Final = 16
 """Responses refuse a lower bound on the output (400 `integer_below_min_value`)."""
 ENCRYPTED: Final = "reasoning.encrypted_content"
-REASONING_FORMAT: Final = "openai-responses-v1"
-"""Marks what a model of OpenAI's thought, in the `reasoning_details` of a message."""
 _WORDS: Final = ("text", "refusal")
 _OWN: Final = frozenset(
     (
@@ -28,10 +27,12 @@ _OWN: Final = frozenset(
 """Fields that Responses know by another name, or not; all others mean the same in both, and go on as they are."""
 
 
-def responses_body(body: Json) -> Json:
+def responses_body(body: Json, facts: ServerFacts) -> Json:
     """Returns the Responses request. Raises InvalidRequest where the messages make no sense."""
     made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
-    made["input"] = _items(body.get("messages"))
+    made["input"] = _items(body.get("messages"), is_marked=facts.model.cache_marks)
+    if facts.takes_developer:
+        made.pop("top_k", None)
     made["store"] = False
     made["include"] = [ENCRYPTED]
     most = body.get("max_completion_tokens")
@@ -96,7 +97,8 @@ def _named(tool: Json) -> Json:
     return {"name": (named if isinstance(named, dict) else tool).get("name")}
 
 
-def _items(messages: Any) -> list[Json]:
+def _items(messages: Any, *, is_marked: bool) -> list[Json]:
+    """Returns the items; `is_marked`: other languages' marks for the cache become OpenAI's."""
     if not isinstance(messages, list):
         raise InvalidRequest("The field 'messages' must be a list.", param="messages")
     items: list[Json] = []
@@ -105,7 +107,7 @@ def _items(messages: Any) -> list[Json]:
         place = f"messages[{number}]"
         role = message.get("role") if isinstance(message, dict) else None
         if role in ("user", "system", "developer"):
-            items.append({"role": role, "content": _content(message.get("content"), place)})
+            items.append({"role": role, "content": _content(message.get("content"), place, is_marked=is_marked)})
         elif role == "assistant":
             items += _said(message, place)
             if isinstance(message.get("function_call"), dict):
@@ -191,14 +193,16 @@ def _all_objects(value: Any, place: str) -> list[Json]:
     return found
 
 
-def _content(content: Any, place: str) -> Any:
+def _content(content: Any, place: str, *, is_marked: bool = False) -> Any:
     if not isinstance(content, list):
         return _text_at(content, place)
-    return [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
+    return [_part(part, f"{place}.content[{number}]", is_marked=is_marked) for number, part in enumerate(content)]
 
 
-def _part(part: Any, place: str) -> Json:
+def _part(part: Any, place: str, *, is_marked: bool) -> Json:
     mark = part.get("prompt_cache_breakpoint") if isinstance(part, dict) else None
+    if is_marked and not mark and isinstance(part, dict) and part.get("cache_control"):
+        mark = {"mode": "explicit"}
     return _unmarked(part, place) | ({"prompt_cache_breakpoint": mark} if mark else {})
 
 
@@ -211,6 +215,4 @@ def _unmarked(part: Any, place: str) -> Json:
         return {"type": "input_image", "image_url": inner.get("url"), "detail": inner.get("detail") or "auto"}
     if kind == "file" and isinstance(inner, dict):
         return {"type": "input_file", **inner}
-    if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": inner}
     raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
-from gateway.dialects.events import TOO_LONG, EventReader, EventTooLong, data_of
+from gateway.dialects.events import ConvertingReader, chat_failure, data_of
 from gateway.dialects.openai import chat_answer as answer
 from gateway.policy.openai.sse import DONE, error_in, event_data, is_silent, json_object
 
@@ -35,13 +35,13 @@ class _OpenCall:
         self.index, self.is_custom, self.is_told = index, is_custom, False
 
 
-class ResponsesAsChat:
+class ResponsesAsChat(ConvertingReader):
     """Reads the events of a response; implements `base.Reader`."""
 
     def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
         self._sent = sent
         self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
-        self._events = EventReader()
         self._head: Json | None = None
         self._before_text = b""
         """Of a piece with words, all that stands before them; empty until the stream has begun."""
@@ -52,19 +52,8 @@ class ResponsesAsChat:
         self._thought: tuple[int, str, int] | None = None
         """The part whose reasoning was told last."""
         self._citations: list[Json] = []
-        self._is_over = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        try:
-            events = self._events.feed(chunk)
-        except EventTooLong:
-            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
-        return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
-
-    def close(self, *, is_clean: bool) -> bytes:
-        """Responses end with an event of their own: a rest without it is a cut, however clean."""
-        rest = self._events.rest()
-        return self._read(rest) if rest else b""
+        self._cited = 0
+        """The characters of the parts whose citations are known."""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -169,27 +158,28 @@ class ResponsesAsChat:
                 if call.is_told
                 else opened + self._piece(call, item.get("input" if call.is_custom else "arguments"))
             )
-        made = b""
+        made = bytearray()
         if kind == "reasoning":
             if place not in self._said:
                 for number, text in enumerate(answer.thoughts_in(item)):
                     made += self._think((place, "", number), text)
             detail = answer.reasoning_detail(item, place)
-            return made if detail is None else made + self._delta({"reasoning_details": [detail]})
+            made += b"" if detail is None else self._delta({"reasoning_details": [detail]})
         if kind == "message":
             is_told = place in self._said
             for part in objects(item.get("content")):
-                self._citations += map(answer.annotation, objects(part.get("annotations")))
+                self._citations += [answer.annotation(one, self._cited) for one in objects(part.get("annotations"))]
+                self._cited += len(text_of(part.get("text")))
                 if not is_told:
                     made += self._say(place, "content", part.get("text")) + self._say(
                         place, "refusal", part.get("refusal")
                     )
-        return made
+        return bytes(made)
 
     def _end(self, kind: str, body: Json) -> bytes:
         if body.get("error") or body.get("status") not in (None, "completed", "incomplete"):
             return self._fail(answer.error_of(body))
-        made = self._begin(body)
+        made = bytearray(self._begin(body))
         if not self._said and not self._calls:
             for place, item in enumerate(objects(body.get("output"))):  # a server that has told nothing but the whole
                 made += self._close(place, item)
@@ -203,14 +193,15 @@ class ResponsesAsChat:
         usage = answer.usage_of_chat(body.get("usage"))
         if self._tells_usage and usage is not None:
             made += b"data: %b\n\n" % orjson.dumps({**(self._head or {}), "choices": [], "usage": usage})
-        return made + b"data: [DONE]\n\n"
+        made += b"data: [DONE]\n\n"
+        return bytes(made)
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True
-        type = error.get("type") if error.get("type") != "error" else None
-        said = {"message": error.get("message") or "the provider reported an error", "type": type or "server_error"}
+        kind = error.get("type") if error.get("type") not in ("error", None) else "server_error"
         rest = {name: value for name, value in error.items() if name not in ("sequence_number", "event_id")}
-        return b"data: %b\n\n" % orjson.dumps({"error": {"param": None, "code": None, **rest, **said}})
+        told = {"param": None, "code": None, **rest, "type": kind}
+        return chat_failure(self._sent, told, has_begun=bool(self._said or self._calls))
 
     def _delta(self, delta: Json, logprobs: list[Json] | None = None) -> bytes:
         told = {"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.outline import outline
 from gateway.words import Gap, How
 
 _STATE: Final = "the target keeps no state of conversations"
@@ -39,18 +40,29 @@ CHAT_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
     "prediction": (How.DROPPED, _HINT, ()),
     "seed": (How.DROPPED, _HINT, ()),
     "stop": (How.DROPPED, _HINT, ([],)),
+    "store": (How.DROPPED, "no answer is kept", (False,)),
 }
 """Top-level fields of a chat completion: what becomes of each in a Responses request."""
 
+CACHE_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {"mode": ("implicit", "explicit"), "ttl": ("30m",)}
+"""What chat completions can be told of the cache of prompts; Responses can be told more."""
+RESPONSES_TIERS: Final = ("ultrafast",)
+"""Tiers in which Responses are served, and chat completions are not."""
 _TOOLS_OF_CHAT: Final = frozenset(("function", "custom"))
 _ITEMS: Final = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
-_PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file", "input_audio"))
+_PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file"))
+TAKES_MARKS: Final = ("user", "system", "developer")
+"""Roles whose parts stay parts in Responses."""
 _FORMATS: Final = frozenset(("text", "json_object", "json_schema"))
 _OF_REASONING: Final = frozenset(("context", "generate_summary", "mode", "summary"))
 _OF_TOOLS: Final = ("allowed_callers", "async", "defer_loading", "output_schema")
-_OF_ITEMS: Final = ("async", "caller", "namespace", "phase")
+REASONING_FORMAT: Final = "openai-responses-v1"
+"""Marks what a model of OpenAI's thought, in the `reasoning_details` of a message."""
+_OF_WORDS: Final = ("annotations", "logprobs")
+_OF_ITEMS: Final = frozenset(("async", "caller", "namespace", "phase"))
+_WORDS: Final = ("output_text", "input_text", "text")
 MOST_NAMED: Final = 60
 """The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
@@ -79,20 +91,26 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a Responses request's items and their parts."""
     found = []
     for item in objects(body.get("input")):
-        kind = text_of(item.get("type") or "message")
+        kind = text_of(item.get("type") or ("item_reference" if is_reference(item) else "message"))
         if kind not in _ITEMS:
             found.append(Gap(f"input.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such item"))
         elif kind == "reasoning":
             found += _gaps_of_reasoning(item, facts)
             continue
-        found += [
-            Gap(f"input.{name}", How.DROPPED, "chat completions say no such thing")
-            for name in _OF_ITEMS
-            if item.get(name)
-        ]
-        for part in objects(item.get("output" if kind.endswith("_output") else "content")):
-            found += _gaps_of_part(part, facts, of_tool=kind.endswith("_output"))
+        if not _OF_ITEMS.isdisjoint(item):
+            names = [name for name in sorted(_OF_ITEMS) if item.get(name)]
+            found += [Gap(f"input.{name}", How.DROPPED, "chat completions say no such thing") for name in names]
+        of_tool = kind.endswith("_output")
+        content = item.get("output" if of_tool else "content")
+        for part in objects(content) if type(content) is list else ():
+            if len(part) != 2 or part.get("type") not in _WORDS:
+                found += _gaps_of_part(part, facts, of_tool=of_tool)
     return found
+
+
+def is_reference(item: Json) -> bool:
+    """Whether an item has nothing but the id of another one, which its provider keeps; its type need not be said."""
+    return item.keys() <= {"type", "id"} and "id" in item
 
 
 def _gaps_of_reasoning(item: Json, facts: ServerFacts) -> list[Gap]:
@@ -119,6 +137,9 @@ def _gaps_of_part(part: Json, facts: ServerFacts, *, of_tool: bool) -> list[Gap]
         found.append(Gap("input.input_file.detail", How.DROPPED, _HINT))
     if part.get("prompt_cache_breakpoint") and not facts.takes_developer:
         found.append(Gap("input.prompt_cache_breakpoint", How.DROPPED, _HINT))
+    if kind == "output_text":
+        said = "chat completions say no such thing of what was said"
+        found += [Gap(f"input.{name}", How.DROPPED, said) for name in _OF_WORDS if part.get(name)]
     return found
 
 
@@ -131,6 +152,10 @@ def gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
         if name != "effort" and value:  # what is dropped is a header and a label: its name is one of ours
             known = name if name in _OF_REASONING else "other"
             found.append(Gap(f"reasoning.{known}", How.DROPPED, "the target shows its reasoning, or does not"))
+    if any(name not in CACHE_OPTIONS or value not in CACHE_OPTIONS[name] for name, value in _cache_options(body)):
+        found.append(Gap("prompt_cache_options", How.DROPPED, "chat completions know less of them"))
+    if body.get("service_tier") in RESPONSES_TIERS:
+        found.append(Gap("service_tier", How.DROPPED, "chat completions are not served so"))
     answer = text_of(object_of(object_of(body.get("text")).get("format")).get("type") or "text")
     if answer not in _FORMATS:
         found.append(Gap(f"text.format.{answer}"[:MOST_NAMED], How.REFUSED, "chat completions have no such format"))
@@ -139,10 +164,15 @@ def gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     return found
 
 
-def gaps_of_messages(body: Json) -> list[Gap]:
+def _cache_options(body: Json) -> list[tuple[str, object]]:
+    given = body.get("prompt_cache_options")
+    return [(name, value) for name, value in given.items() if value is not None] if isinstance(given, dict) else []
+
+
+def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a chat completion's messages and tools."""
-    found = []
-    for message in objects(body.get("messages")):
+    found: list[Gap] = []
+    for _, message in outline(body.get("messages")).notable:
         if message.get("audio"):
             found.append(Gap("messages.audio", How.REFUSED, "Responses do not hear what they said"))
         if message.get("name") and message.get("role") not in ("tool", "function"):
@@ -152,7 +182,38 @@ def gaps_of_messages(body: Json) -> list[Gap]:
             found.append(Gap("messages.refusal", How.APPROXIMATED, "it goes back as what the model has said"))
         for kind in {text_of(part.get("type")) for part in parts} - _PARTS_OF_CHAT:
             found.append(Gap(f"messages.{kind}"[:MOST_NAMED], How.REFUSED, "Responses take no such part"))
+        _add_gaps_of_marks(found, message, parts, facts)
+        if message.get("role") == "assistant":
+            _add_gap_of_thoughts(found, message)
     for tool in objects(body.get("tools")):
         if (kind := text_of(tool.get("type") or "function")) not in _TOOLS_OF_CHAT:
             found.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such tool"))
+        if tool.get("cache_control"):
+            found.append(Gap("cache_control", How.DROPPED, _HINT))
+    if body.get("top_k") is not None and facts.takes_developer:
+        found.append(Gap("top_k", How.DROPPED, _HINT))
     return found
+
+
+def _add_gap_of_thoughts(found: list[Gap], message: Json) -> None:
+    """What a model of OpenAI's has encrypted goes back to it, with the words that are in it; nothing else does."""
+    details = objects(message.get("reasoning_details"))
+    if any(one.get("format") != REASONING_FORMAT for one in details) or message.get("thinking_blocks"):
+        found.append(
+            Gap("messages.reasoning_details", How.DROPPED, "thoughts go back to the provider that signed them")
+        )
+    if not details and (message.get("reasoning_content") or message.get("reasoning")):
+        found.append(Gap("messages.reasoning_content", How.DROPPED, "thoughts in words do not go back"))
+
+
+def _add_gaps_of_marks(found: list[Gap], message: Json, parts: list[Json], facts: ServerFacts) -> None:
+    """Marks for the cache of prompts stand at parts, which what the model said, and what tools answered, is not made of."""
+    has_parts = message.get("role") in TAKES_MARKS
+    for one in (message, *parts):
+        is_lost = one is message or not has_parts
+        if one.get("prompt_cache_breakpoint") and is_lost:
+            found.append(Gap("messages.prompt_cache_breakpoint", How.DROPPED, "Responses take no mark there"))
+        if one.get("cache_control") and (is_lost or not facts.model.cache_marks):
+            found.append(Gap("cache_control", How.DROPPED, _HINT))
+        elif one.get("cache_control"):
+            found.append(Gap("cache_control", How.APPROXIMATED, "how long it lives is the target's to say"))

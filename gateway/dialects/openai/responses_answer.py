@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.policy.openai.sse import json_object
 from gateway.policy.responses.response_object import ECHOED
@@ -85,18 +85,18 @@ def usage_of_response(usage: Any) -> Json | None:
     """Returns a chat completion's usage in the words of Responses."""
     if not isinstance(usage, dict):
         return None
-    read, written = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
+    read, written = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     came = usage.get("prompt_tokens_details")
-    thought = _number(usage.get("completion_tokens_details"), "reasoning_tokens")
+    thought = count_in(usage.get("completion_tokens_details"), "reasoning_tokens")
     return {
         "input_tokens": read,
         "input_tokens_details": {
-            "cached_tokens": _number(came, "cached_tokens"),
-            "cache_write_tokens": _number(came, "cache_write_tokens"),
+            "cached_tokens": count_in(came, "cached_tokens"),
+            "cache_write_tokens": count_in(came, "cache_write_tokens"),
         },
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": thought},
-        "total_tokens": _number(usage, "total_tokens") or read + written,
+        "total_tokens": count_in(usage, "total_tokens") or read + written,
     }
 
 
@@ -230,8 +230,3 @@ def _parts(message: Json, text: str, choice: Json) -> list[Json]:
     if isinstance(refusal, str) and refusal:
         parts.append({"type": "refusal", "refusal": refusal})
     return parts
-
-
-def _number(holder: Any, name: str) -> int:
-    value = holder.get(name) if isinstance(holder, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

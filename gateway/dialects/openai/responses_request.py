@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, is_reference
 from gateway.errors import InvalidRequest
 
 _OWN: Final = frozenset(
@@ -37,6 +38,11 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
     made["messages"] = _Messages(body, facts).all()
     made |= _tools(body, facts)
     made |= _options(body)
+    if isinstance(options := made.get("prompt_cache_options"), dict):
+        kept = {name: value for name, value in options.items() if value in CACHE_OPTIONS.get(name, ())}
+        made |= {"prompt_cache_options": kept}
+    if made.get("service_tier") in RESPONSES_TIERS:
+        del made["service_tier"]
     if (most := body.get("max_output_tokens")) is not None:
         made[facts.bound_field] = most
     if body.get("stream"):
@@ -87,7 +93,7 @@ class _Messages:
     def _take(self, item: Any, place: str) -> None:
         if not isinstance(item, dict):
             raise InvalidRequest(f"'{place}' must be an object.", param=place)
-        kind = item.get("type") or "message"
+        kind = item.get("type") or ("item_reference" if is_reference(item) else "message")
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
@@ -155,14 +161,15 @@ class _Messages:
         output = item.get("output")
         if isinstance(output, list):
             parts = _content(output, f"{place}.output", self._facts)
-            texts = (
-                [part["text"] for part in parts if part.get("type") == "text"] if isinstance(parts, list) else [parts]
-            )
-            shown = [part for part in parts if part.get("type") != "text"] if isinstance(parts, list) else []
+            texts = [part for part in parts if part["type"] == "text"]
+            shown = [part for part in parts if part["type"] != "text"]
             if shown:
                 self._pictures += [{"type": "text", "text": f"Of the result of {id}:"}, *shown]
-            output = "".join(texts)
-        self._made.append({"role": "tool", "tool_call_id": id, "content": _text_at(output, f"{place}.output")})
+            is_marked = any("prompt_cache_breakpoint" in part for part in texts)
+            output = texts if is_marked else "".join(part["text"] for part in texts)
+        else:
+            output = _text_at(output, f"{place}.output")
+        self._made.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _open_turn(self, *, is_new: bool = False) -> Json:
         if is_new:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, Json, text_of
-from gateway.dialects.events import TOO_LONG, EventReader, EventTooLong, data_of
+from gateway.dialects.events import ConvertingReader, data_of
 from gateway.dialects.openai import responses_answer as answer
 from gateway.dialects.openai.open_items import Growing, OpenCall, OpenItem, OpenPart
 from gateway.policy.openai.first_event import first_error
@@ -24,13 +24,14 @@ _KINDS: Final = {"content": "output_text", "reasoning_content": "reasoning_text"
 """The parts that grow by these fields of a piece."""
 
 
-class ChatAsResponses:
+class ChatAsResponses(ConvertingReader):
     """Reads pieces of a chat completion; implements `base.Reader`."""
 
     def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
         self._sent = sent
-        self._events = EventReader()
-        self._number = 0
+        self._number = self._told = 0
+        """Of the next event; and of the first one that the event of the provider's became which is being read."""
         self._begun: Json | None = None
         self._items: list[Json | None] = []
         """By place; None while one is open."""
@@ -43,20 +44,10 @@ class ChatAsResponses:
         """The call that pieces with an index belong to."""
         self._finish: str | None = None
         self._usage: Any = None
-        self._is_over = False
 
-    def feed(self, chunk: bytes) -> bytes:
-        try:
-            events = self._events.feed(chunk)
-        except EventTooLong:
-            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
-        return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
-
-    def close(self, *, is_clean: bool) -> bytes:
-        rest = self._events.rest()
-        last = self._read(rest) if rest else b""
+    def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return last + (self._end() if is_clean and self._finish is not None else b"")
+        return self._end() if is_clean and self._finish is not None else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -111,6 +102,7 @@ class ChatAsResponses:
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
     def _take(self, said: Json) -> bytes:
+        self._told = self._number
         made = [] if self._begun is not None else self._begin(said)
         if said.get("usage"):
             self._usage = said["usage"]
@@ -234,6 +226,7 @@ class ChatAsResponses:
         if not all(call.name for call in self._calls):
             return self._fail({"message": "the provider called a tool without a name", "code": "malformed_response"})
         made: list[bytes] = []
+        self._told = self._number
         self._close_open(made)
         for call in self._calls:
             self._close_call(made, call)
@@ -253,12 +246,19 @@ class ChatAsResponses:
         }
         # Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
         raw = {} if self._items or self._calls else {"error": error}
-        return self._event("error", **said, param=error.get("param"), **raw)
+        try:
+            return self._event("error", **said, param=error.get("param"), **raw)
+        except orjson.JSONEncodeError:  # nested too deeply to be said again
+            return self._event("error", **said, param=None)
+
+    def _unsayable(self) -> bytes:
+        self._number = self._told
+        return super()._unsayable()
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+        told = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event))
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), told)
 
 
 def _number(index: Any) -> int:

@@ -12,6 +12,7 @@ from gateway.dialects.openai.chat_stream import ResponsesAsChat
 from gateway.dialects.openai.responses_answer import response_of_chat
 from gateway.dialects.openai.responses_request import chat_body, custom_tools
 from gateway.dialects.openai.responses_stream import ChatAsResponses
+from gateway.dialects.remembered import gaps_of_foreign
 from gateway.words import Gap, How
 
 
@@ -25,7 +26,8 @@ class ResponsesOverChat:
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         custom = frozenset() if facts.takes_custom_tools else custom_tools(body)
-        return ConvertedRequest(chat_body(body, facts), body, new_id(), now, custom)
+        lost = self.gaps(body, facts)
+        return ConvertedRequest(chat_body(body, facts), body, new_id(), now, custom, gaps=lost)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return response_of_chat(sent, body)
@@ -38,14 +40,16 @@ class ChatOverResponses:
     """Serves a caller of chat completions by Responses; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        found = gaps_of_fields(body, gaps.CHAT_ONLY) + gaps.gaps_of_messages(body)
+        found = gaps_of_fields(body, gaps.CHAT_ONLY) + gaps.gaps_of_messages(body, facts)
+        found += gaps_of_foreign(body.get("messages"), facts.memory)
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         if isinstance(most, int) and most < LEAST_TOKENS:
             found.append(Gap("max_tokens", How.APPROXIMATED, f"Responses take no less than {LEAST_TOKENS}"))
         return once(found)
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        return ConvertedRequest(responses_body(body), body, new_id(), now)
+        lost = self.gaps(body, facts)
+        return ConvertedRequest(responses_body(body, facts), body, new_id(), now, gaps=lost)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return chat_of_response(sent, body)

@@ -1,0 +1,1 @@
+"""Embeddings where they are asked for in another language than OpenAI's."""
