@@ -1,0 +1,1 @@
+"""Anthropic's Messages, from and to chat completions."""

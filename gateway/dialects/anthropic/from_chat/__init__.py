@@ -1,0 +1,1 @@
+"""Chat completions as Messages, and a message as a chat completion."""
