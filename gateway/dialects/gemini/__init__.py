@@ -1,0 +1,1 @@
+"""Gemini's generateContent, which the Gemini API and Vertex AI speak."""

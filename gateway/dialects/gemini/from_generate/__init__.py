@@ -1,0 +1,1 @@
+"""Callers of Gemini's generateContent at targets that speak something else."""

@@ -1,0 +1,187 @@
+"""What of a generateContent request chat completions cannot say, field by field, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
+from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
+from gateway.dialects.gemini.from_generate import request
+from gateway.dialects.gemini.from_generate.marks import held_by
+from gateway.dialects.gemini.from_generate.media import FORMATS, OWN_FILES
+from gateway.dialects.gemini.from_generate.names import camel, inner, listed
+from gateway.dialects.media import type_of_name
+from gateway.words import Gap, How
+
+_HINT: Final = "the target has no such option"
+_AWAY: Final = "it runs at Google only"
+_FILES: Final = "files of a provider are unknown to others"
+_NOT_ITS_OWN: Final = "signatures go back to the provider that made them, and to no other"
+
+AT_TOP: Final[Mapping[str, tuple[How, str]]] = {
+    "cachedContent": (How.REFUSED, "what a provider keeps is unknown to others"),
+    "safetySettings": (How.DROPPED, "the target's own filters are as its provider has set them"),
+    "labels": (How.DROPPED, _HINT),
+    "store": (How.DROPPED, "what is kept is the gateway's to decide"),
+    "modelArmorConfig": (How.DROPPED, _HINT),
+}
+"""Top-level fields that are never said."""
+_SAID_AT_TOP: Final = frozenset(
+    ("model", "stream", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "serviceTier")
+)
+IN_CONFIG: Final[Mapping[str, tuple[How, str]]] = {
+    "speechConfig": (How.REFUSED, "the target cannot answer so"),
+    "imageConfig": (How.DROPPED, _HINT),
+    "mediaResolution": (How.DROPPED, _HINT),
+    "enableEnhancedCivicAnswers": (How.DROPPED, _HINT),
+    "audioTimestamp": (How.DROPPED, _HINT),
+    "routingConfig": (How.DROPPED, _HINT),
+    "modelSelectionConfig": (How.DROPPED, _HINT),
+    "translationConfig": (How.DROPPED, _HINT),
+}
+"""Fields of `generationConfig` that are never said."""
+_SAID_IN_CONFIG: Final = frozenset(
+    (
+        "temperature", "topP", "topK", "seed", "presencePenalty", "frequencyPenalty", "candidateCount", "maxOutputTokens",
+        "stopSequences", "responseLogprobs", "logprobs", "thinkingConfig", "responseMimeType", "responseSchema",
+        "responseJsonSchema", "_responseJsonSchema", "responseModalities",
+    )
+)  # fmt: skip
+_TOOLS: Final = frozenset(
+    (
+        "googleSearch", "googleSearchRetrieval", "codeExecution", "urlContext", "googleMaps", "fileSearch", "computerUse",
+        "enterpriseWebSearch", "retrieval", "mcpServers", "parallelAiSearch",
+    )
+)  # fmt: skip
+_SAID_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "parametersJsonSchema", "behavior"))
+_PARTS: Final = frozenset(
+    (
+        "text",
+        "inlineData",
+        "fileData",
+        "functionCall",
+        "functionResponse",
+        "executableCode",
+        "codeExecutionResult",
+        "toolCall",
+    )
+)
+_MIME_TYPES: Final = ("", "text/plain", "application/json")
+
+
+def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
+    """Returns the gaps of a request."""
+    given = camel(body)
+    found: list[Gap] = []
+    for name, value in given.items():
+        if name not in _SAID_AT_TOP and value not in (None, [], {}, False):
+            how, why = AT_TOP.get(name, (How.DROPPED, _HINT))
+            found.append(Gap(name if name in AT_TOP else "other", how, why))
+    if given.get("serviceTier") and not (facts.takes_developer or facts.takes_details):
+        found.append(Gap("serviceTier", How.DROPPED, _HINT))
+    _add_config(found, inner(given, "generationConfig"), facts)
+    _add_tools(found, given)
+    for content in listed(given.get("contents")):
+        for part in listed(camel(content).get("parts")):
+            if isinstance(part, dict):
+                _add_part(found, camel(part), facts)
+    return found
+
+
+def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
+    for name, value in config.items():
+        if name not in _SAID_IN_CONFIG and value not in (None, [], {}, False):
+            how, why = IN_CONFIG.get(name, (How.DROPPED, _HINT))
+            found.append(Gap(f"generationConfig.{name if name in IN_CONFIG else 'other'}", how, why))
+    if config.get("topK") is not None and not facts.takes_details:
+        found.append(Gap("generationConfig.topK", How.DROPPED, _HINT))
+    if not (facts.takes_details or facts.model.sampling):
+        found += (
+            Gap(f"generationConfig.{name}", How.DROPPED, "the model is not told how to sample")
+            for name in sorted(request.SAMPLING - {"topK"})
+            if config.get(name) is not None
+        )
+    if len(strings(config.get("stopSequences"))) > request.MOST_STOPS and not facts.takes_details:
+        why = f"the target stops at the first {request.MOST_STOPS}"
+        found.append(Gap("generationConfig.stopSequences", How.DROPPED, why))
+    if type(most := config.get("maxOutputTokens")) is int and not facts.takes_details:
+        highest = facts.model.max_output
+        if highest is not None and most > highest:
+            found.append(Gap("generationConfig.maxOutputTokens", How.APPROXIMATED, "the model says less at most"))
+    kind = text_of(config.get("responseMimeType"))
+    if kind not in _MIME_TYPES:
+        found.append(Gap("generationConfig.responseMimeType", How.REFUSED, "the target has no such format"))
+    thinking = inner(config, "thinkingConfig")
+    if type(budget := thinking.get("thinkingBudget")) is int and budget > 0 and not thinking.get("thinkingLevel"):
+        found.append(Gap("generationConfig.thinkingConfig.thinkingBudget", How.APPROXIMATED, "it becomes an effort"))
+    modalities = request.modalities_of(config)
+    if "audio" in modalities or (modalities and not facts.takes_details):
+        found.append(Gap("generationConfig.responseModalities", How.REFUSED, "the target answers with text"))
+
+
+def _add_tools(found: list[Gap], given: Json) -> None:
+    for tool in map(camel, listed(given.get("tools"))):
+        for name in tool.keys() - {"functionDeclarations"}:
+            found.append(Gap(f"tools.{name if name in _TOOLS else 'other'}", How.REFUSED, _AWAY))
+    for one in request.declarations(given):
+        if one.get("response") is not None or one.get("responseJsonSchema") is not None:
+            found.append(Gap("tools.response", How.DROPPED, "what a tool answers is not described there"))
+        if any(name not in _SAID_OF_FUNCTIONS and not name.startswith("response") for name in one):
+            found.append(Gap("tools.other", How.DROPPED, _HINT))
+        if text_of(one.get("behavior")).upper() == "NON_BLOCKING":
+            found.append(Gap("tools.behavior", How.DROPPED, _HINT))
+    config = inner(given, "toolConfig")
+    if config.get("retrievalConfig"):
+        found.append(Gap("toolConfig.retrievalConfig", How.DROPPED, _HINT))
+    calling = inner(config, "functionCallingConfig")
+    if len(strings(calling.get("allowedFunctionNames"))) > 1:
+        why = "the other tools are left out"
+        found.append(Gap("toolConfig.functionCallingConfig.allowedFunctionNames", How.APPROXIMATED, why))
+
+
+def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
+    if not part.keys() & _PARTS and part.get("thoughtSignature") is None:
+        found.append(Gap("contents.other", How.REFUSED, "chat completions have no such part"))
+    for name in ("executableCode", "codeExecutionResult", "toolCall"):
+        if name in part:
+            found.append(Gap(f"contents.{name}"[:MOST_NAMED], How.REFUSED, _AWAY))
+    if part.get("videoMetadata"):
+        found.append(Gap("contents.videoMetadata", How.DROPPED, _HINT))
+    if part.get("mediaResolution"):
+        found.append(Gap("contents.mediaResolution", How.DROPPED, _HINT))
+    _add_media(found, part, facts)
+    _add_signature(found, part, facts)
+    response = inner(part, "functionResponse")
+    if listed(response.get("parts")):
+        why = "what a result shows stands behind the results"
+        found.append(Gap("contents.functionResponse.parts", How.APPROXIMATED, why))
+    if object_of(response.get("response")).keys() == {"error"} and not facts.takes_details:
+        found.append(Gap("contents.functionResponse.error", How.APPROXIMATED, "it is told in the text"))
+
+
+def _add_media(found: list[Gap], part: Json, facts: ServerFacts) -> None:
+    file = inner(part, "fileData")
+    url = text_of(file.get("fileUri"))
+    kind: Any = file.get("mimeType") or inner(part, "inlineData").get("mimeType") or type_of_name(url)
+    if url.startswith(OWN_FILES):
+        found.append(Gap("contents.fileData", How.REFUSED, _FILES))
+    elif not isinstance(kind, str):
+        return
+    elif kind.startswith("video/") and not facts.takes_details:
+        found.append(Gap("contents.video", How.REFUSED, "the target sees no films"))
+    elif url and not kind.startswith("image/") and kind and not facts.takes_details:
+        found.append(Gap("contents.fileData", How.REFUSED, "the target fetches pictures alone"))
+    elif kind.startswith("audio/") and kind not in FORMATS:
+        found.append(Gap("contents.audio", How.APPROXIMATED, "its format is told by the name of its type"))
+
+
+def _add_signature(found: list[Gap], part: Json, facts: ServerFacts) -> None:
+    signature = part.get("thoughtSignature")
+    if isinstance(signature, str) and signature and not facts.takes_details:
+        is_own = held_by(signature) is None
+        found.append(
+            Gap("contents.thoughtSignature", How.DROPPED, _NOT_ITS_OWN if is_own else "the target takes none back")
+        )
+    if part.get("thought") is True and part.get("text") and not (facts.takes_reasoning or facts.takes_details):
+        found.append(Gap("contents.thought", How.DROPPED, "the target takes no reasoning back"))

@@ -1,0 +1,41 @@
+"""Gemini's own schemas, a part of OpenAPI 3.0's, as JSON Schemas. Source: the Gemini API's reference, Schema."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.dialects.gemini.from_generate.names import camel
+
+MOST_DEPTH: Final = 60
+_NUMBERS: Final = frozenset(("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties"))
+"""Numbers that Google's JSON has as strings, because they are of 64 bits."""
+_NOT_THERE: Final = frozenset(("nullable", "propertyOrdering", "example"))
+"""What JSON Schema says otherwise, or not at all."""
+
+
+def json_schema(schema: Any, depth: int = MOST_DEPTH) -> Any:
+    """Returns a schema of theirs as a JSON Schema; one that is a JSON Schema already stays what it is."""
+    if not isinstance(schema, dict) or not depth:
+        return schema
+    given, made = camel(schema), dict[str, Any]()
+    for name, value in given.items():
+        if name in _NOT_THERE:
+            continue
+        if name == "type" and isinstance(value, str):
+            made[name] = value.lower()
+        elif name == "properties" and isinstance(value, dict):
+            # the names in it are the caller's own, and stay as they are
+            made[name] = {key: json_schema(one, depth - 1) for key, one in value.items()}
+        elif name == "items":
+            made[name] = json_schema(value, depth - 1)
+        elif name == "anyOf" and isinstance(value, list):
+            made[name] = [json_schema(one, depth - 1) for one in value]
+        elif name in _NUMBERS and isinstance(value, str) and value.isdigit():
+            made[name] = int(value)
+        elif name != "format" or value != "enum":
+            made[name] = value
+    if given.get("nullable") is True and isinstance(made.get("type"), str):
+        made["type"] = [made["type"], "null"]
+        if isinstance(made.get("enum"), list):
+            made["enum"] = [*made["enum"], None]
+    return made

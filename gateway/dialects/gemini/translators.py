@@ -1,0 +1,42 @@
+"""Callers of chat completions and of embeddings at targets that speak generateContent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, once
+from gateway.dialects.gemini.from_chat import gaps
+from gateway.dialects.gemini.from_chat.answer import chat_of_generated
+from gateway.dialects.gemini.from_chat.echoes import with_echoes
+from gateway.dialects.gemini.from_chat.options import GenerateOptions
+from gateway.dialects.gemini.from_chat.request import generate_body
+from gateway.dialects.gemini.from_chat.stream import GenerateAsChat
+from gateway.dialects.remembered import gaps_of_foreign
+from gateway.words import Gap
+
+
+class ChatOverGenerate:
+    """Serves a caller of chat completions by generateContent; implements `base.Translator`."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        echoed = with_echoes(body, facts.memory)
+        return _gaps(body, echoed, facts, GenerateOptions(echoed, facts))
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        echoed = with_echoes(body, facts.memory)
+        settled = GenerateOptions(echoed, facts)
+        lost = _gaps(body, echoed, facts, settled)
+        made = generate_body(echoed, facts, settled)
+        return ConvertedRequest(made, body, new_id(), now, issuer=facts.issuer, memory=facts.memory, gaps=lost)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return chat_of_generated(sent, body)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return GenerateAsChat(sent)
+
+
+def _gaps(body: Json, echoed: Json, facts: ServerFacts, settled: GenerateOptions) -> Sequence[Gap]:
+    """`echoed` is the request with what was remembered of it."""
+    found = gaps_of_foreign(body.get("messages"), facts.memory)
+    return once(found + settled.gaps + gaps.gaps_at_top(echoed) + gaps.gaps_of_messages(echoed, facts))
