@@ -1,0 +1,37 @@
+"""Callers of chat completions at models of Bedrock's, by Converse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, once
+from gateway.dialects.bedrock import gaps
+from gateway.dialects.bedrock.answer import chat_of_converse
+from gateway.dialects.bedrock.options import ConverseOptions, takes_thoughts_back
+from gateway.dialects.bedrock.request import converse_body
+from gateway.dialects.bedrock.stream import ConverseAsChat
+from gateway.words import Gap
+
+
+class ChatOverConverse:
+    """Serves a caller of chat completions by Converse; implements `base.Translator`."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return _gaps(body, facts, ConverseOptions(body, facts))
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        settled = ConverseOptions(body, facts)
+        lost = _gaps(body, facts, settled)
+        memory = facts.memory if takes_thoughts_back(facts) else None
+        return ConvertedRequest(converse_body(body, facts, settled), body, new_id(), now, memory=memory, gaps=lost)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return chat_of_converse(sent, body)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return ConverseAsChat(sent)
+
+
+def _gaps(body: Json, facts: ServerFacts, settled: ConverseOptions) -> Sequence[Gap]:
+    found = settled.gaps + gaps.gaps_at_top(body)
+    return once(found + gaps.gaps_of_messages(body, facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts))
