@@ -1,0 +1,166 @@
+"""What models' turns were signed with, kept in this process for callers that do not send it back.
+
+It lives as long as the process, whatever the config becomes. Each tenant has its own, and so has each credential that callers
+bring themselves; nobody finds what another one was told. When it is full, what was not asked for the longest goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.remembered import MOST_TURN_BYTES, SaidTurn, SignedElsewhere
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""All of it, what it takes to find it included."""
+KEPT_FOR_S: Final = 3600.0
+"""How long a turn is kept that nobody asks for."""
+ENTRY_BYTES: Final = 600
+"""What an entry takes besides what was signed, at most: its key, its place, the objects around it."""
+_OWNER_BYTES: Final = 12
+
+Key = tuple[str, str]
+"""The owner, and the id of a turn's first call."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    issuer: str
+    digest: bytes
+    signed: bytes
+    until: float
+    """In monotonic seconds."""
+
+
+@dataclass(slots=True)
+class TurnCounts:
+    """How often turns were asked for, and what became of that."""
+
+    hit: int = 0
+    """It goes back."""
+    miss: int = 0
+    """Nothing is known of it: it never had thoughts, another worker has it, or it is gone."""
+    changed: int = 0
+    """The caller has changed it."""
+    foreign: int = 0
+    """Another provider has signed it."""
+
+
+class ThoughtMemory:
+    """All turns of all tenants. Requests may be converted in threads: a lock keeps it together."""
+
+    def __init__(self, monotonic: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
+        self._monotonic = monotonic
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0
+        """What it takes, no less than it does."""
+        self.counts = TurnCounts()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def of(self, tenant: str, credential: bytes | None, issuer: str, *, keeps_all: bool) -> OwnTurns:
+        """Returns the turns of a tenant, or of one who brings a credential, for one call.
+
+        `issuer` signs its answer, or nobody does (empty); `keeps_all`: turns without thoughts are remembered, too.
+        """
+        owner = tenant
+        if credential is not None:
+            owner = f"{tenant}\0{blake2b(credential, digest_size=_OWNER_BYTES).hexdigest()}"
+        return OwnTurns(self, owner, issuer, keeps_all=keeps_all)
+
+    def put(self, key: Key, issuer: str, digest: bytes, signed: bytes) -> None:
+        """Remembers a turn, and forgets others as there is need."""
+        now = self._monotonic()
+        with self._lock:
+            self._drop(key)
+            self._entries[key] = _Entry(issuer, digest, signed, now + KEPT_FOR_S)
+            self.bytes += _size(key, signed)
+            self._trim(now)
+
+    def get(self, key: Key) -> _Entry | None:
+        """Returns a turn, which is then kept for longer; None: it is not known."""
+        if key not in self._entries:  # most turns are not, and to see that takes no lock
+            return None
+        now = self._monotonic()
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.until <= now:
+                return None
+            entry.until = now + KEPT_FOR_S
+            self._entries.move_to_end(key)
+            return entry
+
+    def forget_old(self) -> None:
+        """Forgets what nobody has asked for in time."""
+        with self._lock:
+            self._trim(self._monotonic())
+
+    def _trim(self, now: float) -> None:
+        while self._entries:
+            key, first = next(
+                iter(self._entries.items())
+            )  # who was asked for last stands last, and is kept the longest
+            if self.bytes <= self._most_bytes and first.until > now:
+                return
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= _size(key, entry.signed)
+
+
+def _size(key: Key, signed: bytes) -> int:
+    return len(signed) + 4 * len(key[1]) + ENTRY_BYTES
+
+
+class OwnTurns:
+    """The turns of one owner, as one call sees them. Implements `dialects.remembered.TurnMemory`."""
+
+    __slots__ = ("_all", "_found", "_issuer", "_keeps_all", "_owner")
+
+    def __init__(self, memory: ThoughtMemory, owner: str, issuer: str, *, keeps_all: bool) -> None:
+        self._all, self._owner, self._issuer, self._keeps_all = memory, owner, issuer, keeps_all
+        self._found: dict[str, Any] = {}
+        """By the id of the first call: the gaps of a request are looked for before it is converted."""
+
+    def keep(self, turn: SaidTurn, signed: Any, *, has_thoughts: bool) -> None:
+        if not self._issuer or not (has_thoughts or self._keeps_all):
+            return
+        digest = turn.digest()
+        try:
+            written = bytes(
+                memoryview(orjson.dumps(signed))
+            )  # a copy: what it gives has room for up to six times as much
+        except orjson.JSONEncodeError:  # it is too deep
+            return
+        if digest and len(written) + len(turn.id) <= MOST_TURN_BYTES:
+            self._all.put((self._owner, turn.id), self._issuer, digest, written)
+
+    def find(self, turn: SaidTurn) -> Any:
+        if turn.id not in self._found:
+            self._found[turn.id] = self._look(turn)
+        return self._found[turn.id]
+
+    def _look(self, turn: SaidTurn) -> Any:
+        counts, entry = self._all.counts, self._all.get((self._owner, turn.id))
+        if entry is None:
+            counts.miss += 1
+            return None
+        if entry.digest != turn.digest():
+            counts.changed += 1
+            return None
+        if entry.issuer != self._issuer:
+            counts.foreign += 1
+            return SignedElsewhere.BY_ANOTHER
+        counts.hit += 1
+        return orjson.loads(entry.signed)

@@ -1,0 +1,102 @@
+"""The memory of what turns were signed with: how much it holds, for how long, and for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects.remembered import SaidTurn
+from gateway.upstream.turn_memory import ENTRY_BYTES, KEPT_FOR_S, ThoughtMemory
+
+TENANTS = ("a", "b")
+KEPT = st.tuples(
+    st.sampled_from(TENANTS),
+    st.sampled_from((None, b"Bearer x")),
+    st.integers(0, 9),
+    st.integers(0, 3000),
+    st.floats(0, KEPT_FOR_S),
+)
+
+
+def said(number: int) -> SaidTurn:
+    return SaidTurn([(f"toolu_{number}", "f", {})], "")
+
+
+class Now:
+    """A time that is moved by hand."""
+
+    at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def keep(memory: ThoughtMemory, number: int, signed: Any, tenant: str = "a") -> None:
+    memory.of(tenant, None, "i", keeps_all=False).keep(said(number), signed, has_thoughts=True)
+
+
+def find(memory: ThoughtMemory, number: int, tenant: str = "a") -> Any:
+    return memory.of(tenant, None, "i", keeps_all=False).find(said(number))
+
+
+def test_who_was_asked_for_last_stays_the_longest() -> None:
+    """The others make room."""
+    memory = ThoughtMemory(Now(), most_bytes=3 * (ENTRY_BYTES + 100))
+    for number in range(3):
+        keep(memory, number, "s")
+    assert find(memory, 0) == "s"
+    keep(memory, 3, "s")
+
+    assert [find(memory, number) for number in range(4)] == ["s", None, "s", "s"]
+    keep(memory, 4, "x" * 10_000)  # more than there is room for
+    assert (len(memory), memory.bytes) == (0, 0)
+
+
+def test_a_turn_is_kept_for_an_hour_after_it_was_asked_for() -> None:
+    """And then given up, whether anybody asks or not."""
+    now = Now()
+    memory = ThoughtMemory(now)
+    keep(memory, 1, "s")
+    keep(memory, 2, "s")
+    now.at = KEPT_FOR_S - 1
+    assert find(memory, 1) == "s"
+    now.at = KEPT_FOR_S
+    assert find(memory, 2) is None
+    memory.forget_old()
+    assert len(memory) == 1
+    now.at = 2 * KEPT_FOR_S
+    memory.forget_old()
+    assert (len(memory), memory.bytes) == (0, 0)
+
+
+def test_a_turn_that_comes_again_is_kept_once() -> None:
+    """As it came last."""
+    memory = ThoughtMemory(Now())
+    keep(memory, 1, "long" * 100)
+    keep(memory, 1, "s")
+    size = memory.bytes
+    assert (len(memory), find(memory, 1)) == (1, "s")
+    keep(memory, 1, "s")
+    assert memory.bytes == size
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(KEPT, max_size=60))
+def test_it_keeps_its_bound_and_everybody_their_own(steps: list[tuple[str, bytes | None, int, int, float]]) -> None:
+    """Whatever is kept, whenever and by whom."""
+    now, told = Now(), dict[Any, Any]()
+    memory = ThoughtMemory(now, most_bytes=8000)
+    for tenant, credential, number, size, wait_s in steps:
+        now.at += wait_s
+        signed = [tenant, str(credential), "x" * size]
+        memory.of(tenant, credential, "i", keeps_all=False).keep(said(number), signed, has_thoughts=True)
+        told[tenant, credential, number] = signed
+        assert 0 <= memory.bytes <= 8000
+        assert memory.bytes >= len(memory) * ENTRY_BYTES
+        for one in TENANTS:
+            for whose in (None, b"Bearer x"):
+                view = memory.of(one, whose, "i", keeps_all=False)
+                found = [(other, view.find(said(other))) for other in range(10)]
+                assert all(got in (None, told.get((one, whose, other))) for other, got in found)
