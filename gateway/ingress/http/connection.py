@@ -19,7 +19,7 @@ from gateway.ingress.http import half_closed
 from gateway.ingress.http.cycle import AnyCycle, AsgiCycle, Cycle
 from gateway.ingress.http.half_closed import Ended
 from gateway.ingress.http.writing import PatientFlow, write_whole
-from gateway.ingress.render import error_body, error_headers, new_request_id
+from gateway.ingress.render import error_body, error_headers, named_request, new_request_id
 from gateway.words import Endpoint
 
 Refused = Callable[[str, str, int, str | None], None]
@@ -40,6 +40,8 @@ class HotEndpoints(NamedTuple):
 
     endpoints: Mapping[bytes, Endpoint]
     serve: Callable[[Cycle], Coroutine[Any, Any, None]]
+    session_paths: frozenset[bytes] = frozenset()
+    """The paths, without a query, that a WebSocket handshake may ask for; the application answers them."""
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -54,6 +56,7 @@ class ClientConnection(HttpToolsProtocol):
         self._notice = notice
         self._hot: Mapping[bytes, Endpoint] = {} if hot is None else hot.endpoints
         self._serve = None if hot is None else hot.serve
+        self._session_paths: frozenset[bytes] = frozenset() if hot is None else hot.session_paths
         self.on_gone: Callable[[], None] | None = None
         """Set by the edge while it serves a request of this connection."""
         self.head_since: float | None = self.loop.time()
@@ -98,6 +101,17 @@ class ClientConnection(HttpToolsProtocol):
         self.cycle = None
         if self.on_gone is not None:
             self.on_gone()
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Lets another protocol have the connection, whose request was answered with 101. This one is out of use then."""
+        transport = self.transport
+        self.connections.discard(self)
+        self._is_deaf = True
+        self.on_gone = self.cycle = None
+        self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        self.flow.resume_reading()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's closes always
         """The client has ended its side. True: it is answered all the same, as long as it turns out to be there."""
@@ -170,8 +184,10 @@ class ClientConnection(HttpToolsProtocol):
         cycle.keep_alive = False
         if error is not None:
             self._tell_refused(request_id, "", error.status, error.code)
-            body = error_body(error)
+            body = error_body(error, cycle.endpoint, request_id)
             headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
+            if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
+                named_request(headers)
             write_whole(cycle, error.status, headers, body)
 
 

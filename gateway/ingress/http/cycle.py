@@ -35,10 +35,14 @@ class CycleOwner(Protocol):
     flow: FlowControl
     loop: asyncio.AbstractEventLoop
     server_state: ServerState
+    tasks: set[asyncio.Task[None]]
     logger: logging.Logger
     access_logger: logging.Logger
     url: bytes
     on_gone: Callable[[], None] | None
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Another protocol has the connection from now on."""
 
     def on_response_complete(self) -> None:
         """The answer has been written: whatever came behind its request has its turn."""
@@ -154,6 +158,8 @@ class AsgiCycle(RequestResponseCycle):
     task: asyncio.Task[None] | None = None
     endpoint: Any = None
     """Set by the edge, where it is one of its own."""
+    reshape: Callable[[bytes], bytes] | None = None
+    """Makes the body what the endpoint reads, where the path says a part of it; set by the edge."""
 
     def __init__(
         self, connection: CycleOwner, scope: Any, index: dict[bytes, bytes], *, expects: bool, keep_alive: bool
@@ -203,7 +209,7 @@ class AsgiCycle(RequestResponseCycle):
             if whole.write(message["body"]) and whole.tell() > limit:
                 raise too_large(limit)
             if not message["more_body"]:
-                return whole.getvalue()
+                return whole.getvalue() if self.reshape is None else self.reshape(whole.getvalue())
 
 
 AnyCycle = Cycle | AsgiCycle

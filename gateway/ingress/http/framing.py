@@ -75,17 +75,17 @@ def fault_of_coding(coding: bytes) -> CallerFault | None:
     )
 
 
-def fault_of_offer(method: bytes, headers: Iterable[Header]) -> CallerFault | None:
+def fault_of_offer(method: bytes, headers: Iterable[Header], *, has_sessions: bool = False) -> CallerFault | None:
     """Why an offer of another protocol is refused and not just declined: a WebSocket handshake has no other meaning.
 
-    None: the request is one without the offer, too (h2c, TLS).
+    None: the request is one without the offer, too (h2c, TLS), or its path `has_sessions`.
     """
     offers = b",".join([value for name, value in headers if name == b"upgrade"]).lower()
     names = {offer.partition(b"/")[0].strip() for offer in offers.split(b",")}  # a version may follow the name
-    if method != b"GET" or b"websocket" not in names:
+    if method != b"GET" or b"websocket" not in names or has_sessions:
         return None
     return NotSupported(
-        "WebSockets are not relayed; use the HTTP endpoints, or connect to the provider for realtime sessions.",
+        "WebSockets are served at /v1/realtime and /v1/responses alone; use the HTTP endpoint.",
         param="Upgrade",
         code="websocket_not_supported",
     )

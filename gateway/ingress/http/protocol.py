@@ -129,7 +129,9 @@ class GatewayProtocol(ClientConnection):
         if self._refusal is None and len(headers) > framing.MAX_HEADERS:
             self._refusal = HeadersTooLarge(f"The request has more than {framing.MAX_HEADERS} headers.")
         if self._refusal is None and self._is_offer:
-            self._refusal = framing.fault_of_offer(self.parser.get_method(), headers)
+            self._refusal = framing.fault_of_offer(
+                self.parser.get_method(), headers, has_sessions=self.url.partition(b"?")[0] in self._session_paths
+            )
         if self._refusal is not None:
             raise ValueError("stops the parser")
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import GatewayError
 from gateway.ingress.http.cycle import AnyCycle
-from gateway.ingress.render import error_body, error_headers
+from gateway.ingress.render import error_body, error_headers, named_request
 
 UNSENT_BYTES = 8 * 1024
 """What may wait in the process for a client to read it, beside a part that is being written; the kernel takes more."""
@@ -53,7 +53,10 @@ async def answer_at_once(cycle: AnyCycle, status: int, headers: list[tuple[bytes
 
 async def answer_error(cycle: AnyCycle, error: GatewayError, extra: list[tuple[bytes, bytes]]) -> None:
     """Answer with an error; `extra` carries the request id and whatever the call's trail has to tell."""
-    body = error_body(error)
+    if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
+        body = error_body(error, cycle.endpoint, dict(named_request(extra)).get(b"request-id", b"").decode())
+    else:
+        body = error_body(error, cycle.endpoint)
     await answer_at_once(cycle, error.status, error_headers(error, len(body)) + extra, body)
 
 

@@ -1,0 +1,1 @@
+"""Realtime sessions: opened as calls are, then relayed until one side leaves."""

@@ -1,0 +1,1 @@
+"""Realtime sessions: which frames are read, and what they say."""
