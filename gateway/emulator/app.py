@@ -10,14 +10,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 
-from gateway.emulator.answers import requests
 from gateway.emulator.answers.play import EmulatedPace, perform, refusal_of
-from gateway.emulator.answers.reply import EmulatedReply, Headers, Stream, json_reply
+from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
 from gateway.emulator.batches import EmulatedBatches
@@ -26,7 +26,12 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.control import PREFIX, control
 from gateway.emulator.dialects import EmulatedAccount, RequestDemand, open_account
 from gateway.emulator.endpoints import ENDPOINTS, EmulatedEndpoint, canonical
-from gateway.emulator.faults import FaultPlan
+from gateway.emulator.faults import Fault, FaultPlan
+from gateway.emulator.native import credentials, routes
+from gateway.emulator.native.identity import identity_of
+from gateway.emulator.native.message_batches import EmulatedMessageBatches, is_of_batches
+from gateway.emulator.native.refusing import too_long, unknown_model
+from gateway.emulator.native.shapes import LANGUAGES
 from gateway.emulator.problems import (
     EmulatedProblem,
     ProblemError,
@@ -37,6 +42,7 @@ from gateway.emulator.problems import (
     wrong_method,
 )
 from gateway.emulator.stats import Recorded, Recorder, Stats
+from gateway.emulator.unannounced import open_native_account
 
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
 _MAX_ACCOUNTS = 10_000
@@ -94,12 +100,15 @@ class Emulator:
     def reset(self) -> None:
         """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
         self._rng = random.Random(self.config.seed)  # noqa: S311 - draws of faults and ids, not secrets
-        self._accounts: dict[tuple[bytes, str], EmulatedAccount] = {}
+        self._accounts: dict[tuple[bytes, str, str], EmulatedAccount] = {}
         self.faults = FaultPlan(self.config.faults, self._rng, self._now())
         self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
         self._writer = Writer(self.config, self._rng, self._wall)
         self.batches = EmulatedBatches(
             self._wall, self._rng, self._answer_line, lambda: self.config.batch_s, self.config.dialect
+        )
+        self.message_batches = EmulatedMessageBatches(
+            self._wall, self._rng, self._answer_message, lambda: self.config.batch_s
         )
         self.stats.clear()
         self.on_change()
@@ -117,12 +126,13 @@ class Emulator:
             return
         self.stats.enter()
         try:
-            call.identify(self._identity())
+            native = None if call.path in ENDPOINTS else routes.language_of(call.path, call.headers)
+            call.identify(*identity_of(native or self.config.dialect, self._rng.getrandbits(128)))
             await call.read_body()
             self._record(call)
             await self._serve(call)
         except ProblemError as exc:
-            await call.reply(exc.problem.reply(self.config.dialect))
+            await call.reply(exc.problem.reply(call.dialect, request_id=call.request_id))
         except PeerGoneError:
             pass
         except asyncio.CancelledError:
@@ -135,6 +145,9 @@ class Emulator:
             self.stats.leave(call.endpoint)
 
     async def _serve(self, call: EmulatedCall) -> None:
+        if call.dialect in LANGUAGES:
+            await self._serve_native(call)
+            return
         path, deployment = canonical(call.path)
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
@@ -152,23 +165,35 @@ class Emulator:
         else:
             raise ProblemError(unknown_url(call.method, call.path))
 
-    async def _generate(self, call: EmulatedCall, endpoint: EmulatedEndpoint, deployment: str | None) -> None:
-        config, now = self.config, self._now()
+    async def _serve_native(self, call: EmulatedCall) -> None:
+        """Serves a call of a provider's own API."""
+        self._let_in(call)
+        query, version = call.scope.get("query_string", b""), call.header(b"anthropic-version")
+        if is_of_batches(call.path):
+            call.endpoint = "messages/batches"
+            await call.reply(self.message_batches.serve(call.method, call.path, query, call.headers, call.body))
+            return
+        endpoint = routes.endpoint_of(call.method, call.path, query, version)
+        if endpoint is not None:
+            await self._generate(call, endpoint, None)
+            return
+        call.endpoint = "models"
+        await call.reply(routes.list_models(call.dialect, call.path, self.config.models))
+
+    async def _generate(
+        self, call: EmulatedCall, endpoint: EmulatedEndpoint | routes.NativeEndpoint, deployment: str | None
+    ) -> None:
+        now = self._now()
         call.endpoint = endpoint.name
-        data = (
-            requests.read_multipart(call.body, deployment)
-            if endpoint.is_form
-            else requests.read_json(call.body, deployment, endpoint.model)
-        )
-        request = self._check(endpoint.read(data))
+        request = self._check(endpoint.request(call.body, deployment), call.dialect)
         call.model = request.model
         self.stats.asked(request.model)
 
         key = _key_of(call)
-        account = self._account(key, request.model)
-        refusal = account.admit(self._demand(call, endpoint, request), now)
+        account = self._account(key, request.model, endpoint.pool)
+        refusal = account.admit(self._demand(call, endpoint.operation, request), now)
         if refusal is not None:
-            await call.reply(refusal)
+            await call.reply(refusal.reply(call.dialect, call.request_id))
             return
         call.limit_headers = lambda: account.headers(self._now())
         account.in_flight += 1
@@ -176,11 +201,11 @@ class Emulator:
             fault = self.faults.pick(request.model, now, key.decode("latin-1"))
             if fault is not None:
                 self.stats.faults[fault.kind] += 1
-                refusal = refusal_of(fault, account, config.dialect, now)
-                if refusal is not None:
-                    await call.reply(refusal)
+                reply = refusal_of(fault, account, call, now)
+                if reply is not None:
+                    await call.reply(reply)
                     return
-            answer = self._answer(endpoint, request)
+            answer = self._answer(endpoint, _filtered(request, fault))
             if call.recorded is not None:
                 call.recorded.tokens = request.prompt_tokens, answer.tokens
             await perform(call, answer, fault, self._pace(), account)
@@ -190,44 +215,62 @@ class Emulator:
     def _expect(self, call: EmulatedCall, method: str) -> None:
         if call.method != method:
             raise ProblemError(wrong_method(call.method, call.path, method))
+        self._let_in(call)
+
+    def _let_in(self, call: EmulatedCall) -> None:
         wanted = self.config.api_key
-        if wanted is not None and (key := _key_of(call).decode("latin-1")) != wanted:
+        if wanted is None:
+            return
+        if call.dialect in LANGUAGES:
+            credentials.let_in(call, wanted)
+        elif (key := _key_of(call).decode("latin-1")) != wanted:
             raise ProblemError(invalid_key(key))
 
-    def _check(self, request: CheckedRequest) -> CheckedRequest:
-        config = self.config
+    def _check(self, request: CheckedRequest, dialect: str) -> CheckedRequest:
+        config, is_native = self.config, dialect in LANGUAGES
         if config.models and request.model not in config.models:
-            raise ProblemError(model_not_found(request.model))
+            raise ProblemError(unknown_model(dialect, request.model) if is_native else model_not_found(request.model))
         if config.context_window is not None:
             used = request.prompt_tokens + (request.max_tokens or 0)
             if used > config.context_window:
-                raise ProblemError(context_length(config.dialect, config.context_window, used))
+                refuse = too_long if is_native else context_length
+                raise ProblemError(refuse(dialect, config.context_window, used))
         return request
 
-    def _answer(self, endpoint: EmulatedEndpoint, request: CheckedRequest) -> EmulatedReply | Stream:
+    def _answer(
+        self, endpoint: EmulatedEndpoint | routes.NativeEndpoint, request: CheckedRequest
+    ) -> EmulatedReply | Stream:
         try:
             return endpoint.answer(request, self._writer)
         except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
             raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
 
     def _answer_line(self, endpoint: EmulatedEndpoint, data: dict[str, Any]) -> EmulatedReply | Stream:
-        return self._answer(endpoint, self._check(endpoint.read(data)))
+        return self._answer(endpoint, self._check(endpoint.read(data), self.config.dialect))
 
-    def _account(self, key: bytes, model: str) -> EmulatedAccount:
-        account = self._accounts.get((key, model))
+    def _answer_message(self, body: bytes) -> EmulatedReply | Stream:
+        endpoint = routes.endpoint_of("POST", "/v1/messages", b"", b"2023-06-01")
+        assert endpoint is not None  # noqa: S101  # that path has one
+        return self._answer(endpoint, self._check(endpoint.request(body, None), "messages"))
+
+    def _account(self, key: bytes, model: str, pool: str) -> EmulatedAccount:
+        account = self._accounts.get((key, model, pool))
         if account is None:
             if len(self._accounts) >= _MAX_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
-            account = open_account(self.config, model, self._now(), self._wall)
-            self._accounts[key, model] = account
+            if pool:
+                account = open_native_account(self.config, pool.partition("/")[0], model, self._now(), self._wall)
+            else:
+                account = open_account(self.config, model, self._now(), self._wall)
+            self._accounts[key, model, pool] = account
         return account
 
-    def _demand(self, call: EmulatedCall, endpoint: EmulatedEndpoint, request: CheckedRequest) -> RequestDemand:
+    def _demand(self, call: EmulatedCall, operation: str, request: CheckedRequest) -> RequestDemand:
         max_tokens = (request.max_tokens or 0) * request.choices
-        if self.config.dialect != "azure":
+        if call.dialect != "azure":
             return RequestDemand(request.prompt_tokens, max_tokens)
         query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"))
-        return RequestDemand(request.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
+        return RequestDemand(request.prompt_tokens, max_tokens, operation, query.get("api-version", ["v1"])[0])
 
     def _pace(self) -> EmulatedPace:
         config = self.config
@@ -239,26 +282,13 @@ class Emulator:
         draw = self._rng.lognormvariate
         return EmulatedPace(ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
 
-    def _identity(self) -> Headers:
-        request_id = b"%032x" % self._rng.getrandbits(128)
-        headers = ((b"x-request-id", b"req_" + request_id), *_ORGANIZATION)
-        if self.config.dialect == "azure":
-            return (*headers, (b"apim-request-id", request_id), (b"x-ms-region", b"Emulated Central"))
-        if self.config.dialect == "anthropic":
-            return (*headers, (b"request-id", b"req_" + request_id))
-        return headers
-
     def _models(self, name: str) -> EmulatedReply:
         served = self.config.models or _LISTED_MODELS
         if not name:
-            return json_reply({"object": "list", "data": [self._model(each) for each in served]})
+            return json_reply({"object": "list", "data": [_model(each) for each in served]})
         if self.config.models and name not in self.config.models:
             raise ProblemError(model_not_found(name))
-        return json_reply(self._model(name))
-
-    @staticmethod
-    def _model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "emulator"}
+        return json_reply(_model(name))
 
     def _record(self, call: EmulatedCall) -> None:
         config = self.config
@@ -281,9 +311,6 @@ class Emulator:
             pass
 
 
-_ORGANIZATION: Headers = ((b"openai-organization", b"org-emulator"), (b"openai-version", b"2020-10-01"))
-
-
 def create_app(
     config: EmulatorConfig,
     *,
@@ -295,7 +322,17 @@ def create_app(
     return Emulator(config, now=now, sleep=sleep, wall=wall)
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "emulator"}
+
+
+def _filtered(request: CheckedRequest, fault: Fault | None) -> CheckedRequest:
+    return replace(request, is_filtered=True) if fault is not None and fault.kind == "refusal" else request
+
+
 def _key_of(call: EmulatedCall) -> bytes:
+    if call.dialect in LANGUAGES:
+        return credentials.key_of(call).encode("latin-1", "replace")
     bearer = call.header(b"authorization")
     if bearer[:7].lower() == b"bearer ":
         return bearer[7:].strip()

@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.emulator.answers.reply import EmulatedReply, Headers
 from gateway.emulator.listener import reset
+from gateway.emulator.native.shapes import LANGUAGES
 from gateway.emulator.stats import Recorded, Stats
 
 Scope = MutableMapping[str, Any]
@@ -29,7 +30,7 @@ class PeerGoneError(Exception):
 
 
 class EmulatedCall:
-    """One request and its answer; `identity` are the headers that every answer carries."""
+    """One request and its answer; `dialect` is the shape of its errors, `request_id` what they call it."""
 
     __slots__ = (
         "_identity",
@@ -42,6 +43,7 @@ class EmulatedCall:
         "_watcher",
         "arrived_at",
         "body",
+        "dialect",
         "endpoint",
         "headers",
         "is_finished",
@@ -52,6 +54,7 @@ class EmulatedCall:
         "now",
         "path",
         "recorded",
+        "request_id",
         "scope",
     )
 
@@ -65,6 +68,8 @@ class EmulatedCall:
         self.body = b""
         self.endpoint = "other"
         self.model = ""
+        self.dialect = "openai"
+        self.request_id = ""
         self.arrived_at = now()
         self.is_finished = False
         self.is_peer_gone = False
@@ -85,9 +90,9 @@ class EmulatedCall:
         """Returns the first value of a header (name in lower case), or nothing."""
         return next((value for each, value in self.headers if each == name), b"")
 
-    def identify(self, identity: Headers) -> None:
-        """Sets the headers that every answer to this call carries."""
-        self._identity = identity
+    def identify(self, dialect: str, request_id: str, identity: Headers) -> None:
+        """Says whose API is asked, and sets the headers that every answer to this call carries."""
+        self.dialect, self.request_id, self._identity = dialect, request_id, identity
 
     async def read_body(self) -> None:
         """Reads the whole body; raises PeerGoneError when the peer leaves before its end."""
@@ -117,7 +122,8 @@ class EmulatedCall:
             headers.append((b"content-length", b"%d" % length))
         if not reply.is_foreign:
             headers += self._identity
-            headers.append((b"openai-processing-ms", b"%d" % ((self.now() - self.arrived_at) * 1000)))
+            if self.dialect not in LANGUAGES:
+                headers.append((b"openai-processing-ms", b"%d" % ((self.now() - self.arrived_at) * 1000)))
         if self.limit_headers is not None and not (reply.is_bare or reply.is_foreign):
             headers += self.limit_headers()
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})

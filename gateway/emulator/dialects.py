@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from gateway.emulator.answers.reply import EmulatedReply, Headers
+from gateway.emulator.answers.reply import Headers
 from gateway.emulator.config import EmulatedLimits, EmulatorConfig
 from gateway.emulator.limits import EmulatedBucket, EmulatedWindow, go_duration
-from gateway.emulator.problems import EmulatedProblem
+from gateway.emulator.problems import EmulatedProblem, EmulatedRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EmulatedAccount(Protocol):
 
     in_flight: int
 
-    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedRefusal | None:
         """Charges the call, or returns the refusal and charges nothing."""
 
     def emitted(self, tokens: int, now: float) -> None:
@@ -43,7 +43,7 @@ class EmulatedAccount(Protocol):
     def headers(self, now: float) -> Headers:
         """Returns the limit headers of an answer sent at `now`."""
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedRefusal:
         """Returns a 429 that asks for `wait_s` whatever the limits say; bare: without any hint."""
 
 
@@ -80,7 +80,7 @@ class OpenAIAccount:
         self._requests = EmulatedBucket(limits.rpm, now, limits.burst) if limits.rpm else None
         self._tokens = EmulatedBucket(limits.tpm, now) if limits.tpm else None
 
-    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedRefusal | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("requests", f"Too many concurrent requests: Limit {self._max_concurrency}.", now, None)
@@ -109,20 +109,20 @@ class OpenAIAccount:
             shown += self._dimension(b"tokens", self._tokens, now)
         return shown
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedRefusal:
         limit = self._requests.per_minute if self._requests else 60
         text = f"Rate limit reached for {self._model} in organization org-emulator on requests per min (RPM):"
         if is_bare:
             problem = EmulatedProblem(429, "Rate limit reached.", "requests", None, "rate_limit_exceeded")
-            return problem.reply("openai", is_bare=True)
+            return EmulatedRefusal(problem)
         return self._refuse(
             "requests", f"{text} Limit {limit}, Used {limit}, Requested 1. {_try_again(wait_s)}", now, wait_s
         )
 
-    def _refuse(self, kind: str, text: str, now: float, wait_s: float | None) -> EmulatedReply:
+    def _refuse(self, kind: str, text: str, now: float, wait_s: float | None) -> EmulatedRefusal:
         problem = EmulatedProblem(429, text, kind, None, "rate_limit_exceeded")
         headers = self.headers(now) + (_retry_after(wait_s) if self._shows_headers else ())
-        return problem.reply("openai", headers, is_bare=True)
+        return EmulatedRefusal(problem, headers)
 
     def _reached(self, kind: str, bucket: EmulatedBucket, cost: int, wait_s: float, now: float) -> str:
         return (
@@ -160,7 +160,7 @@ class AzureAccount:
         self._calls = EmulatedWindow(max(1, limits.rpm // 6), 10.0) if limits.rpm else None
         self._tokens = EmulatedWindow(limits.tpm, 60.0) if limits.tpm else None
 
-    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedRefusal | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("call", 1.0, demand, now)
@@ -187,12 +187,12 @@ class AzureAccount:
             shown += _azure_dimension(b"tokens", self._tokens.capacity, self._tokens, now)
         return shown
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedRefusal:
         if is_bare:
-            return EmulatedProblem(429, "Requests have been limited.").reply("azure", is_bare=True)
+            return EmulatedRefusal(EmulatedProblem(429, "Requests have been limited."))
         return self._refuse("call", wait_s, RequestDemand(1), now)
 
-    def _refuse(self, kind: str, wait_s: float, demand: RequestDemand, now: float) -> EmulatedReply:
+    def _refuse(self, kind: str, wait_s: float, demand: RequestDemand, now: float) -> EmulatedRefusal:
         seconds = max(1, math.ceil(wait_s))
         text = (
             f"Requests to the {demand.operation} Operation under Azure OpenAI API version {demand.api_version} have"
@@ -204,7 +204,7 @@ class AzureAccount:
         if self._shows_headers:
             policy = b"DeploymentRatelimit-Token" if kind == "token" else b"DeploymentRatelimit-Call"
             headers = (*self.headers(now), *_retry_after(wait_s), (b"policy-id", policy))
-        return EmulatedProblem(429, text).reply("azure", headers, is_bare=True)
+        return EmulatedRefusal(EmulatedProblem(429, text), headers)
 
 
 class AnthropicAccount:
@@ -220,7 +220,7 @@ class AnthropicAccount:
         self._input = EmulatedBucket(limits.tpm, now) if limits.tpm else None
         self._output = EmulatedBucket(limits.output_tpm, now) if limits.output_tpm else None
 
-    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedRefusal | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse(f"{self._max_concurrency} concurrent connections", now, None)
@@ -258,18 +258,18 @@ class AnthropicAccount:
             header for name, bucket, unit in shown if bucket for header in self._dimension(name, bucket, unit, now)
         )
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedRefusal:
         if is_bare:
-            return EmulatedProblem(429, "Rate limited.").reply("anthropic", is_bare=True)
+            return EmulatedRefusal(EmulatedProblem(429, "Rate limited."))
         limit = self._requests.per_minute if self._requests else 50
         return self._refuse(f"{limit:,} requests per minute", now, wait_s)
 
-    def _refuse(self, limit: str, now: float, wait_s: float | None) -> EmulatedReply:
+    def _refuse(self, limit: str, now: float, wait_s: float | None) -> EmulatedRefusal:
         text = f"This request would exceed your organization's rate limit of {limit}."
         headers: Headers = ()
         if self._shows_headers:
             headers = self.headers(now) + _retry_after(wait_s)[:1]
-        return EmulatedProblem(429, text).reply("anthropic", headers, is_bare=True)
+        return EmulatedRefusal(EmulatedProblem(429, text), headers)
 
     def _dimension(self, name: bytes, bucket: EmulatedBucket, unit: int, now: float) -> Headers:
         # Token counts are told in thousands; a limit below that would always read 0, so it is told exactly.

@@ -32,6 +32,17 @@ class EmulatedEndpoint:
     is_form: bool = False
     model: str | None = None
 
+    @property
+    def pool(self) -> str:
+        """Whose limits its calls count against: those of the configured dialect."""
+        return ""
+
+    def request(self, body: bytes, deployment: str | None) -> CheckedRequest:
+        """Returns the checked call; raises ProblemError."""
+        if self.is_form:
+            return self.read(requests.read_multipart(body, deployment))
+        return self.read(requests.read_json(body, deployment, self.model))
+
 
 _ENDPOINTS = (
     EmulatedEndpoint("chat/completions", "ChatCompletions_Create", requests.read_chat, answer_chat),

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.emulator.answers.reply import EmulatedReply, Headers
+from gateway.emulator.native.shapes import LANGUAGES, error_body, error_headers
 
 _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -34,7 +35,10 @@ _AZURE_CODES: Mapping[int, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class EmulatedProblem:
-    """One refusal, in OpenAI's words; `innererror` is Azure's extra detail."""
+    """One refusal, in OpenAI's words; `innererror` is Azure's extra detail.
+
+    In a provider's own API `kind` is its name of the error where the status does not tell, `details` what comes with it.
+    """
 
     status: int
     message: str
@@ -42,14 +46,22 @@ class EmulatedProblem:
     param: str | None = None
     code: str | None = None
     innererror: Mapping[str, Any] | None = None
+    kind: str | None = None
+    details: tuple[Mapping[str, Any], ...] = ()
 
-    def render(self, dialect: str) -> bytes:
-        """Returns the JSON body in the shape of `dialect`."""
+    def render(self, dialect: str, request_id: str = "") -> bytes:
+        """Returns the JSON body in the shape of `dialect`, which may be a provider's own API."""
+        if dialect in LANGUAGES:
+            return error_body(dialect, self.status, self.message, self.kind, self.details, request_id)
         return orjson.dumps({"error": self._error(dialect)})
 
-    def reply(self, dialect: str, headers: Headers = (), *, is_bare: bool = False) -> EmulatedReply:
+    def reply(
+        self, dialect: str, headers: Headers = (), *, is_bare: bool = False, request_id: str = ""
+    ) -> EmulatedReply:
         """Returns the whole answer that refuses the call."""
-        return EmulatedReply(status=self.status, body=self.render(dialect), headers=headers, is_bare=is_bare)
+        body = self.render(dialect, request_id)
+        headers += error_headers(dialect, self.status, self.kind)
+        return EmulatedReply(status=self.status, body=body, headers=headers, is_bare=is_bare)
 
     def _error(self, dialect: str) -> dict[str, Any]:
         if dialect == "anthropic":
@@ -61,6 +73,18 @@ class EmulatedProblem:
         if self.innererror is not None:
             error |= {"type": None, "status": self.status, "innererror": self.innererror}
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedRefusal:
+    """A refusal by a limit, with all the headers that tell of limits."""
+
+    problem: EmulatedProblem
+    headers: Headers = ()
+
+    def reply(self, dialect: str, request_id: str = "") -> EmulatedReply:
+        """Returns the whole answer that refuses the call."""
+        return self.problem.reply(dialect, self.headers, is_bare=True, request_id=request_id)
 
 
 class ProblemError(Exception):

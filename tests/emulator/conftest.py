@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 
 StartServer = Callable[..., Awaitable[EmulatorServer]]
+NONE: Mapping[str, str] = MappingProxyType({})
 WALL_S = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 
 
@@ -99,10 +101,11 @@ def chat_body(*, stream: bool = False, model: str = "gpt-4o", **extra: Any) -> d
     return {"model": model, "messages": [{"role": "user", "content": "hello there"}], "stream": stream, **extra}
 
 
-def raw_request(path: str, body: dict[str, Any], *, close: bool = True) -> bytes:
+def raw_request(path: str, body: dict[str, Any], *, close: bool = True, headers: Mapping[str, str] = NONE) -> bytes:
     """The bytes of a POST."""
     content = orjson.dumps(body)
     tail = "connection: close\r\n" if close else ""
+    tail += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {path} HTTP/1.1\r\nhost: emulator\r\ncontent-length: {len(content)}\r\n{tail}\r\n"
     return head.encode() + content
 
@@ -113,10 +116,15 @@ async def connect(server: EmulatorServer) -> tuple[asyncio.StreamReader, asyncio
     return await asyncio.open_connection(host, int(port))
 
 
-async def exchange(server: EmulatorServer, body: dict[str, Any], path: str = "/v1/chat/completions") -> Seen:
+async def exchange(
+    server: EmulatorServer,
+    body: dict[str, Any],
+    path: str = "/v1/chat/completions",
+    headers: Mapping[str, str] = NONE,
+) -> Seen:
     """Posts over a plain socket and reads until the connection ends."""
     reader, writer = await connect(server)
-    writer.write(raw_request(path, body))
+    writer.write(raw_request(path, body, headers=headers))
     data, is_reset = b"", False
     try:
         async with asyncio.timeout(60):

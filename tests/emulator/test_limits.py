@@ -13,6 +13,7 @@ from gateway.emulator.answers.reply import EmulatedReply
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.dialects import EmulatedAccount, RequestDemand, open_account
 from gateway.emulator.limits import EmulatedBucket, EmulatedWindow, go_duration
+from gateway.emulator.problems import EmulatedRefusal
 from tests.emulator.conftest import FakeClock
 from tests.rows import rows
 
@@ -23,8 +24,9 @@ def account(clock: FakeClock, model: str = "gpt-4o-mini", **settings: Any) -> Em
     return open_account(EmulatorConfig(**settings), model, clock.now(), clock.wall)
 
 
-def refused(reply: EmulatedReply | None) -> EmulatedReply:
-    assert reply is not None
+def refused(refusal: EmulatedRefusal | None, dialect: str = "openai") -> EmulatedReply:
+    assert refusal is not None
+    reply = refusal.reply(dialect)
     assert reply.status == 429
     return reply
 
@@ -179,7 +181,7 @@ def test_azure_counts_calls_in_ten_second_windows(clock: FakeClock) -> None:
         assert opened.admit(RequestDemand(1), clock.now()) is None
     clock.at_s += 4
 
-    reply = refused(opened.admit(RequestDemand(1), clock.now()))
+    reply = refused(opened.admit(RequestDemand(1), clock.now()), "azure")
 
     error = error_of(reply)
     assert error["code"] == "429"
@@ -201,7 +203,7 @@ def test_azure_counts_tokens_in_minute_windows(clock: FakeClock) -> None:
     opened = account(clock, dialect="azure", tpm=1000)
     assert opened.admit(RequestDemand(400, max_tokens=500), clock.now()) is None
 
-    reply = refused(opened.admit(RequestDemand(50, max_tokens=51), clock.now()))
+    reply = refused(opened.admit(RequestDemand(50, max_tokens=51), clock.now()), "azure")
 
     assert "exceeded token rate limit" in error_of(reply)["message"]
     headers = dict(reply.headers)
@@ -242,7 +244,7 @@ def test_anthropic_output_limit_holds_after_the_tokens_were_produced(clock: Fake
     assert opened.admit(RequestDemand(1, max_tokens=100_000), clock.now()) is None
     opened.emitted(609, clock.now())
 
-    reply = refused(opened.admit(RequestDemand(1), clock.now()))
+    reply = refused(opened.admit(RequestDemand(1), clock.now()), "anthropic")
 
     assert error_of(reply)["type"] == "rate_limit_error"
     assert "600 output tokens per minute" in error_of(reply)["message"]
@@ -269,7 +271,7 @@ def test_calls_in_flight_are_capped(clock: FakeClock, dialect: str) -> None:
     opened = account(clock, dialect=dialect, max_concurrency=2)
     opened.in_flight = 2
 
-    refused(opened.admit(RequestDemand(1), clock.now()))
+    refused(opened.admit(RequestDemand(1), clock.now()), dialect)
 
     opened.in_flight = 1
     assert opened.admit(RequestDemand(1), clock.now()) is None

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from gateway.emulator.answers.reply import SSE, EmulatedReply, Headers, Stream
+from gateway.emulator.answers.reply import EmulatedReply, Headers, Stream, json_reply
 from gateway.emulator.call import EmulatedCall
 from gateway.emulator.dialects import EmulatedAccount
 from gateway.emulator.faults import Fault
-from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS, overloaded_503
+from gateway.emulator.native.generate.answer import blocked
+from gateway.emulator.native.refusing import fault_problem, overload
+from gateway.emulator.native.shapes import LANGUAGES
+from gateway.emulator.problems import CDN_PAGE, overloaded_503
 
-_BROKEN_FRAME = (
-    b'data: {"id":"chatcmpl-broken","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"con\n\n'
-)
 _FINISH_REASON = re.compile(rb'"finish_reason":"\w+"')
 _YIELD_EVERY = 64  # frames sent at once before others get their turn
 _PIECES = 16  # of a whole answer that drips
@@ -39,21 +39,26 @@ class EmulatedPace:
     per_token_s: float
 
 
-def refusal_of(fault: Fault, account: EmulatedAccount, dialect: str, now: float) -> EmulatedReply | None:
+def refusal_of(fault: Fault, account: EmulatedAccount, call: EmulatedCall, now: float) -> EmulatedReply | None:
     """Returns the whole reply that `fault` consists of, or None for the faults that break a good answer."""
+    dialect = call.dialect
     match fault.kind:
         case "rate_limit" | "rate_limit_bare":
-            return account.throttle(fault.seconds or 0.0, now, is_bare=fault.kind == "rate_limit_bare")
+            refusal = account.throttle(fault.seconds or 0.0, now, is_bare=fault.kind == "rate_limit_bare")
+            return refusal.reply(dialect, call.request_id)
         case "html502":
             return EmulatedReply(status=502, body=CDN_PAGE, content_type=b"text/html", is_foreign=True)
         case "empty_200":
             return EmulatedReply(body=b"")
         case "error_in_200":
-            return EmulatedReply(body=overloaded_503(dialect).render(dialect))
-    problem = FAULT_PROBLEMS.get(fault.kind)
+            return EmulatedReply(body=_overload(call, dialect))
+        case "content_filter" if dialect == "generate":  # Google answers with 200, and with nothing but the reason
+            return json_reply(blocked(0))
+    problem = fault_problem(fault.kind, dialect, call.path)
     if problem is None:
         return None
-    return problem(dialect).reply(dialect, _retry_after(fault), is_bare=fault.kind in _BEFORE_LIMITS)
+    is_bare = fault.kind in _BEFORE_LIMITS
+    return problem.reply(dialect, _retry_after(fault), is_bare=is_bare, request_id=call.request_id)
 
 
 async def perform(
@@ -95,7 +100,7 @@ async def _play_reply(call: EmulatedCall, reply: EmulatedReply, fault: Fault | N
         case "malformed":
             await call.reply(replace(reply, body=reply.body[:half]))
         case kind if kind in _ERRORS_IN_200:
-            await call.reply(EmulatedReply(body=overloaded_503("openai").render("openai")))
+            await call.reply(EmulatedReply(body=_overload(call, "openai")))
         case kind if fault is not None and kind in _DRIPS:
             await _drip_reply(call, reply, fault)
         case "refusal":
@@ -111,7 +116,7 @@ async def _play_stream(
     left = iter(() if kind == "opening_error" else stream.frames)
     frames = _with_broken_frame(stream, chunks) if kind == "malformed" else islice(left, chunks)
     call.watch()
-    await call.start(EmulatedReply(body=b"", content_type=SSE), None)
+    await call.start(EmulatedReply(body=b"", content_type=stream.content_type), None)
     if stream.lead and chunks != 0:
         await call.write(stream.lead)
     await _play_frames(call, frames, per_token_s, account.emitted)
@@ -119,9 +124,9 @@ async def _play_stream(
         case "cut" | "stall" | "reset":
             await _break_off(call, kind)
         case "in_band_error" | "opening_error":
-            await call.finish(stream.error_frame(overloaded_503("openai").render("openai")))
+            await call.finish(stream.error_frame(_overload(call, "openai")))
         case "raw_error":
-            await call.finish(overloaded_503("openai").render("openai"))
+            await call.finish(_overload(call, "openai"))
         case kind if fault is not None and kind in _DRIPS:
             await _drip(call, left, fault, account.emitted)
             await call.finish(stream.tail)
@@ -196,13 +201,20 @@ async def _misframe(call: EmulatedCall, reply: EmulatedReply, kind: str) -> None
 def _whole(answer: EmulatedReply | Stream) -> EmulatedReply:
     if isinstance(answer, EmulatedReply):
         return answer
-    return EmulatedReply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=SSE)
+    return EmulatedReply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=answer.content_type)
 
 
 def _with_broken_frame(stream: Stream, chunks: int | None) -> Iterator[bytes]:
     frames = iter(stream.frames)
     late_lead = () if chunks else (stream.lead,)
-    return chain(islice(frames, chunks), (_BROKEN_FRAME,), late_lead, frames)
+    return chain(islice(frames, chunks), (stream.broken,), late_lead, frames)
+
+
+def _overload(call: EmulatedCall, dialect: str) -> bytes:
+    """Returns the JSON of the error that a stream ends with: in the form of the call, or else in that of `dialect`."""
+    if call.dialect in LANGUAGES:
+        return overload(call.dialect).render(call.dialect, call.request_id)
+    return overloaded_503(dialect).render(dialect)
 
 
 def _filtered(body: bytes) -> bytes:

@@ -17,6 +17,8 @@ Headers = tuple[Header, ...]
 
 JSON = b"application/json"
 SSE = b"text/event-stream; charset=utf-8"
+BROKEN_CHUNK = b'data: {"id":"chatcmpl-broken","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"con\n\n'
+"""A chunk of a chat completion that was cut in its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +36,23 @@ class EmulatedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """An SSE answer: `lead` opens it, each of `frames` holds one token, `tail` is all that marks a proper end."""
+    """A streamed answer: `lead` opens it, each of `frames` holds one token, `tail` is all that marks a proper end.
+
+    `error_frame` makes an event of the JSON of an error, and `broken` is an event whose JSON is not.
+    """
 
     lead: bytes
     frames: Iterable[bytes]
     tail: bytes
     tokens: int
     error_frame: Callable[[bytes], bytes]
+    broken: bytes = BROKEN_CHUNK
+    content_type: bytes = SSE
 
 
-def json_reply(value: Mapping[str, Any], tokens: int = 0) -> EmulatedReply:
+def json_reply(value: Mapping[str, Any], tokens: int = 0, headers: Headers = ()) -> EmulatedReply:
     """Returns a 200 with `value` as JSON."""
-    return EmulatedReply(body=orjson.dumps(value), tokens=tokens)
+    return EmulatedReply(body=orjson.dumps(value), tokens=tokens, headers=headers)
 
 
 def frame(value: Mapping[str, Any], event: str | None = None) -> bytes:

@@ -28,6 +28,7 @@ class CheckedRequest:
     max_tokens: int | None = None
     choices: int = 1
     inputs: tuple[str, ...] = ()
+    is_filtered: bool = False  # a provider's own API is to refuse in its answer
 
     @property
     def prompt_tokens(self) -> int:

@@ -19,6 +19,7 @@ import orjson
 
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.native.prompt_cache import PromptCache
 
 _PROSE = (
     "the a this that every one some few many most other next last first small large quiet plain steady bright early late"
@@ -56,6 +57,8 @@ class Writer:
 
     def __init__(self, config: EmulatorConfig, rng: random.Random, wall: Callable[[], float]) -> None:
         self.dialect = config.dialect
+        self.prompt_cache = PromptCache(wall)
+        """What the providers' own APIs have seen of prompts."""
         self._rng = rng
         self._wall = wall
         self._key = str(config.seed).encode()[:64]

@@ -1,0 +1,1 @@
+"""Bedrock's Converse: its calls read, checked and answered."""
