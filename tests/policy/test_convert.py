@@ -498,7 +498,7 @@ CHOICE_LISTS = st.lists(st.dictionaries(NAMES, VALUES, max_size=4) | VALUES, max
 @BOUNDED
 @given(
     st.lists(st.dictionaries(NAMES, VALUES, max_size=2) | CHOICE_LISTS.map(lambda some: {"choices": some}), max_size=3),
-    st.sampled_from(["chat", "completions", "responses"]),
+    st.sampled_from(["chat", "completions", "responses", "messages"]),
 )
 def test_anything_is_converted_or_given_up(chunks: list[Json], endpoint: str) -> None:
     """Providers write what they like; whatever comes of it can be read."""
@@ -593,6 +593,12 @@ def test_recorded_streams_lose_their_usage_as_on_the_wire(name: str) -> None:
 # -- what deserves to be kept ---------------------------------------------------------------------------------------------
 
 
+MESSAGE_STREAM = (
+    as_stream("messages", b'{"type":"message","content":[],"stop_reason":"tool_use","usage":{}}', include_usage=False)
+    or b""
+)
+
+
 def completed(status: str, **more: Any) -> bytes:
     return orjson.dumps({"id": "r", "object": "response", "status": status, "output": [], **more})
 
@@ -619,6 +625,12 @@ def completed(status: str, **more: Any) -> bytes:
         ("responses", True, as_stream("responses", completed("completed"), include_usage=False) or b"", True),
         ("responses", True, as_stream("responses", completed("incomplete"), include_usage=False) or b"", False),
         ("responses", True, b"", False),
+        ("messages", False, b'{"type":"message","content":[],"stop_reason":"end_turn"}', True),
+        ("messages", False, b'{"type":"message","content":[],"stop_reason":null}', False),
+        ("messages", False, b'{"type":"error","error":{}}', False),
+        ("messages", True, MESSAGE_STREAM, True),
+        ("messages", True, MESSAGE_STREAM.rpartition(b"event:")[0], False),
+        ("messages", True, b"", False),
         ("embeddings", False, b'{"data":[]}', True),
         ("embeddings", False, b'{"error":{"message":"m"}}', False),
         ("embeddings", False, b'{"error":null,"data":[]}', True),

@@ -14,11 +14,13 @@ import orjson
 
 from gateway.policy.conversion.chat import chunks_of, completion_of, normal
 from gateway.policy.conversion.merge import Ambiguous, plain
+from gateway.policy.conversion.messages import events_of, last_reason, message_of
 from gateway.policy.conversion.responses import frames_of, last_response, response_of
 from gateway.policy.openai import sse
 from gateway.policy.openai.first_event import choices_of, failed_reason
 from gateway.policy.openai.json_text import is_crowded
-from gateway.policy.openai.transcript import NULL_USAGE, is_plain_chat
+from gateway.policy.openai.sse import is_plain_chat
+from gateway.policy.openai.transcript import NULL_USAGE
 
 _DONE_FRAME = b"data: [DONE]\n\n"
 _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
@@ -35,6 +37,8 @@ def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | 
         if endpoint == "responses":
             response = response_of(frames)
             return None if response is None else orjson.dumps(response)
+        if endpoint == "messages":
+            return orjson.dumps(message_of(frames), default=plain)
         return orjson.dumps(completion_of(_chunks(frames, usage_event), is_chat=endpoint == "chat"), default=plain)
     except _GIVES_UP:
         return None
@@ -43,7 +47,7 @@ def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | 
 def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | None:
     """Returns the frames of an answer that was given whole; None where that is not certain.
 
-    `include_usage` is what `stream_options` asks for; streams of Responses tell it in any case.
+    `include_usage` is what `stream_options` asks for; streams of Responses and Messages tell it in any case.
     """
     whole = sse.answer_object(body)
     if whole is None:
@@ -51,6 +55,8 @@ def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | Non
     try:
         if endpoint == "responses":
             return frames_of(whole)
+        if endpoint == "messages":
+            return _message_stream(whole)
         return _chat_stream(endpoint, whole, include_usage=include_usage)
     except _GIVES_UP:
         return None
@@ -76,6 +82,8 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
     if endpoint == "responses":
         response = last_response(body) if is_stream else sse.answer_object(body)
         return response is not None and response.get("status") == "completed" and not response.get("error")
+    if endpoint == "messages":
+        return last_reason(body, is_stream=is_stream) is not None
     if is_stream:
         return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
     if endpoint in ("chat", "completions"):
@@ -110,6 +118,12 @@ def _chat_stream(endpoint: str, whole: dict[str, Any], *, include_usage: bool) -
     if not include_usage and not chunks[-1]["choices"]:
         frames.pop()
     return b"".join(frames) + _DONE_FRAME
+
+
+def _message_stream(whole: dict[str, Any]) -> bytes | None:
+    """Returns the events of a message; None when they do not make that message again."""
+    frames = events_of(whole)
+    return frames if sse.json_object(as_whole("messages", frames) or b"") == whole else None
 
 
 def _events(frames: bytes) -> list[bytes]:

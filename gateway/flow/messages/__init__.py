@@ -1,0 +1,1 @@
+"""What callers of Anthropic's Messages ask for besides answers."""
