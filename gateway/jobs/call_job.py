@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
-from gateway.jobs.one_call import CallServer, TryResult
+from gateway.jobs.one_call import CallServer, TryResult, with_version
 from gateway.jobs.pipelines.steps import step_of
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
@@ -161,7 +161,7 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
         id=job.id,
         endpoint=job.about["endpoint"],
         body=body,
-        headers=headers,
+        headers=with_version(job.about["endpoint"], headers),
         key=job.key,
         tenant=job.tenant,
         lane=job.lane,

@@ -13,6 +13,7 @@ from gateway.clock import Clock
 from gateway.errors import NotFound
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.pipelines.accepting import as_run
+from gateway.jobs.ports import headers_to_keep
 from gateway.jobs.watchers import Watchers
 from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.line_rules import bare_provider
@@ -159,7 +160,7 @@ class JobService:
                 "endpoint": endpoint,
                 "priority": options.priority,
                 "metadata": dict(options.metadata),
-                "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
+                "headers": headers_to_keep(call),
                 **({REQUEST_URL: options.webhook} if options.webhook else {}),
                 **({QUERY: query} if query else {}),
                 **({} if part is None else {RUN_WORDS: [part.workflow, part.run, part.task]}),

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
+from gateway.dialects import shapes
 from gateway.errors import CallerFault, GatewayError, InternalError, KeyReused
 from gateway.flow.settle import known_usd
 from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
@@ -24,6 +25,9 @@ from gateway.words import Usage
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 """A longer answer is not kept: it fails for good."""
+MESSAGES = "/messages"
+VERSION = (b"anthropic-version", b"2023-06-01")
+"""Said of calls of Messages that name none: the version that takes what later ones do, and `temperature` besides."""
 JSON = ((b"content-type", b"application/json"),)
 log = logging.getLogger("gateway.jobs")
 
@@ -93,16 +97,16 @@ class CallServer:
             answer = await (read_reply if read is None else read)(reply)
         except KeyReused as error:
             if request.idempotency_key is None:
-                return self._refused(call, error)
+                return self._refused(call, error, request)
             # The key was another request's when this one was taken as a job, or has become it since: it was taken.
             return await self.serve(request._replace(idempotency_key=None), on_call, read)
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
-            return self._refused(call, error)
+            return self._refused(call, error, request)
         except Exception:
             log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's
-            return self._refused(call, InternalError())
+            return self._refused(call, InternalError(), request)
         verdict = verdict_of_status(answer.status)
         if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
             verdict = WorkVerdict(Outcome.TRANSIENT)
@@ -116,13 +120,41 @@ class CallServer:
         """Returns what a request has come to of which no call can be made."""
         return self._refused(None, error)
 
-    def _refused(self, call: Call | None, error: GatewayError) -> TryResult:
+    def _refused(self, call: Call | None, error: GatewayError, request: StoredRequest | None = None) -> TryResult:
         told = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)
-        body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-        answer = ServedAnswer(error.status, JSON, orjson.dumps({"error": body}))
+        answer = _error_answer(error, request)
         return TryResult(
             verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
         )
+
+
+def _error_answer(error: GatewayError, request: StoredRequest | None) -> ServedAnswer:
+    """Returns the error as callers of the request's endpoint read it: those of Messages are Anthropic's."""
+    if request is None or not is_of_messages(request.endpoint):
+        body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        return ServedAnswer(error.status, JSON, orjson.dumps({"error": body}))
+    shaped = shapes.error(
+        "messages",
+        error.message,
+        status=error.status,
+        type=error.type,
+        code=error.code,
+        param=error.param,
+        request_id=request.id,
+    )
+    return ServedAnswer(error.status, (*JSON, (b"request-id", request.id.encode())), orjson.dumps(shaped))
+
+
+def with_version(endpoint: str, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Returns a stored request's headers, of a call of Messages with the version of the API: a line of a batch has none."""
+    if not is_of_messages(endpoint) or any(name == VERSION[0] for name, _ in headers):
+        return headers
+    return [*headers, VERSION]
+
+
+def is_of_messages(endpoint: str) -> bool:
+    """Tells whether an endpoint, such as `/v1/messages`, is that of Anthropic's Messages."""
+    return endpoint.removeprefix("/v1") == MESSAGES
 
 
 def _placed(error: JobError, call: Call | None) -> JobError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
@@ -10,9 +10,10 @@ from gateway.policy.jobs.dead_letters import DeadGroup
 from gateway.policy.jobs.job import Job, JobState
 from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.remote import RemoteBatch
+from gateway.policy.provider import Provider
 from gateway.policy.runs.run import RunChange
 from gateway.policy.runs.workflow import RunWords
-from gateway.policy.snapshot import Key, Provider
+from gateway.policy.snapshot import Key
 from gateway.words import Lane
 
 TellRun = Callable[[str, str, RunChange], None]
@@ -21,6 +22,16 @@ TellRun = Callable[[str, str, RunChange], None]
 
 def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
     """Counts nothing."""
+
+
+STRICT = b"x-gateway-strict", b"true"
+"""Goes with the headers of a stored call that may lose nothing on its way; it is not for providers."""
+
+
+def headers_to_keep(call: Call) -> list[tuple[str, str]]:
+    """Returns the headers of a call as a job keeps them."""
+    headers = [*call.headers, STRICT] if call.model.on_loss == "refuse" else call.headers
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 class StoredRequest(NamedTuple):
@@ -32,7 +43,7 @@ class StoredRequest(NamedTuple):
     """Such as `/v1/chat/completions`."""
     body: bytes
     headers: Sequence[tuple[bytes, bytes]]
-    """The caller's headers that may go to a provider."""
+    """The caller's headers that may go to a provider, and `STRICT`, which may not."""
     key: str
     """The name of the key that pays."""
     tenant: str
@@ -122,6 +133,10 @@ class JobMeter(Protocol):
         """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config."""
         ...
 
+    def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
+        """Counts fields of lines that did not reach a provider's own Batch API as they were said, by field and how."""
+        ...
+
     def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
         """Sets how many dead letters there are; `now` is wall-clock seconds."""
         ...
@@ -177,6 +192,29 @@ class ProviderBatches(Protocol):
         """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
 
         Raises NeverSent where nothing was asked of the provider.
+        """
+        ...
+
+    async def submit(
+        self, provider: Provider, size: int, content: AsyncIterator[bytes], may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch of lines that go along, `size` bytes of them; `may_send` is asked before each piece is sent.
+
+        Raises NeverSent where not all of them were: then there is no batch.
+        """
+        ...
+
+    async def find_submitted(
+        self,
+        provider: Provider,
+        is_ours: Callable[[str], bool],
+        lines: int,
+        others: Collection[str],
+        not_before: float,
+    ) -> RemoteBatch | None:
+        """Returns the batch of so many lines that went along, by their names; `others` are known to be somebody else's.
+
+        Raises NotToldYet where one that may be it tells nothing of its lines yet.
         """
         ...
 

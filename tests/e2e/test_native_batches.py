@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import yaml
 
 from gateway.emulator.config import EmulatorConfig
-from tests.e2e.batches import begin, check_end, end_of, line, names
+from tests.e2e.batches import begin, check_end, end_of, files_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import policies, with_jobs
 from tests.e2e.harness import PROVIDER_KEY
@@ -54,6 +55,61 @@ async def test_a_batch_at_half_price(start: StartGateway, tmp_path: Path, dialec
     assert provider.batches.files == {}
     assert done.usage is not None
     assert done.usage.output_tokens == 50 * 60
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20},
+    "responses": {"input": "hi", "max_output_tokens": 20, "instructions": "Be kind."},
+}
+
+
+@pytest.mark.parametrize("endpoint", ASKED)
+async def test_lines_go_to_message_batches_whatever_their_language(
+    start: StartGateway, tmp_path: Path, endpoint: str
+) -> None:
+    """Answers and errors are those of a call to the endpoint; what cannot be said to Claude runs here, and fails as a call."""
+
+    def config(url: str) -> Any:
+        sections = at("anthropic", base_url=url)
+        sections["models"]["renamed"]["targets"][0] |= {"model": "claude-opus-4-5", "body": {"set": {"top_k": 5}}}
+        return with_jobs(tmp_path, policies=policies(tmp_path, jobs=NATIVE), **sections)(url)
+
+    gateway = await start(config, emulator=EmulatorConfig(batch_s=0, api_key=PROVIDER_KEY, recorded_requests=50))
+    lines: list[dict[str, Any]] = [
+        {"custom_id": name, "method": "POST", "url": f"/v1/{endpoint}", "body": {"model": "renamed", **ASKED[endpoint]}}
+        for name in names(25)
+    ]
+    bound = "max_output_tokens" if endpoint == "responses" else "max_tokens"
+    lines[3]["body"][bound] = -1
+    if endpoint == "chat/completions":
+        lines[5]["body"]["seed"] = 7
+    lines[4]["body"].update({"n": 3} if endpoint == "chat/completions" else {})
+    async with gateway.sdk() as sdk:
+        done = await end_of(sdk, (await begin(sdk, lines, endpoint=f"/v1/{endpoint}")).id)
+        files = await files_of(sdk, done)
+    provider = gateway.emulator.emulator
+    books = provider.message_batches
+
+    refused = {"line-3", "line-4"} if endpoint == "chat/completions" else {"line-3"}
+    assert {one["custom_id"] for one in files.errors} == refused
+    assert {one["custom_id"] for one in files.output} == {*names(25)} - refused
+    kinds = {one["response"]["body"].get("object", one["response"]["body"].get("type")) for one in files.output}
+    assert kinds == {{"chat/completions": "chat.completion", "messages": "message", "responses": "response"}[endpoint]}
+    assert {one["response"]["body"].get("type") for one in files.errors} == {
+        "error" if endpoint == "messages" else None
+    }
+    assert {one["response"]["status_code"] for one in files.errors} == {400}
+    assert (books.made, books.batches) == (2, {})
+    assert sum(books.served.values()) == len(books.served) == 26 - len(refused)
+    assert provider.stats.endpoints["messages"] == 0
+    sent = [orjson.loads(one.body) for one in provider.recorder._kept if one.method == "POST"]
+    assert {one["params"]["top_k"] for batch in sent for one in batch["requests"]} == {5}
+    labels = {"target": "main/claude-opus-4-5", "field": "seed", "how": "dropped"}
+    lost = gateway.gateway.registry.get_sample_value("gateway_lossy_fields_total", labels)
+    assert lost == (1 if endpoint == "chat/completions" else None)
+    assert done.usage is not None
+    assert done.usage.output_tokens == 20 * len(files.output)
 
 
 async def test_what_a_provider_does_not_take_runs_here(start: StartGateway, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gateway.policy.jobs.rules import BatchRules, JobRules, NativeRules, Segment
 from gateway.policy.native.choice import plan_parts
 from gateway.policy.snapshot import Key, Policies, PolicySnapshot
 from tests.flow.virtual import LoopClock
+from tests.jobs.inline_provider import InlineBatches
 from tests.jobs.native_provider import Lies, ScriptedBatches
 from tests.jobs.stage import Stage
 
@@ -41,18 +42,21 @@ CHARGED_USD = 0.01
 
 
 @cache
-def snapshot() -> PolicySnapshot:
-    """A model `m` at three providers, of which one has no credential."""
+def snapshot(*names: str) -> PolicySnapshot:
+    """A model `m` at three providers, of which one has no credential, or at those that are named."""
     price = {"price": {"input_usd_per_million": 1.0, "output_usd_per_million": 2.0}}
     config = {
         "providers": {
             "openai": {"dialect": "openai", "base_url": "http://127.0.0.1:9/v1", "api_key": "sk-one-canary-1f0e9d8c"},
             "azure": {"dialect": "azure", "base_url": "http://127.0.0.1:8", "api_key": "two-canary-1f0e9d8c7b"},
             "bare": {"dialect": "openai", "base_url": "http://127.0.0.1:7/v1"},
+            "claude": {"dialect": "anthropic", "base_url": "http://127.0.0.1:6", "api_key": "sk-ant-canary-1f0e9d8c"},
         },
         "models": {
             "m": {
-                "targets": [{"provider": name, "model": f"{name}-m", **price} for name in ("openai", "azure", "bare")]
+                "targets": [
+                    {"provider": name, "model": f"{name}-m", **price} for name in names or ("openai", "azure", "bare")
+                ]
             }
         },
         "keys": [{"name": "web", "key": "web-canary-key-0123456789abcdef", "budget_usd_per_day": 100, "tenant": "t"}],
@@ -167,17 +171,27 @@ class Accounts:
 
 
 WRITES = ("note", "commit", "give_back", "complete_chunk", "finish", "begin_lines")
-EFFECTS = ("upload", "create", "look", "cancel", "remove", "find_batch", "find_file")
+EFFECTS = ("upload", "create", "look", "cancel", "remove", "find_batch", "find_file", "submit", "find_submitted")
 
 
 class NativeStage(Stage):
     """A stage with providers; each of its workers is a process of its own."""
 
-    def __init__(self, clock: LoopClock, lies: Lies | None = None, rules: JobRules | None = None, **more: Any) -> None:
-        self.provider = ScriptedBatches(clock, lies or Lies())
-        self.policies = Policies(snapshot())
+    def __init__(
+        self,
+        clock: LoopClock,
+        lies: Lies | None = None,
+        rules: JobRules | None = None,
+        *,
+        is_inline: bool = False,
+        **more: Any,
+    ) -> None:
+        self.provider = (InlineBatches if is_inline else ScriptedBatches)(clock, lies or Lies())
+        self.policies = Policies(snapshot("claude") if is_inline else snapshot())
         self.accounts = Accounts(clock)
         self.lives: list[Life] = []
+        if is_inline:
+            more["endpoint"] = "/v1/messages"
         super().__init__(clock, rules=rules or native_rules(), **more)
         self.begin_life()
 

@@ -73,6 +73,7 @@ class Stage:
     following: Following = nothing_follows
     model_of: Callable[[int], int] = lambda _line: 0
     """The number of a line's model in its batch's list."""
+    endpoint: str = "/v1/chat/completions"
 
     def __post_init__(self) -> None:
         self.store = self.open_store()
@@ -210,10 +211,10 @@ class Stage:
 
     async def accept_batch(self, lines: int, id: str = "batch_1", **changes: Any) -> None:
         """Takes a batch of so many good lines."""
-        text = b'{"custom_id":"c%d","method":"POST","url":"/v1/chat/completions","body":%b}'
-        texts = [text % (number, BODY) for number in range(lines)]
+        text = b'{"custom_id":"c%d","method":"POST","url":"%b","body":%b}'
+        texts = [text % (number, self.endpoint.encode(), BODY) for number in range(lines)]
         await self.write_blob("input", b"".join(text + b"\n" for text in texts))
-        about = {ENDPOINT: "/v1/chat/completions", INPUT: "input"}
+        about = {ENDPOINT: self.endpoint, INPUT: "input"}
         new = self.new_job(id, kind=JobKind.BATCH, about=about, max_attempts=1, **changes)
         await self.store.accept([replace(new, payload=b"", first_piece=CHECK)])
 

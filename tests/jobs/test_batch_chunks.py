@@ -536,4 +536,6 @@ def test_a_tier_that_a_line_names_stays() -> None:
     """Whatever it is."""
     body = b'{"model":"m","service_tier":"priority"}'
 
-    assert with_tier(body, BatchRules(run="flex"), 10_000) == body
+    assert with_tier(body, BatchRules(run="flex"), 10_000, "/v1/chat/completions") == body
+    for endpoint in ("/v1/messages", "/v1/embeddings"):
+        assert with_tier(b"{}", BatchRules(run="flex"), 10_000, endpoint) == b"{}", "it is refused there"

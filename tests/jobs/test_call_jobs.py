@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
@@ -110,19 +112,30 @@ def test_a_refusal_for_want_of_room_is_no_attempt(refusal: GatewayError) -> None
     run(story)
 
 
-def test_a_refusal_of_the_gateways_own_is_kept_as_an_answer() -> None:
-    """In OpenAI's shape, as the edge would have given it."""
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/messages"])
+def test_a_refusal_of_the_gateways_own_is_kept_as_an_answer(endpoint: str) -> None:
+    """As the edge would have given it: in OpenAI's shape, or Anthropic's."""
 
     async def story(clock: LoopClock) -> None:
-        stage = Stage(clock, script=lambda _request, _try: InvalidRequest("No such field.", param="n"))
+        seen: list[Any] = []
+
+        def script(request: StoredRequest, _try: int) -> InvalidRequest:
+            seen.append(dict(request.headers).get(b"anthropic-version"))
+            return InvalidRequest("No such field.", param="n")
+
+        stage = Stage(clock, script=script)
         stage.worker.start()
-        await stage.accept("job_1")
+        await stage.accept("job_1", about={"endpoint": endpoint, "headers": []})
 
         assert (await stage.end_of()).state is JobState.FAILED
         answer = await stage.store.answer("job_1", "t")
         assert answer is not None
         assert answer.status == 400
-        assert b'"param":"n"' in answer.body
+        value = orjson.loads(answer.body)
+        is_of_messages = endpoint == "/v1/messages"
+        assert (value.get("type"), value["error"]["param"]) == ("error" if is_of_messages else None, "n")
+        assert value.get("request_id") == ("job_1" if is_of_messages else None)
+        assert seen == [b"2023-06-01" if is_of_messages else None]
         await stage.worker.aclose()
 
     run(story)

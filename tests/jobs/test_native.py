@@ -279,9 +279,12 @@ def test_a_worker_that_stops_in_good_order_leaves_its_parts_to_the_next() -> Non
     run(story)
 
 
-async def _told(clock: LoopClock, lasts: list[int], cancel_at: int = -1, **lies: Any) -> NativeStage:
+async def told(
+    clock: LoopClock, lasts: list[int], cancel_at: int = -1, *, is_inline: bool = False, **lies: Any
+) -> NativeStage:
     """Tells of a batch of 12 lines whose workers die after so many steps each; the last one lives."""
-    stage = NativeStage(clock, Lies(**{"works_s": 100.0, **lies}), native_rules(part_lines=6))
+    rules = native_rules(part_lines=6)
+    stage = NativeStage(clock, Lies(**{"works_s": 100.0, **lies}), rules, is_inline=is_inline)
     await stage.accept_batch(12)
     for number, last in enumerate([*lasts, -1]):
         if number == cancel_at:
@@ -298,7 +301,7 @@ async def _told(clock: LoopClock, lasts: list[int], cancel_at: int = -1, **lies:
     return stage
 
 
-def _check(stage: NativeStage) -> None:
+def check_books(stage: NativeStage) -> None:
     """No batch was made twice, no line was lost or paid for twice, nothing stays behind."""
     assert Counter(one.part for one in stage.provider.batches.values()).most_common(1)[0][1] == 1
     assert len(stage.provider.batches) == 2
@@ -312,12 +315,12 @@ def _check(stage: NativeStage) -> None:
 @pytest.mark.parametrize("works_s", sampled([10.0, 100.0], lambda works_s: works_s == 10.0))
 def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing(works_s: float) -> None:
     """Every step in turn, those between an effect and its note among them; a long wait only has the same looks more often."""
-    steps = run(lambda clock: _told(clock, [], works_s=works_s)).life.steps
+    steps = run(lambda clock: told(clock, [], works_s=works_s)).life.steps
 
     for last in range(1, steps + 1):
-        stage = run(lambda clock, last=last: _told(clock, [last], works_s=works_s))  # type: ignore[misc]  # bound at once
+        stage = run(lambda clock, last=last: told(clock, [last], works_s=works_s))  # type: ignore[misc]  # bound at once
 
-        _check(stage)
+        check_books(stage)
         tally = run_tally(stage)
         assert (tally.completed, tally.cost_usd) == (12, pytest.approx(12 * PRICE_USD)), last
 
@@ -332,20 +335,20 @@ def test_fifty_deaths_in_a_row_submit_nothing_twice_and_lose_nothing(seed: int) 
     """At random, of a provider that loses answers, too."""
     draw = Random(seed)
     lasts = [draw.randint(1, 9) for _ in range(50)]
-    stage = run(lambda clock: _told(clock, lasts, lost_answers=seed, list_lags_s=5.0 * seed))
+    stage = run(lambda clock: told(clock, lasts, lost_answers=seed, list_lags_s=5.0 * seed))
 
-    _check(stage)
+    check_books(stage)
     assert run_tally(stage).cost_usd == pytest.approx(12 * PRICE_USD)
 
 
 @pytest.mark.parametrize("cancels_s", sampled([5.0, 60.0], lambda cancels_s: cancels_s == 5.0))
 def test_deaths_while_a_batch_is_cancelled_lose_nothing_that_was_paid_for(cancels_s: float) -> None:
     """Every step of the way back in turn; a long wait only has the same looks more often."""
-    steps = run(lambda clock: _told(clock, [12], cancel_at=1, cancels_s=cancels_s)).life.steps
+    steps = run(lambda clock: told(clock, [12], cancel_at=1, cancels_s=cancels_s)).life.steps
 
     for last in range(1, steps + 1):
         stage = run(
-            lambda clock, last=last: _told(clock, [12, last], cancel_at=1, cancels_s=cancels_s)  # type: ignore[misc]  # bound at once
+            lambda clock, last=last: told(clock, [12, last], cancel_at=1, cancels_s=cancels_s)  # type: ignore[misc]  # bound at once
         )
 
         assert len(stage.provider.batches) <= 2

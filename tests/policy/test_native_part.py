@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +20,10 @@ from gateway.policy.native.events import (
     PartEvent,
     Refused,
     Unsent,
+    Unsure,
 )
 from gateway.policy.native.lines import part_line, read_answer
+from gateway.policy.native.message_batch import read_message_batch, read_result
 from gateway.policy.native.part import Part, PartPhase
 from gateway.policy.native.remote import RemoteBatch, read_batch
 
@@ -57,18 +60,21 @@ EVENTS: st.SearchStrategy[PartEvent] = st.one_of(
     st.builds(Failed, st.just("down"), st.floats(0, 1000)),
     st.builds(Refused, st.just("no"), st.booleans()),
     st.just(Unsent("too late")),
+    st.just(Unsure("one may be it")),
     st.just(Done()),
 )
 ORDER = list(PartPhase)
 
 
-def begun() -> Part:
+def begun(*, is_inline: bool = False) -> Part:
     """A part of which nobody has heard."""
-    return parts.new_part("batch_1", 3, "openai/m", "openai", "m", 0.0)
+    return parts.new_part("batch_1", 3, "openai/m", "openai", "m", 0.0, is_inline=is_inline)
 
 
 def fits(part: Part, event: PartEvent) -> bool:
     """Whether what was asked in this phase can be answered so."""
+    if isinstance(event, Unsure):
+        return part.is_inline and part.phase is PartPhase.CREATING and part.is_asked
     match part.phase:
         case PartPhase.UPLOADING:
             return not isinstance(event, BatchThere | Gone | Done | Unsent) and (
@@ -137,12 +143,41 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
             assert part.name != before.name
 
 
-@given(st.lists(EVENTS, min_size=1, max_size=40), EVENTS)
+@given(st.lists(EVENTS, min_size=1, max_size=300), st.lists(st.booleans(), min_size=300, max_size=300))
+def test_where_lines_go_along_it_asks_again_only_when_none_was_seen_for_long(
+    events: list[PartEvent], wants: list[bool]
+) -> None:
+    """There is no file to remove: only a list that has shown none for INLINE_SETTLED_S, a refusal, or what was never sent."""
+    part, now, seen_none_since, may_exist = begun(is_inline=True), 0.0, 0.0, False
+    for event, is_wanted in zip(events, wants, strict=False):
+        now = max(now, part.due)
+        part = parts.wanted_back(part, now, "late") if is_wanted and now > 2000 else part
+        if not fits(part, event):
+            continue
+        assert part.phase not in (PartPhase.UPLOADING, PartPhase.RECALLING)
+        if part.phase is PartPhase.CREATING and not part.is_asked:
+            assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
+            part, may_exist, seen_none_since = parts.asked(part, 7), True, 0.0
+        before = part
+        if part.phase is PartPhase.CREATING and isinstance(event, NotListed | Unsure):
+            seen_none_since = seen_none_since or now or 1e-9
+        if isinstance(event, Refused | Unsent) or (isinstance(event, BatchThere) and event.batch.is_over):
+            may_exist = False
+        part = parts.advanced(part, event, now, 15.0)
+        assert part.due <= now + parts.MOST_POLL_S
+        if part.submission > before.submission and not isinstance(event, BatchThere):
+            assert isinstance(event, NotListed)
+            assert now - seen_none_since >= parts.INLINE_SETTLED_S - 1
+            may_exist = False
+        assert parts.of_mark(parts.to_mark(part)).phase is part.phase
+
+
+@given(st.lists(EVENTS, min_size=1, max_size=40), EVENTS, st.booleans())
 def test_a_part_that_is_wanted_back_ends_whatever_is_heard_again_and_again(
-    events: list[PartEvent], last: PartEvent
+    events: list[PartEvent], last: PartEvent, is_inline: bool
 ) -> None:
     """No provider keeps a line for ever."""
-    part, now = begun(), 0.0
+    part, now = begun(is_inline=is_inline), 0.0
     for event in events:
         part = parts.advanced(parts.asked(part), event, now, 15.0) if fits(part, event) else part
         now = max(now, part.due)
@@ -170,12 +205,32 @@ def test_anything_may_stand_where_a_batch_should(value: object) -> None:
     """It is one, or none."""
     read_batch(value)
     read_batch({"id": "b", "status": "completed", "errors": value, "metadata": value, "request_counts": value})
+    read_message_batch(value)
+    read_message_batch({"id": "b", "processing_status": "ended", "request_counts": value, "created_at": value})
+    read_result(orjson.dumps({"custom_id": "batch_req_x000001", "result": value}, default=str), "batch_req_x")
 
 
 @given(st.binary(max_size=60))
 def test_anything_may_stand_in_a_file(text: bytes) -> None:
     """It is an answer to a line, or none."""
     assert read_answer(text, "batch_req_x") is None
+    assert read_result(text, "batch_req_x") is None
+
+
+def test_a_result_is_an_answer_a_fault_of_the_line_or_none() -> None:
+    """What was cancelled, had no time left, or failed by the provider runs here."""
+
+    def read(result: str) -> tuple[int, bytes] | None:
+        found = read_result(b'{"custom_id":"batch_req_x000007","result":%b}' % result.encode(), "batch_req_x")
+        return None if found is None else (found.status, found.body)
+
+    error = '{"type":"error", "error":{"type":"%s","message":"no"}}'
+    assert read('{"type":"succeeded","message":{"id":"m", "x":1.50}}') == (200, b'{"id":"m", "x":1.50}')
+    bad = error % "invalid_request_error"
+    assert read(f'{{"type":"errored","error":{bad}}}') == (400, bad.encode())
+    for other in ("overloaded_error", "authentication_error", "not_found_error", "billing_error", "new_error"):
+        assert read(f'{{"type":"errored","error":{error % other}}}') is None
+    assert read('{"type":"canceled"}') is read('{"type":"expired"}') is read("null") is None
 
 
 def test_a_line_comes_home_as_the_provider_wrote_it() -> None:

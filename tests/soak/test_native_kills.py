@@ -23,7 +23,7 @@ from openai.types import Batch
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.policy.native.remote import RemoteBatch
-from gateway.upstream.provider_batches import HttpProviderBatches
+from gateway.upstream.batch_apis.by_dialect import HttpProviderBatches
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, becomes, begin, check_end, line, names
 from tests.e2e.durable import policies, with_jobs
@@ -49,7 +49,10 @@ def redis(request: pytest.FixtureRequest) -> Iterator[RedisServer | None]:
         yield server
 
 
-async def test_kills_submit_nothing_twice(tmp_path: Path, report: Report, redis: RedisServer | None) -> None:
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_kills_submit_nothing_twice(
+    tmp_path: Path, report: Report, redis: RedisServer | None, dialect: str
+) -> None:
     """By the provider's own books: each part is one batch, each line paid for once; nothing ran through the gateway."""
     seed, store = int(os.environ.get("SEED", "1")), "sqlite" if redis is None else "redis"
     kills = int(os.environ.get("KILLS", KILLS[store]))
@@ -60,9 +63,11 @@ async def test_kills_submit_nothing_twice(tmp_path: Path, report: Report, redis:
     keys = [{**KEYS[0], "budget_usd_per_day": 1000.0}, *KEYS[1:]]
     rules = policies(tmp_path, jobs=NATIVE)
     said = with_jobs(tmp_path, policies=rules, keys=keys)(provider.base_url)
+    speaking = {"dialect": dialect, "base_url": provider.base_url, "api_key": PROVIDER_KEY}
+    said = {**said, "providers": {"main": speaking}}
     if redis is not None:
         shared = {"state": {"redis": redis.url, "timeout": "1s"}, "jobs": {}, "keys": keys, "policies": rules}
-        said = config_of(provider.base_url, **shared)
+        said = {**config_of(provider.base_url, **shared), "providers": {"main": speaking}}
     config.write_text(yaml.safe_dump(dict(said)))
     at_kills: Counter[str] = Counter()
     in_check = 0
@@ -89,19 +94,25 @@ async def test_kills_submit_nothing_twice(tmp_path: Path, report: Report, redis:
             assert (done.status, done.request_counts and done.request_counts.completed) == ("completed", LINES)
     await provider.stop()
 
-    books = provider.emulator.batches
-    parts = Counter(one["metadata"]["gateway_part"].rpartition("-")[0] for one in books.batches.values())
-    calls = provider.emulator.stats.endpoints["chat/completions"]
+    emulator = provider.emulator
+    books = emulator.batches
+    made_there, paid, left = len(books.batches), books.served, len(books.files)
+    names_there = {one["metadata"]["gateway_part"].rpartition("-")[0] for one in books.batches.values()}
+    parts = len(names_there)
+    calls = emulator.stats.endpoints["chat/completions"] + emulator.stats.endpoints["messages"]
+    if dialect == "anthropic":
+        inline = emulator.message_batches
+        made_there, paid, left, parts = inline.made, inline.served, len(inline.batches), len(made) * LINES // 10
     report(
-        f"{len(made)} batches of {LINES} lines, {kills} kills on {store} ({dict(at_kills)}): {len(parts)} parts, "
-        f"{sum(parts.values()) - len(parts)} submitted twice; {len(books.served)} lines, "
-        f"{sum(books.served.values()) - len(books.served)} paid for twice, {calls} through the gateway; "
-        f"{len(books.files)} files left behind (seed {seed})"
+        f"{dialect}: {len(made)} batches of {LINES} lines, {kills} kills on {store} ({dict(at_kills)}): {parts} parts, "
+        f"{made_there - parts} submitted twice; {len(paid)} lines, "
+        f"{sum(paid.values()) - len(paid)} paid for twice, {calls} through the gateway; "
+        f"{left} files or batches left behind (seed {seed})"
     )
-    assert len(parts) == sum(parts.values()) == len(made) * LINES // 10
-    assert len(books.served) == sum(books.served.values()) == len(made) * LINES
+    assert parts == made_there == len(made) * LINES // 10
+    assert len(paid) == sum(paid.values()) == len(made) * LINES
     assert calls == 0
-    assert not books.files
+    assert not left
 
 
 def _stops_before_asking() -> None:

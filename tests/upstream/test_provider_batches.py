@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from gateway.job_ports.outward import Unreachable
-from gateway.policy.native.remote import NeverSent, ProviderRefused
-from gateway.policy.snapshot import Provider
+from gateway.policy.native.remote import FULL, NeverSent, NotToldYet, ProviderRefused
+from gateway.policy.provider import Provider
+from gateway.upstream.batch_apis.by_dialect import HttpProviderBatches
 from gateway.upstream.http1.transport import Http1Transport
-from gateway.upstream.provider_batches import HttpProviderBatches
 from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
 
 SECRET = "sk-canary-0123456789abcdef"
@@ -73,6 +73,84 @@ async def test_each_has_its_own_address_and_credential(provider: Provider, url: 
     (request,) = wire.requests
     assert (str(request.url), request.headers[header[0]]) == (url, header[1])
     assert request.headers.get("openai-project") == ("p1" if provider is OPENAI else None)
+
+
+CLAUDE = Provider("claude", "anthropic", "https://api.anthropic.com/v1", SECRET)
+MESSAGE_BATCH = {
+    "id": "msgbatch_1",
+    "processing_status": "in_progress",
+    "request_counts": {"processing": 2, "succeeded": 0},
+    "results_url": None,
+    "created_at": "2026-11-23T10:00:00Z",
+}
+
+
+async def test_message_batches_are_made_of_lines_that_go_along() -> None:
+    """Whole, once and in time, or not at all; and results come from the provider's own address, whatever it says."""
+    wire = Wire(always(200, MESSAGE_BATCH))
+    size = len(b"".join([part async for part in lines()]))
+    made = await wire.batches.submit(CLAUDE, size, lines(), lambda: True)
+    assert (made.id, made.status, made.output) == ("msgbatch_1", "in_progress", "")
+    (request,) = wire.requests
+    assert (str(request.url), request.headers["x-api-key"]) == ("https://api.anthropic.com/v1/messages/batches", SECRET)
+    assert (request.headers["anthropic-version"], int(request.headers["content-length"])) == ("2023-06-01", size)
+
+    moments = iter([True, False])
+    with pytest.raises(NeverSent):  # what stands still in the middle of it
+        await wire.batches.submit(CLAUDE, size, lines(), lambda: next(moments))
+    wire._answer = always(429, {"type": "error", "error": {"type": "rate_limit_error", "message": "later"}})
+    with pytest.raises(ProviderRefused) as refused:
+        await wire.batches.submit(CLAUDE, size, lines(), lambda: True)
+    assert refused.value.code in FULL
+    wire._answer = always(529, {"type": "error", "error": {"type": "overloaded_error", "message": "later"}})
+    with pytest.raises(Unreachable):
+        await wire.batches.submit(CLAUDE, size, lines(), lambda: True)
+
+    elsewhere = {**MESSAGE_BATCH, "processing_status": "ended", "results_url": "https://elsewhere.test/results"}
+    wire._answer = always(200, elsewhere)
+    ended = await wire.batches.look(CLAUDE, "msgbatch_1")
+    assert (ended.is_over, ended.output, ended.created_at) == (True, "msgbatch_1", 1795428000.0)
+    assert b"".join([part async for part in wire.batches.content(CLAUDE, ended.output)])
+    assert str(wire.requests[-1].url) == "https://api.anthropic.com/v1/messages/batches/msgbatch_1/results"
+    await wire.batches.remove(CLAUDE, "msgbatch_1")
+    assert wire.requests[-1].method == "DELETE"
+
+
+async def test_a_message_batch_is_found_by_its_results_among_those_of_as_many_lines() -> None:
+    """One that is not over may be it; those that are known, too old, of other lines, or somebody else's are not."""
+    said: list[dict[str, Any]] = []
+    looked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/results"):
+            return httpx.Response(200, json={"data": said, "has_more": False})
+        id = request.url.path.split("/")[-2]
+        looked.append(id)
+        if id == "untold":
+            return httpx.Response(404, content=b"{}")
+        return httpx.Response(200, content=b'{"custom_id": "%b", "result": {}}\n' % (b"ours-7" if id == "b" else b"x"))
+
+    def batch(id: str, at: str = "2026-11-23T10:00:00Z", lines: int = 2, *, is_over: bool = True) -> dict[str, Any]:
+        status, url = ("ended", "https://x.test") if is_over else ("in_progress", None)
+        counts = {"succeeded": lines - 1, "errored": 1} if is_over else {"processing": lines}
+        about = {"processing_status": status, "results_url": url, "request_counts": counts, "created_at": at}
+        return {"id": id, **about}
+
+    async def find() -> Any:
+        found = await wire.batches.find_submitted(CLAUDE, lambda name: name == "ours-7", 2, {"known"}, 1795427000.0)
+        return found and found.id
+
+    wire = Wire(answer)
+    said += [batch("other", lines=3), batch("known"), batch("a"), batch("old", at="2026-11-22T10:00:00Z"), batch("b")]
+    assert (await find(), looked) == (None, ["a"])
+    said.insert(0, batch("open", is_over=False))
+    with pytest.raises(NotToldYet):
+        await find()
+    said[0] = batch("untold")
+    with pytest.raises(NotToldYet):
+        await find()
+    said[0] = batch("b")
+    assert (await find(), looked) == ("b", ["a", "untold", "b"])
 
 
 @pytest.mark.parametrize(("provider", "expires"), [(OPENAI, True), (AZURE, True), (GROQ, False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.jobs.one_call import JSON
+from gateway.jobs.one_call import JSON, with_version
 from gateway.jobs.pipelines.steps import step_of
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.batches.marks import ENDPOINT
@@ -18,12 +18,12 @@ from gateway.policy.runs.workflow import RunWords
 def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:
     """Returns the request of a line whose body is `body`, and says what `parsed` does; `now` is wall-clock seconds."""
     left_s = job.deadline - now
-    sent = with_tier(body, rules.batches, left_s)
+    sent = with_tier(body, rules.batches, left_s, job.about[ENDPOINT])
     return StoredRequest(
         id=id,
         endpoint=job.about[ENDPOINT],
         body=sent,
-        headers=JSON,
+        headers=with_version(job.about[ENDPOINT], JSON),
         key=job.key,
         tenant=job.tenant,
         lane=job.lane,

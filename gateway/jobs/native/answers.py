@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
 from gateway.job_ports.outward import Unreachable
-from gateway.jobs.native.input import AT_ONCE, custom_ids
+from gateway.jobs.native.input import AT_ONCE, bodies, custom_ids
+from gateway.jobs.native.wording import LineWording
 from gateway.jobs.ports import NativeAccounts, ProviderBatches
 from gateway.jobs.running import RunningWork
 from gateway.policy.batches.input import MOST_LINE_BYTES, LineCutter
@@ -24,12 +25,18 @@ from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import FINALISE
 from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.lines import ProviderAnswer, read_answer
+from gateway.policy.native.message_batch import read_result
 from gateway.policy.native.part import Part
 from gateway.policy.native.remote import ProviderRefused
+from gateway.policy.provider import Provider
 from gateway.policy.retry.budgets import cost_usd
-from gateway.policy.snapshot import PolicySnapshot, Provider, Rates
+from gateway.policy.snapshot import PolicySnapshot, Rates
 
 log = logging.getLogger("gateway.jobs")
+
+
+MOST_AT_ONCE, MOST_BYTES = 2048, 8 * 1024 * 1024
+"""Answers, and bytes of them, that are put into other words together: the input is read once for all of these."""
 
 
 class ClaimLost(Exception):
@@ -52,15 +59,22 @@ class ProviderAnswers:
         return {result.line for result in found}
 
     async def fetch(
-        self, running: RunningWork, chunk: int, part: Part, provider: Provider, policy: PolicySnapshot, factor: float
+        self,
+        running: RunningWork,
+        chunk: int,
+        part: Part,
+        provider: Provider,
+        policy: PolicySnapshot,
+        wording: LineWording,
+        factor: float,
     ) -> None:
-        """Commits what a part has brought; `factor` is its price, as a part of the usual one.
+        """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one.
 
         Raises ProviderRefused, Unreachable, JobsUnavailable, ClaimLost.
         """
-        taking = _Taking(
-            running, await self._names(running, chunk), _rates(policy, running.work.job.marks[MODELS][0], part), factor
-        )
+        rates = _rates(policy, running.work.job.marks[MODELS][0], part)
+        taking = _Taking(running, chunk, await self._names(running, chunk), wording, rates, factor)
+        taking.is_inline = part.is_inline
         for file_id in (part.output, part.errors):
             if file_id:
                 try:
@@ -89,14 +103,41 @@ class ProviderAnswers:
         async for piece in content:
             for _, text in cutter.feed(piece):
                 taking.take(text)
-                if len(taking.results) >= AT_ONCE:
+                if taking.is_enough:
                     await self._commit(taking, policy, part)
         for _, text in cutter.end():
             taking.take(text)
 
     async def _commit(self, taking: _Taking, policy: PolicySnapshot, part: Part) -> None:
-        running, results = taking.running, taking.results
-        taking.results = []
+        answers, bodies_of = taking.answers, await self._bodies(taking)
+        taking.answers, taking.size = [], 0
+        results = []
+        for answer in answers:
+            result = taking.result(answer, bodies_of.get(answer.number, b""))
+            if result is not None:
+                results.append(result)
+            if len(results) >= AT_ONCE:
+                await self._commit_some(taking.running, results, policy, part)
+                results = []
+        await self._commit_some(taking.running, results, policy, part)
+
+    async def _bodies(self, taking: _Taking) -> dict[int, bytes]:
+        """Returns what was asked for what is to be put into its words, by the lines' numbers."""
+        if not taking.wording.converts or not taking.answers:
+            return {}
+        numbers = {answer.number for answer in taking.answers}
+        try:
+            return {
+                number: body
+                async for number, body in bodies(self._blobs, taking.running.work.job, taking.chunk, numbers)
+            }
+        except (FileNotFoundError, ValueError):
+            log.exception("job %s: its input cannot be read any more", taking.running.work.job.id)
+            return {}
+
+    async def _commit_some(
+        self, running: RunningWork, results: list[LineResult], policy: PolicySnapshot, part: Part
+    ) -> None:
         if not results:
             return
         work = running.work
@@ -114,29 +155,54 @@ class ProviderAnswers:
 class _Taking:
     """The answers of one part on their way."""
 
-    def __init__(self, running: RunningWork, names: dict[int, str], rates: Rates | None, factor: float) -> None:
+    def __init__(
+        self,
+        running: RunningWork,
+        chunk: int,
+        names: dict[int, str],
+        wording: LineWording,
+        rates: Rates | None,
+        factor: float,
+    ) -> None:
         self.running = running
+        self.chunk = chunk
         self.names = names
         """Of the lines that have no answer yet."""
-        self.results: list[LineResult] = []
+        self.wording = wording
+        self.is_inline = False
+        self.answers: list[ProviderAnswer] = []
+        self.size = 0
+        """The bytes of the answers."""
+        self._taken: set[int] = set()
         self._prefix = line_id(running.work.job.id, 0)[:-6]
         self._rates = rates
         self._factor = factor
 
     def take(self, text: bytes | None) -> None:
         """Takes a line of a provider's file; None: one that is too long to be looked at."""
-        answer = read_answer(text, self._prefix) if text is not None else None
-        if answer is not None and answer.number in self.names:
-            self.results.append(self._result(answer, self.names.pop(answer.number)))
+        read = read_result if self.is_inline else read_answer
+        answer = read(text, self._prefix) if text is not None else None
+        if answer is not None and answer.number in self.names and answer.number not in self._taken:
+            self._taken.add(answer.number)
+            self.answers.append(answer)
+            self.size += len(answer.body)
 
-    def _result(self, answer: ProviderAnswer, custom_id: str) -> LineResult:
-        who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), custom_id)
+    @property
+    def is_enough(self) -> bool:
+        """Tells whether so much has come that it is time to commit: more, where the input has to be read for it."""
+        return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
+
+    def result(self, answer: ProviderAnswer, asked: bytes) -> LineResult | None:
+        """Returns the result of a line; None: its answer cannot be read, and it runs here."""
+        who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), self.names[answer.number])
+        body = self.wording.answer(who.id, asked, answer)
+        if body is None:
+            return None
+        del self.names[answer.number]
         usage, usd = answer.usage, None
         if usage is not None:
-            usd = cost_usd(self._rates, usage.input, usage.output, usage.cached)
-        return answered_line(
-            who, answer.status, who.id, answer.body, usage, None if usd is None else usd * self._factor
-        )
+            usd = cost_usd(self._rates, usage.input, usage.output, usage.cached, usage.cache_written)
+        return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:

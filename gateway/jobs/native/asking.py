@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from gateway.clock import Clock
 from gateway.job_ports.blobs import Blobs
+from gateway.jobs.native.input import WrittenInput
 from gateway.jobs.ports import ProviderBatches
-from gateway.policy.batches.marks import ENDPOINT
+from gateway.policy.batches.chunks import lines_of
+from gateway.policy.batches.marks import ENDPOINT, parts_of, plan_of
+from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import Job
 from gateway.policy.native import part as parts
-from gateway.policy.native.events import BatchThere, Done, FileThere, NotListed, PartEvent
+from gateway.policy.native.events import BatchThere, Done, FileThere, NotListed, PartEvent, Unsure
+from gateway.policy.native.lines import number_of
 from gateway.policy.native.part import Part, PartPhase
-from gateway.policy.snapshot import Provider
+from gateway.policy.native.remote import NotToldYet
+from gateway.policy.provider import Provider
 
 LAG_S = 3600.0
 """A provider's clock may be so far behind ours."""
@@ -24,10 +29,10 @@ class Moment:
         self._clock = clock
         self._began = clock.monotonic(), clock.wall()
 
-    def lasts(self) -> bool:
+    def lasts(self, within_s: float = parts.SENT_WITHIN_S) -> bool:
         """Tells whether it is not over, by either clock: a machine that sleeps, or is moved, may stop one of them."""
         now = self._clock.monotonic(), self._clock.wall()
-        return all(at - began <= parts.SENT_WITHIN_S for at, began in zip(now, self._began, strict=True))
+        return all(at - began <= within_s for at, began in zip(now, self._began, strict=True))
 
 
 class ProviderAsking:
@@ -38,19 +43,23 @@ class ProviderAsking:
         self._batches = batches
 
     async def ask(
-        self, job: Job, part: Part, provider: Provider, source: tuple[str, int] | None, moment: Moment
+        self, job: Job, part: Part, provider: Provider, source: WrittenInput | None, moment: Moment
     ) -> PartEvent:
-        """Has the provider do what is noted; `source` is the input file, where that is to be sent.
+        """Has the provider do what is noted; `source` is the input, where that is to be sent.
 
         Raises ProviderRefused, Unreachable, NeverSent.
         """
+        if source is not None and part.is_inline:
+            content = self._blobs.read(source.blob)
+            made = self._batches.submit(provider, source.size, content, lambda: moment.lasts(parts.INLINE_SENT_S))
+            return BatchThere(await made)
         if source is not None:
-            name, size = source
-            return FileThere(await self._batches.upload(provider, part.filename, size, self._blobs.read(name)))
+            content = self._blobs.read(source.blob)
+            return FileThere(await self._batches.upload(provider, part.filename, source.size, content))
         url = url_of(job, provider)
         return BatchThere(await self._batches.create(provider, part.file, url, part.name, moment.lasts))
 
-    async def look(self, part: Part, provider: Provider) -> PartEvent:
+    async def look(self, job: Job, chunk: int, part: Part, provider: Provider) -> PartEvent:
         """Sees what has become of what was asked, or does what may be done twice. Raises ProviderRefused, Unreachable."""
         batches, not_before = self._batches, part.since - LAG_S
         match part.phase:
@@ -66,13 +75,31 @@ class ProviderAsking:
             case PartPhase.CANCELLING if not part.is_asked:
                 await batches.cancel(provider, part.batch)
                 return Done()
-        if part.batch and part.misses < parts.VANISHED:
+        if part.batch and (part.is_inline or part.misses < parts.VANISHED):
             return BatchThere(await batches.look(provider, part.batch))
+        if part.is_inline:
+            return await self._find_submitted(job, chunk, part, provider)
         found = await batches.find_batch(provider, part.name, part.file, not_before)
         return NotListed() if found is None else BatchThere(found)
 
+    async def _find_submitted(self, job: Job, chunk: int, part: Part, provider: Provider) -> PartEvent:
+        """Looks for a batch that has no name of ours: by its lines, among those of the time."""
+        prefix, numbers = line_id(job.id, 0)[:-6], lines_of(plan_of(job), chunk)
+        others = {str(mark.get("batch")) for number, mark in parts_of(job).items() if number != chunk}
+        try:
+            found = await self._batches.find_submitted(
+                *(provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, part.since - LAG_S)
+            )
+        except NotToldYet as why:
+            return Unsure(str(why))
+        return NotListed() if found is None else BatchThere(found)
+
     async def _tidy(self, part: Part, provider: Provider) -> None:
-        """Removes the part's files at the provider."""
+        """Removes the part's files at the provider, or its batch, where that is all there is."""
+        if part.is_inline:
+            if part.batch:
+                await self._batches.remove(provider, part.batch)
+            return
         file = part.file or await self._batches.find_file(provider, part.filename, part.since - LAG_S)
         for one in (file, part.output, part.errors):
             if one:

@@ -4,35 +4,64 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
+from typing import NamedTuple
 
 from gateway.job_ports.blobs import Blobs
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
+from gateway.jobs.native.wording import LineWording
+from gateway.policy.batches.chunks import lines_of as numbers_of
 from gateway.policy.batches.lines import read_custom_id, read_line
-from gateway.policy.batches.marks import part_blob
+from gateway.policy.batches.marks import part_blob, plan_of
 from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import Job
-from gateway.policy.native.lines import part_line
 
 AT_ONCE = 64
 """Lines that are worked on before others are served."""
+LARGE_BYTES = 65_536
+"""A line that long is work enough at once."""
+THREAD_BYTES = 1_000_000
+"""A longer one is put into other words by a thread."""
+
+
+class WrittenInput(NamedTuple):
+    """What a provider is to get."""
+
+    blob: str
+    size: int
+    lines: int
 
 
 async def write_input(
-    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int], url: str, model: str
-) -> tuple[str, int]:
-    """Writes a chunk's lines without results as a provider gets them; returns the blob's name, and its bytes.
+    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int], wording: LineWording, *, is_inline: bool
+) -> WrittenInput:
+    """Writes a chunk's lines without results as a provider gets them, in a file or as one request.
 
     Raises JobsUnavailable; FileNotFoundError and ValueError where the batch's input is not what it was.
     """
     name = part_blob(job.id, chunk)
     writer = await blobs.writer(name)
+    before, between, after = (b'{"requests":[', b",\n", b"]}\n") if is_inline else (b"", b"", b"")
+    written = 0
     try:
+        await writer.write(before)
         async for lines in lines_of(blobs, job, chunk, has_result):
-            texts = [part_line(line_id(job.id, line.number), url, read_line(line.text).body, model) for line in lines]
-            await writer.write(b"".join(texts))
-        return name, await writer.commit()
+            texts = [text for line in lines if (text := await _said(job, line, wording)) is not None]
+            if texts:
+                await writer.write((between if written else b"") + between.join(texts))
+            written += len(texts)
+        await writer.write(after)
+        return WrittenInput(name, await writer.commit(), written)
     finally:
         await writer.abort()
+
+
+async def _said(job: Job, line: InputLine, wording: LineWording) -> bytes | None:
+    """Returns one line in the provider's words; a long one is not worked on at one go with others."""
+    name, body = line_id(job.id, line.number), read_line(line.text).body
+    if not wording.converts or len(body) < LARGE_BYTES:
+        return wording.line(name, body)
+    await asyncio.sleep(0)
+    return wording.line(name, body) if len(body) < THREAD_BYTES else await asyncio.to_thread(wording.line, name, body)
 
 
 async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> dict[int, str]:
@@ -41,6 +70,14 @@ async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[
     async for lines in lines_of(blobs, job, chunk, has_result):
         found.update({line.number: read_custom_id(line.text) for line in lines})
     return found
+
+
+async def bodies(blobs: Blobs, job: Job, chunk: int, numbers: Collection[int]) -> AsyncIterator[tuple[int, bytes]]:
+    """Yields the bodies of some of a chunk's lines, with their numbers. Raises as `write_input` does."""
+    others = set(numbers_of(plan_of(job), chunk)) - set(numbers)
+    async for lines in lines_of(blobs, job, chunk, others):
+        for line in lines:
+            yield line.number, read_line(line.text).body
 
 
 async def lines_of(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> AsyncIterator[list[InputLine]]:

@@ -23,26 +23,30 @@ from gateway.job_ports.outward import Unreachable
 from gateway.jobs.native.answers import ClaimLost, ProviderAnswers
 from gateway.jobs.native.asking import Moment, ProviderAsking, url_of
 from gateway.jobs.native.charges import PartCharges
-from gateway.jobs.native.input import write_input
+from gateway.jobs.native.input import WrittenInput, write_input
+from gateway.jobs.native.wording import LineWording
 from gateway.jobs.ports import NativeAccounts, ProviderBatches
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches.line_rules import key_named
-from gateway.policy.batches.marks import MODELS, NATIVE, part_mark, parts_of
+from gateway.policy.batches.marks import NATIVE, part_mark, parts_of
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.native import part as parts
-from gateway.policy.native.choice import NoPart, may_take, target_of
+from gateway.policy.native.choice import NoPart, is_inline, may_take, model_at, target_of
 from gateway.policy.native.events import Done, Failed, Gone, PartEvent, Refused, Unsent
 from gateway.policy.native.part import Part, PartPhase
 from gateway.policy.native.remote import FULL, NeverSent, ProviderRefused
-from gateway.policy.snapshot import Policies, Provider
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Policies
 
 log = logging.getLogger("gateway.jobs")
 
-LEAST_POLL_S, AZURE_POLL_S = 15.0, 60.0
+LEAST_POLL_S, SLOW_POLL_S = 15.0, 60.0
 MOST_INPUT_BYTES = 100 * 1024 * 1024
-"""Of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own."""
+"""Of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own, Anthropic 256 MB."""
+NO_SUCH_API = (401, 403, 404, 405)
+"""What is answered where a provider, or this key, has no Batch API, rather than of one request."""
 SPENT_S = 300.0
 """A part of a key that has spent its budget is put off for so long."""
 REFUSED_S = 600.0
@@ -168,8 +172,10 @@ class NativeParts:
             until, said = self._refused.get(target.provider, (0.0, ""))
             if now < until:
                 raise NoPart(said)
-            model = target.model or job.marks[MODELS][0]
-            part: Part | None = parts.new_part(job.id, chunk, target.name, target.provider, model, now)
+            model, at_once = model_at(target, job), is_inline(policy.providers[target.provider])
+            part: Part | None = parts.new_part(
+                job.id, chunk, target.name, target.provider, model, now, is_inline=at_once
+            )
             key = key_named(policy, job.key)
             if key is not None and key.budget_usd_per_day is not None and part is not None:
                 part = await self._charges.take(job, chunk, await self._answers.known(running), key, part)
@@ -215,18 +221,21 @@ class NativeParts:
         source, is_look = None, part.is_asked
         event: PartEvent
         try:
-            if part.phase is PartPhase.UPLOADING and not part.is_asked:
+            first = PartPhase.CREATING if part.is_inline else PartPhase.UPLOADING
+            if part.phase is first and not part.is_asked:
                 source = await self._written(running, chunk, part, provider)
             if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
                 moment = Moment(self._clock)
-                part = await self._kept(running, chunk, parts.asked(part))
+                lines = 0 if source is None else source.lines
+                part = await self._kept(running, chunk, parts.asked(part, lines))
                 event = await self._asking.ask(running.work.job, part, provider, source, moment)
             elif part.phase is PartPhase.FETCHING:
                 factor = self._rules_of(running.work.job).batches.native.price_factor
-                await self._answers.fetch(running, chunk, part, provider, self._policies.current, factor)
+                policy, wording = self._policies.current, self._wording(running.work.job, part, provider)
+                await self._answers.fetch(running, chunk, part, provider, policy, wording, factor)
                 event = Done()
             else:
-                event = await self._asking.look(part, provider)
+                event = await self._asking.look(running.work.job, chunk, part, provider)
         except NoPart as why:
             return await self._kept(running, chunk, parts.given_up(part, str(why)))
         except NeverSent as why:
@@ -239,22 +248,35 @@ class NativeParts:
             event = Gone() if is_gone and is_there else Refused(str(refused), refused.code in FULL)
             if is_look and part.phase in (PartPhase.CREATING, PartPhase.RECALLING):
                 event = Failed(str(refused))  # what it does not tell may be there all the same
-            if part.phase is PartPhase.UPLOADING:
+            if part.phase is PartPhase.UPLOADING or (part.is_inline and refused.status in NO_SUCH_API and not is_there):
                 self._refused[provider.name] = self._clock.wall() + REFUSED_S, str(refused)
-        least_s = AZURE_POLL_S if provider.dialect == "azure" else LEAST_POLL_S
+        least_s = LEAST_POLL_S if provider.dialect == "openai" else SLOW_POLL_S
         return await self._kept(running, chunk, parts.advanced(part, event, self._clock.wall(), least_s))
 
-    async def _written(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> tuple[str, int]:
-        """Writes the input file; returns its blob and size. Raises NoPart."""
+    async def _written(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> WrittenInput:
+        """Writes what the provider is to get. Raises NoPart."""
         job = running.work.job
         known: Collection[int] = await self._answers.known(running)
+        wording = self._wording(job, part, provider)
         try:
-            source = await write_input(self._blobs, job, chunk, known, url_of(job, provider), part.model)
+            source = await write_input(self._blobs, job, chunk, known, wording, is_inline=part.is_inline)
         except (FileNotFoundError, ValueError) as error:
             raise NoPart("its input cannot be read") from error
-        if not 0 < source[1] <= MOST_INPUT_BYTES:
-            raise NoPart(f"its lines are {source[1]} bytes")
+        if not source.lines:
+            raise NoPart(f"none of its lines can be said to {provider.name}")
+        if source.size > MOST_INPUT_BYTES:
+            raise NoPart(f"its lines are {source.size} bytes")
+        if wording.lost:
+            lost = ", ".join(f"{name} {how} ({lines})" for (name, how), lines in sorted(wording.lost.items()))
+            if running.meter is not None:
+                running.meter.lost(part.target, wording.lost)
+            log.warning(
+                "job %s: lines of part %s do not reach %s as they are: %s", job.id, part.name, provider.name, lost
+            )
         return source
+
+    def _wording(self, job: Job, part: Part, provider: Provider) -> LineWording:
+        return LineWording(self._policies.current, job, part, url_of(job, provider), self._clock.wall())
 
     async def _kept(self, running: RunningWork, chunk: int, part: Part) -> Part:
         """Notes how far the part has come. Raises ClaimLost."""

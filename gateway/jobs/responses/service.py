@@ -17,6 +17,7 @@ from gateway.errors import InvalidRequest
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.job_service import refuse_callers_credential, segment_of
+from gateway.jobs.ports import headers_to_keep
 from gateway.jobs.responses.live import LiveLogs
 from gateway.jobs.responses.reading import EventReading, Following
 from gateway.jobs.watchers import Watchers
@@ -238,7 +239,7 @@ class ResponseService:
                 "endpoint": f"/v1{call.endpoint.path}",
                 "priority": priority,
                 "metadata": read_metadata(body.get("metadata")),
-                "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
+                "headers": headers_to_keep(call),
                 ASKED: {
                     STREAMS: call.stream,
                     STORES: asked.stores is True,

@@ -10,7 +10,8 @@ from gateway.policy.batches.marks import ENDPOINT, MODELS
 from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.lines import ChunkPlan
 from gateway.policy.jobs.rules import BatchRules
-from gateway.policy.snapshot import PolicySnapshot, Provider, Target
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.words import EMULATOR
 
 ENDPOINTS: Final = frozenset(
@@ -21,7 +22,12 @@ ENDPOINTS: Final = frozenset(
 
 Source: https://platform.openai.com/docs/api-reference/batch/create
 """
-CHECKED_ENDPOINTS: Final = frozenset(("/v1/chat/completions", "/v1/responses"))
+INLINE_ENDPOINTS: Final = frozenset(("/v1/messages", "/v1/chat/completions", "/v1/responses"))
+"""Whose lines go to Anthropic's Message Batches, as messages whatever they were.
+
+Source: https://platform.claude.com/docs/en/api/messages/batches/create
+"""
+CHECKED_ENDPOINTS: Final = frozenset(("/v1/chat/completions", "/v1/responses", "/v1/messages"))
 """Whose answers may have to keep a schema."""
 MOST_PARTS: Final = 64
 """Of one batch at providers at a time."""
@@ -59,7 +65,7 @@ def target_of(policy: PolicySnapshot, job: Job, chunk: int, rules: BatchRules) -
 
 def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRules) -> list[Target]:
     """Returns the targets of a model whose providers may get parts of it, at least one. Raises NoPart."""
-    if job.about[ENDPOINT] not in ENDPOINTS:
+    if job.about[ENDPOINT] not in ENDPOINTS | INLINE_ENDPOINTS:
         raise NoPart(f"no provider's Batch API has {job.about[ENDPOINT]}")
     model = policy.find_model(model_name)
     if model is not None and model.output is not None and job.about[ENDPOINT] in CHECKED_ENDPOINTS:
@@ -67,8 +73,7 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
     own = [one for one in model.targets if may_take(policy.providers[one.provider])] if model is not None else []
     if not own:
         raise NoPart(f"no provider of '{model_name}' has an api_key in the config")
-    path = str(job.about[ENDPOINT]).removeprefix("/v1")
-    own = [one for one in own if path not in one.detours]
+    own = [one for one in own if _has(policy.providers[one.provider], one, str(job.about[ENDPOINT]))]
     if not own:
         raise NoPart(
             f"no provider of '{model_name}' has {job.about[ENDPOINT]} itself: such calls are converted one by one"
@@ -78,6 +83,29 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
     if not found:
         raise NoPart(f"no provider of '{model_name}' is in native.split")
     return found
+
+
+def is_inline(provider: Provider) -> bool:
+    """Tells whether the provider takes lines along with the request for their batch: Anthropic's Message Batches."""
+    return provider.dialect == "anthropic"
+
+
+def model_at(target: Target, job: Job) -> str:
+    """Returns what the target's provider calls the one model of a batch."""
+    asked = str(job.marks[MODELS][0])
+    return target.model or (asked.removeprefix(target.strip) if target.strip else asked)
+
+
+def _has(provider: Provider, target: Target, endpoint: str) -> bool:
+    """Tells whether the provider's Batch API takes lines of this endpoint."""
+    if is_inline(provider):
+        return endpoint in INLINE_ENDPOINTS
+    return has_batch_api(provider) and endpoint in ENDPOINTS and endpoint.removeprefix("/v1") not in target.detours
+
+
+def has_batch_api(provider: Provider) -> bool:
+    """Tells whether a provider of this dialect may have a Batch API that is known here."""
+    return provider.dialect in ("openai", "azure", "anthropic")
 
 
 def weight_of(policy: PolicySnapshot, target: Target, split: Mapping[str, int]) -> int:

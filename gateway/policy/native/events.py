@@ -23,6 +23,12 @@ class NotListed(NamedTuple):
     """The provider's list does not have what was looked for."""
 
 
+class Unsure(NamedTuple):
+    """The provider's list has what may be what was looked for; it cannot be told yet."""
+
+    why: str
+
+
 class Gone(NamedTuple):
     """The provider knows nothing under that id."""
 
@@ -53,4 +59,4 @@ class Done(NamedTuple):
     its files are gone."""
 
 
-PartEvent = FileThere | BatchThere | NotListed | Gone | Failed | Unsent | Refused | Done
+PartEvent = FileThere | BatchThere | NotListed | Unsure | Gone | Failed | Unsent | Refused | Done

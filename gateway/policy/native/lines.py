@@ -16,6 +16,7 @@ from gateway.words import Usage
 
 PERMANENT: Final = frozenset((400, 413, 415, 422))
 """Statuses that say that the line itself is wrong; whatever else went wrong there may go well here."""
+_MOST_DIGITS: Final = 12
 
 
 class ProviderAnswer(NamedTuple):
@@ -43,18 +44,24 @@ def read_answer(text: bytes, prefix: str) -> ProviderAnswer | None:
     except orjson.JSONDecodeError:
         return None
     custom_id, response = (line.get(name) for name in ("custom_id", "response")) if isinstance(line, dict) else (0, 0)
-    if not isinstance(custom_id, str) or not isinstance(response, dict):
+    number = number_of(custom_id, prefix)
+    if number is None or not isinstance(response, dict):
         return None
-    status, body, digits = response.get("status_code"), response.get("body"), custom_id.removeprefix(prefix)
-    is_ours = custom_id.startswith(prefix) and digits.isascii() and digits.isdecimal()
-    if not is_ours or type(status) is not int or not isinstance(body, dict):
+    status, body = response.get("status_code"), response.get("body")
+    if type(status) is not int or not isinstance(body, dict):
         return None
     if not (200 <= status < 300 or status in PERMANENT):
         return None
     usage = body.get("usage")
-    return ProviderAnswer(
-        int(digits), status, _bytes_of_body(text), read_usage(usage) if isinstance(usage, dict) else None
-    )
+    return ProviderAnswer(number, status, _bytes_of_body(text), read_usage(usage) if isinstance(usage, dict) else None)
+
+
+def number_of(custom_id: object, prefix: str) -> int | None:
+    """Returns the number of the line that a provider names so; None: it is none of the batch's."""
+    if not isinstance(custom_id, str) or not custom_id.startswith(prefix):
+        return None
+    digits = custom_id.removeprefix(prefix)
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else None
 
 
 def _bytes_of_body(text: bytes) -> bytes:

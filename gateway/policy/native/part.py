@@ -4,13 +4,16 @@
         ^           |
         '-- recalling, where it cannot be told whether the batch was asked for
 
+    creating -> working (-> cancelling) -> fetching -> tidying -> here      where lines go along with the request (`is_inline`)
+
 What is about to be asked of the provider is noted first (`asked`), so that whoever finds the note after a crash looks whether
 it was done before it is done again. A worker that has stood still may go on and ask when nobody expects it any more: so it
 asks within SENT_WITHIN_S of its note or not at all, nobody concludes from a list that it has not before SETTLED_S have
 passed, and then the input file is removed, without which no batch can be made any more, and looked once more. Each event
 makes one part of another; nothing here knows storage or HTTP. Invariants: `here` is the end, in which every line without a
 result runs through the gateway; a batch is asked for a second time only after the provider has refused the first, or has
-shown none and has no file for it; no event, however often it comes, keeps a part that is wanted back for ever.
+shown none and has no file for it (where lines go along, has shown none for INLINE_SETTLED_S, and no other that may be it);
+no event, however often it comes, keeps a part that is wanted back for ever.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from gateway.policy.native.events import (
     PartEvent,
     Refused,
     Unsent,
+    Unsure,
 )
 from gateway.policy.native.remote import RemoteBatch
 
@@ -38,6 +42,15 @@ SETTLED_S: Final = 120.0
 """Of a batch that was to be asked for, so long after the first look in vain: it is there, or on no way there. That is
 SENT_WITHIN_S, the minute that the provider has for its answer, and as much for lists that lag and clocks that differ.
 """
+
+INLINE_SENT_S: Final = 120.0
+"""Lines that go along with the request for their batch have all been sent so long after the note, or never will be: what is
+not whole asks for nothing."""
+INLINE_SETTLED_S: Final = 600.0
+"""As SETTLED_S where there is no file to remove, so that the list alone has to tell: INLINE_SENT_S, the minute for the answer,
+and seven more for what lags and differs. A batch has a day; it can wait so long."""
+UNSURE_LOOKS: Final = 15
+"""Of a part that is wanted back, a minute apart, at what may be its batch and does not tell."""
 
 EMPTY_LOOKS: Final = 2
 """So often what was asked for has to be looked for in vain before it is asked for again: a list may lag behind."""
@@ -108,6 +121,10 @@ class Part:
     """Its lines are wanted back."""
     why: str = ""
     """Why its lines run here, where they do."""
+    is_inline: bool = False
+    """Its lines go along with the request for the batch, and the provider keeps no files of it."""
+    lines: int = 0
+    """So many went along: by their number the batch is looked for."""
     charged_usd: float = 0.0
     """Booked ahead on its key's budget of `charged_day` (days since 1970, UTC)."""
     charged_day: int = 0
@@ -128,9 +145,12 @@ class Part:
         return f"gateway-{self.name}.jsonl"
 
 
-def new_part(job_id: str, chunk: int, target: str, provider: str, model: str, now: float) -> Part:
+def new_part(
+    job_id: str, chunk: int, target: str, provider: str, model: str, now: float, *, is_inline: bool = False
+) -> Part:
     """Returns a part of which the provider has not heard."""
-    return Part(_name(job_id, chunk, 1), target, provider, model, PartPhase.UPLOADING, now, now)
+    phase = PartPhase.CREATING if is_inline else PartPhase.UPLOADING
+    return Part(_name(job_id, chunk, 1), target, provider, model, phase, now, now, is_inline=is_inline)
 
 
 def to_mark(part: Part) -> dict[str, Any]:
@@ -147,9 +167,9 @@ def of_mark(mark: dict[str, Any]) -> Part:
     return Part(**{**empty, **mark, "phase": PartPhase(mark["phase"])})
 
 
-def asked(part: Part) -> Part:
-    """Returns the part once its phase's thing is about to be asked of the provider."""
-    return replace(part, is_asked=True, misses=0)
+def asked(part: Part, lines: int = 0) -> Part:
+    """Returns the part once its phase's thing is about to be asked of the provider, `lines` of it with the request."""
+    return replace(part, is_asked=True, misses=0, unseen_at=0.0, lines=lines)
 
 
 def wanted_back(part: Part, now: float, why: str) -> Part:
@@ -179,6 +199,8 @@ def advanced(part: Part, event: PartEvent, now: float, least_poll_s: float) -> P
             return _seen(part, batch, now, least_poll_s)
         case NotListed():
             return _not_listed(part, now)
+        case Unsure(why):
+            return _unsure(part, why, now, least_poll_s)
         case Gone():
             return _gone(part, now, least_poll_s)
         case Failed():
@@ -250,7 +272,7 @@ def _not_listed(part: Part, now: float) -> Part:
         case PartPhase.UPLOADING:
             wait_s = 0.0
         case PartPhase.CREATING:
-            wait_s = SETTLED_S
+            wait_s = INLINE_SETTLED_S if part.is_inline else SETTLED_S
         case PartPhase.RECALLING if part.is_wanted:
             return _to(part, PartPhase.TIDYING, now)
         case PartPhase.RECALLING:  # nothing can be made of that file any more
@@ -260,9 +282,22 @@ def _not_listed(part: Part, now: float) -> Part:
     part = replace(part, misses=part.misses + 1, unseen_at=part.unseen_at or now)
     if part.misses < EMPTY_LOOKS or now - part.unseen_at < wait_s:
         return replace(part, troubles=0, due=now + LOOK_AGAIN_S)
-    if part.phase is PartPhase.CREATING:
+    if part.phase is PartPhase.CREATING and not part.is_inline:
         return _to(part, PartPhase.RECALLING, now)
+    if part.phase is PartPhase.CREATING:
+        return _to(part, PartPhase.TIDYING, now) if part.is_wanted else _to(_renamed(part), PartPhase.CREATING, now)
     return replace(part, is_asked=False, misses=0, unseen_at=0.0, due=now)
+
+
+def _unsure(part: Part, why: str, now: float, least_poll_s: float) -> Part:
+    """Returns the part after a look at what may be its batch; one that is wanted back is waited for so long and no longer."""
+    if not part.is_wanted:
+        wait_s = min(max((now - part.since) / 8, least_poll_s), MOST_POLL_S)
+        return replace(part, troubles=0, unseen_at=part.unseen_at or now, due=now + wait_s)
+    troubles = part.troubles + 1
+    if troubles >= UNSURE_LOOKS:
+        return _to(part, PartPhase.TIDYING, now, why)
+    return replace(part, troubles=troubles, unseen_at=part.unseen_at or now, due=now + CANCEL_AGAIN_S)
 
 
 def _gone(part: Part, now: float, least_poll_s: float) -> Part:
@@ -298,7 +333,7 @@ def _refused(part: Part, event: Refused, now: float) -> Part:
     if part.phase is PartPhase.CREATING and not part.is_wanted:
         if event.is_full:
             return replace(part, is_asked=False, due=now + FULL_S)
-        if part.refusals < MOST_REFUSALS:
+        if part.refusals < MOST_REFUSALS and not part.is_inline:
             return replace(part, is_asked=False, refusals=part.refusals + 1, due=now + REFUSED_S)
     if part.phase is PartPhase.TIDYING:
         return _done(part, now)

@@ -29,6 +29,10 @@ class NeverSent(Exception):
     """Nothing was asked of the provider, and nothing will be. The message says why, without secrets."""
 
 
+class NotToldYet(Exception):
+    """A batch that may be the one that is looked for is not over, and nothing of its lines is told before."""
+
+
 class RemoteBatch(NamedTuple):
     """What is read of a provider's batch."""
 

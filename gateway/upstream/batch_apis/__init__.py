@@ -1,0 +1,1 @@
+"""Providers' own Batch APIs, each as its vendor has made it."""
