@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import httpx
 
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.httpx_transport import HttpxTransport
@@ -56,6 +56,7 @@ class Pools:
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
         self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None
+        self._tls_of_file: dict[str, ssl.SSLContext] = {}
 
     def transport(self, provider: Provider) -> httpx.AsyncBaseTransport:
         """The transport for this provider, made at its first use."""
@@ -108,6 +109,15 @@ class Pools:
             idle_expiry_s=provider.idle_expiry_s,
             turns=self._turns,
         )
+
+    def socket_tls(self, provider: Provider) -> ssl.SSLContext:
+        """Returns the context for connections that are in no pool; each file of authorities is loaded once."""
+        if provider.ca_file is None:
+            return self._tls(replace(provider, transport="http1"))
+        known = self._tls_of_file.get(provider.ca_file)
+        if known is None:
+            known = self._tls_of_file[provider.ca_file] = self._tls(provider)
+        return known
 
     def _tls(self, provider: Provider) -> ssl.SSLContext:
         """Loading the system's authorities takes time and memory: providers without their own share one context.

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import orjson
 
 from gateway.exchange import RawHeaders
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 
 MIN_BYTES = 8
 """Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""
@@ -162,9 +162,9 @@ class MaskedChunks:
             return rest
 
 
-def secrets_of(provider: Provider) -> Secrets | None:
-    """What is sent to this provider and is nobody else's business; None: nothing."""
-    return Secrets((*provider.secrets, provider.api_key or "")) or None
+def secrets_of(provider: Provider, minted: Iterable[str] = ()) -> Secrets | None:
+    """What is sent to this provider and is nobody else's business, what was `minted` for it included; None: nothing."""
+    return Secrets((*provider.secrets, provider.api_key or "", *minted)) or None
 
 
 def _is_secret(text: str) -> bool:

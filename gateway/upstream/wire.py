@@ -7,15 +7,15 @@ answer itself; every other one is spoken to over `httpx.AsyncBaseTransport`, in 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 
 from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.splice import Spliced, pieces_of
 from gateway.upstream.certificates import certificate_error, explain
@@ -28,6 +28,17 @@ from gateway.upstream.phase import phase_of
 from gateway.upstream.redaction import MaskedChunks, Seam, Secrets, secrets_of
 
 _MAX_KEPT_ADDRESSES = 256
+KEY_HEADERS: Final[Mapping[str, bytes]] = {
+    "azure": b"api-key",
+    "anthropic": b"x-api-key",
+    "gemini": b"x-goog-api-key",
+    "vertex": b"x-goog-api-key",
+}
+"""The header with the key, by dialect; elsewhere it is a bearer token."""
+_TOKENS: Final = (b"sk-ant-oat", b"ya29.", b"ABSK", b"bedrock-api-key-")
+"""What begins like this is a bearer token: those of a login at Anthropic, of Google's, and keys of Bedrock's."""
+KEY_SCHEME: Final = b"x-api-key"
+"""Before a caller's own key that came in the header of this name, and not as a bearer token."""
 TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
 """Tells whose spans a call belongs to (W3C Trace Context, Baggage): of the caller's own house, and for it alone."""
 
@@ -83,6 +94,7 @@ class Wire:
         "_clocks",
         "_header_names",
         "_headers",
+        "_minted",
         "_model",
         "_own",
         "_provider",
@@ -108,9 +120,24 @@ class Wire:
             self._header_names |= TRACE_CONTEXT
         self._api_version = provider.api_version if provider.dialect == "azure" else None
         self._secrets = secrets_of(provider)
+        self._minted: tuple[str, ...] = ()
         self._addresses: dict[str, Address] = {}
         self._clocks: Clocks | None = None
         self._timeouts = WireTimeouts()
+
+    @property
+    def headers(self) -> RawHeaders:
+        """The headers that go with every request."""
+        return self._headers
+
+    def target_of(self, outgoing: Outgoing) -> bytes:
+        """Path and query as they are sent."""
+        return self._address(outgoing).url.raw_path
+
+    def mask_also(self, secrets: tuple[str, ...]) -> None:
+        """From now on mask these, too, in what the provider says, and those named the last time: they may be under way."""
+        self._secrets = secrets_of(self._provider, (*secrets, *self._minted))
+        self._minted = secrets
 
     def __repr__(self) -> str:
         return f"Wire({self._provider.name}/{self._model or '*'})"
@@ -192,11 +219,16 @@ class Wire:
         return UpstreamFailed(_class_of(error, phase), phase, detail, is_lasting=isinstance(error, httpx.DecodingError))
 
     def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
-        """The caller's credential, as the dialect wants it; an Entra token (a JWT) is a bearer token for Azure too."""
+        """The caller's credential, as the dialect wants it; Anthropic takes both forms, each for what it is, and a JWT is a
+        bearer token everywhere else."""
         scheme, _, token = credential.partition(b" ")
-        if self._provider.dialect == "azure" and scheme.lower() == b"bearer" and token.count(b".") != 2:
-            return (b"api-key", token.strip())
-        return (b"authorization", credential)
+        name = KEY_HEADERS.get(self._provider.dialect)
+        is_token = token.count(b".") == 2 or token.startswith(_TOKENS)
+        if name == KEY_SCHEME:
+            return (name, token) if scheme == KEY_SCHEME else (b"authorization", credential)
+        if name is not None and scheme.lower() in (b"bearer", KEY_SCHEME) and not is_token:
+            return (name, token.strip())
+        return (b"authorization", b"Bearer " + token if scheme == KEY_SCHEME else credential)
 
     def _address(self, outgoing: Outgoing) -> Address:
         """Kept where the path alone decides: a deployment's holds the model. Clients may ask for any path: not for ever."""
@@ -261,6 +293,7 @@ def auth_header(provider: Provider) -> tuple[bytes, bytes] | None:
     """Returns the header with the credential of the config; None: it has none for this provider."""
     if provider.api_key is None:
         return None
-    if provider.dialect == "azure":
-        return (b"api-key", provider.api_key.encode())
+    name = KEY_HEADERS.get(provider.dialect)
+    if name is not None and not provider.api_key.encode().startswith(_TOKENS):
+        return (name, provider.api_key.encode())
     return (b"authorization", b"Bearer " + provider.api_key.encode())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.dialects.registry import facts_of, languages_of, pairs_for
+from gateway.dialects.registry import Spoken, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.provider_errors import UpstreamFailed
@@ -52,7 +53,7 @@ def answers(*bodies: Any, status: int = 200) -> list[Script]:
 
 def around(inner: Any, clock: Any = None, *, speaks: frozenset[str] | None = None) -> Converting:
     learned: dict[str, float] | None = {} if speaks is None else None
-    return Converting(inner, pairs_for(speaks), facts_of("other"), clock or Now(), lambda: "abc", learned=learned)
+    return Converting(inner, Spoken("other", speaks), clock or Now(), lambda: "abc", learned=learned)
 
 
 def outgoing(path: str = "/responses", body: Any = None, method: str = "POST") -> Outgoing:
@@ -98,6 +99,48 @@ async def test_all_else_goes_as_it_is(path: str, method: str) -> None:
     assert inner.sent == [sent]
 
 
+GENERATED = {"candidates": [{"content": {"parts": [{"text": "so"}]}, "finishReason": "STOP"}], "modelVersion": "g"}
+EMBEDDED = {"embeddings": [{"values": [1.0]}], "predictions": [{"embeddings": {"values": [1.0]}}]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "model", "is_stream", "place"),
+    [
+        ("gemini", "/chat/completions", "g-1", False, "/models/g-1:generateContent"),
+        ("gemini", "/chat/completions", "models/g-1", True, "/models/g-1:streamGenerateContent?alt=sse"),
+        ("gemini", "/responses", "g/é", False, "/models/g%2F%C3%A9:generateContent"),
+        ("vertex", "/chat/completions", "g-1", True, "/publishers/google/models/g-1:streamGenerateContent?alt=sse"),
+        ("gemini", "/embeddings", "e", False, "/models/e:batchEmbedContents"),
+        ("vertex", "/embeddings", "e", False, "/publishers/google/models/e:predict"),
+    ],
+)
+async def test_googles_models_are_steps_of_the_path(
+    dialect: str, path: str, model: str, is_stream: bool, place: str
+) -> None:
+    """What is done with them stands behind a colon; embeddings are asked for beside the languages."""
+    inner = ScriptedUpstream(*answers(EMBEDDED if path == "/embeddings" else GENERATED))
+    spoken = Spoken(dialect, languages_of(dialect, dialect, None), dialect)
+    upstream = Converting(inner, spoken, Now(), lambda: "abc", learned=None)
+    body = {"model": model, "stream": is_stream, "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
+
+    answer = await upstream.send(replace(outgoing(path, body), model=model))
+
+    assert inner.sent[0].path == place
+    assert (await body_of(answer))["object"] in ("list", "response", "chat.completion")
+
+
+@pytest.mark.parametrize("model", ["", "..", "models/", "a\nb"])
+async def test_a_model_leads_to_no_other_path(model: str) -> None:
+    """A caller may send any name to a target that takes every model."""
+    upstream = Converting(
+        ScriptedUpstream(), Spoken("gemini", frozenset(("generate",)), "gemini"), Now(), str, learned=None
+    )
+    with pytest.raises(InvalidRequest, match="model"):
+        await upstream.send(
+            replace(outgoing("/chat/completions", {"messages": [{"role": "user", "content": "x"}]}), model=model)
+        )
+
+
 async def test_what_cannot_be_said_is_refused_before_anything_is_sent() -> None:
     """With the names of the fields."""
     inner = ScriptedUpstream()
@@ -121,6 +164,25 @@ async def test_an_unknown_path_is_learned_for_ten_minutes() -> None:
     clock.at = LEARNED_FOR_S
     await ask(upstream, outgoing())
     assert inner.sent[-1].path == "/responses"
+
+
+async def test_messages_are_put_into_what_turns_out_to_be_there() -> None:
+    """A server is taken to have chat completions; where it has Responses alone, that holds for both of its callers."""
+    clock = Now()
+    responses = {"id": "r", "object": "response", "status": "completed", "output": [], "model": "m"}
+    scripts = [*answers({"detail": "Not Found"}, status=404), *answers(responses, responses, responses)]
+    inner = ScriptedUpstream(*scripts)
+    upstream = around(inner, clock)
+    message = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+
+    for _ in range(2):
+        assert (await body_of(await ask(upstream, outgoing("/messages", message))))["type"] == "message"
+    assert (await body_of(await ask(upstream, outgoing("/chat/completions", message))))["object"] == "chat.completion"
+    assert [one.path for one in inner.sent] == ["/chat/completions", *["/responses"] * 3]
+    clock.at = LEARNED_FOR_S
+    inner.scripts.extend(answers(SAID))
+    await ask(upstream, outgoing("/messages", message))
+    assert inner.sent[-1].path == "/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -207,21 +269,23 @@ async def test_a_reload_forgets_nothing_that_was_learned() -> None:
     clock = Now()
     languages = Languages(clock, lambda: "abc")
     inner = ScriptedUpstream(*answers({"detail": "Not Found"}, status=404), *answers(SAID, SAID))
-    first = languages.converting(inner, "other", None, "https://x m")
+    first = languages.converting(inner, Spoken("other", None), "https://x m")
     assert first is not None
     await ask(first, outgoing())
-    after, elsewhere = (languages.converting(inner, "other", None, place) for place in ("https://x m", "https://y m"))
+    after, elsewhere = (
+        languages.converting(inner, Spoken("other", None), place) for place in ("https://x m", "https://y m")
+    )
     assert after is not None
     assert elsewhere is not None
 
-    assert set(after.detours) == {"/responses"}
-    assert set(elsewhere.detours) == set()
+    assert set(after.detours) == {"/generate", "/messages", "/responses"}
+    assert set(elsewhere.detours) == {"/generate", "/messages"}
     await ask(after, outgoing())
     assert inner.sent[-1].path == "/chat/completions"
     clock.at = LEARNED_FOR_S
-    late = languages.converting(inner, "other", None, "https://x m")
+    late = languages.converting(inner, Spoken("other", None), "https://x m")
     assert late is not None
-    assert set(late.detours) == set()
+    assert set(late.detours) == {"/generate", "/messages"}
 
 
 async def test_errors_come_back_as_the_server_wrote_them() -> None:
@@ -258,7 +322,7 @@ async def test_a_refusal_that_breaks_off_is_the_targets_fault() -> None:
 
     with pytest.raises(UpstreamFailed):
         await ask(upstream, outgoing())
-    assert dict(upstream.detours) == {}
+    assert set(upstream.detours) == {"/generate", "/messages"}
 
 
 async def test_a_stream_is_converted_as_it_comes() -> None:
@@ -289,10 +353,17 @@ async def test_large_and_spliced_requests_are_converted_too() -> None:
     assert [len(sent[0]), sent[1]] == [LARGE_BYTES, "ho"]
 
 
-def test_what_is_declared_to_speak_all_has_nothing_around_it() -> None:
-    """Its calls cost nothing more."""
-    declared = languages_of("other", ["chat", "responses"])
+def test_what_is_declared_to_speak_a_language_is_asked_in_it() -> None:
+    """Calls of OpenAI's clients cost nothing more; Messages are looked into for what we put there ourselves."""
+    languages = Languages(Now(), lambda: "abc")
+    declared = languages_of("openai", "other", ["chat", "responses"])
+    between = languages.converting(ScriptedUpstream(), Spoken("other", declared), "x m")
+    assert between is not None
+    assert set(between.detours) == {"/generate", "/messages"}
+    everything = languages_of("openai", "other", ["chat", "responses", "messages"])
+    between = languages.converting(ScriptedUpstream(), Spoken("other", everything), "x m")
+    assert between is not None
+    assert set(between.detours) == {"/generate", "/messages", "/messages/count_tokens"}
 
-    assert Languages(Now(), lambda: "abc").converting(ScriptedUpstream(), "other", declared, "x m") is None
-    assert languages_of("mistral", None) == frozenset(("chat",))
-    assert languages_of("openai", None) is None
+    assert languages_of("openai", "mistral", None) == frozenset(("chat",))
+    assert languages_of("openai", "openai", None) is None

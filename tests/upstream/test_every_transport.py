@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from gateway.exchange import Clocks, Outgoing
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.provider_errors import Phase
 from gateway.splice import Spliced
 from gateway.upstream import wire as upstream

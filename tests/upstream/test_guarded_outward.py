@@ -15,8 +15,8 @@ import trustme
 
 from gateway.job_ports.outward import FetchRefused, OutwardAnswer, Unreachable
 from gateway.jobs.webhooks.guard import AddressGuard
-from gateway.upstream.guarded_outward import MOST_LOOKUPS, GuardedOutward, Resolver
 from gateway.upstream.http1.pool import Origin
+from gateway.upstream.outwards.guarded import MOST_LOOKUPS, GuardedOutward, Resolver
 from tests.policy.ssrf_table import ALLOWED, NAMES, SPELLINGS
 from tests.receiver import OK, Receiver
 from tests.upstream.conftest import server_tls

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trustme
 
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.pools import EmulatedTransport, Pools
 from tests.upstream.conftest import fetch, server_tls

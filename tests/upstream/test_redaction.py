@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.exchange import Answer
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.provider_errors import UpstreamFailed
 from gateway.upstream.redaction import MIN_BYTES, Seam, Secrets, secrets_of
 from gateway.upstream.wire import Wire

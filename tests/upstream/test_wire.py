@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import httpx
 import pytest
 import respx
 
 from gateway.exchange import Answer, Clocks, Outgoing
-from gateway.policy.snapshot import Provider
+from gateway.policy.provider import Provider
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.upstream.wire import Wire
 
 OPENAI = Provider(
     "openai", "openai", "https://api.openai.test/v1", api_key="sk-provider", headers=(("X-Team", "search"),)
 )
+ANTHROPIC = Provider("anthropic", "anthropic", "https://anthropic.test/v1", api_key="anthropic-secret")
 AZURE = Provider("azure", "azure", "https://east.azure.test", api_key="azure-secret", api_version="2024-10-21")
 CHAT = Outgoing(
     method="POST",
@@ -93,6 +95,45 @@ async def test_azure_gets_the_callers_key_as_its_own_kind(
 
     credentials = {(n, v) for n, v in request.headers.items() if n in ("api-key", "authorization")}
     assert credentials == {header}
+
+
+@pytest.mark.parametrize(
+    ("provider", "credential", "header"),
+    [
+        (ANTHROPIC, b"x-api-key sk-ant-1", ("x-api-key", "sk-ant-1")),
+        (ANTHROPIC, b"Bearer sk-ant-1", ("authorization", "Bearer sk-ant-1")),
+        (ANTHROPIC, b"Bearer head.claims.signature", ("authorization", "Bearer head.claims.signature")),
+        (AZURE, b"x-api-key callers-own", ("api-key", "callers-own")),
+        (OPENAI, b"x-api-key callers-own", ("authorization", "Bearer callers-own")),
+    ],
+)
+async def test_a_callers_key_stays_a_key(provider: Provider, credential: bytes, header: tuple[str, str]) -> None:
+    """Anthropic takes both, each in its own header; elsewhere it is what that API has."""
+    request = await sent(replace(provider, api_key=None), replace(CHAT, credential=credential))
+
+    names = ("api-key", "x-api-key", "authorization")
+    assert {(n, v) for n, v in request.headers.items() if n in names} == {header}
+
+
+async def test_a_key_of_bedrocks_is_a_bearer_token_in_anthropics_language_too() -> None:
+    """As at the endpoint of Bedrock's that speaks Messages."""
+    for key in ("ABSKx1", "bedrock-api-key-x1"):
+        headers = (await sent(replace(ANTHROPIC, api_key=key))).headers
+        assert (headers.get("authorization"), headers.get("x-api-key")) == (f"Bearer {key}", None)
+
+
+@pytest.mark.parametrize("dialect", ["gemini", "vertex"])
+async def test_google_gets_a_key_as_its_own_kind(dialect: Literal["gemini", "vertex"]) -> None:
+    """As `x-goog-api-key`; a token of a login, which no key looks like, as a bearer token. Of the caller's, and of ours."""
+    for key, name, value in (
+        ("AIza-1", "x-goog-api-key", "AIza-1"),
+        ("ya29.a0-1", "authorization", "Bearer ya29.a0-1"),
+    ):
+        callers = replace(OPENAI, dialect=dialect, api_key=None)
+        for provider in (callers, replace(callers, api_key=key)):
+            request = await sent(provider, replace(CHAT, credential=b"Bearer " + key.encode()))
+            credentials = {(n, v) for n, v in request.headers.items() if n in ("x-goog-api-key", "authorization")}
+            assert credentials == {(name, value)}
 
 
 async def test_a_configured_header_wins_over_the_callers() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import httpx
 
 from gateway.job_ports.outward import FetchGuard, Outward
-from gateway.upstream.guarded_outward import GuardedOutward
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.outward import CONNECTIONS, HttpOutward
+from gateway.upstream.outwards.guarded import GuardedOutward
+from gateway.upstream.outwards.outward import CONNECTIONS, HttpOutward
 
 
 def open_outwards(guard: FetchGuard, egress_proxy: str | None, ca_file: str | None) -> tuple[Outward, Outward]:

@@ -27,7 +27,7 @@ from gateway.job_ports.outward import FetchGuard, OutwardAnswer, Unreachable
 from gateway.upstream.http1.pool import Origin
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.http1.wire import EncodedRequest
-from gateway.upstream.outward import answer_within, post_over, read_some, timeouts_of
+from gateway.upstream.outwards.outward import answer_within, post_over, read_some, timeouts_of
 
 if TYPE_CHECKING:
     from gateway.policy.webhooks.public_address import PublicUrl

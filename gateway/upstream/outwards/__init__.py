@@ -1,0 +1,1 @@
+"""Requests to addresses that are no provider's: webhooks, and what callers have named."""
