@@ -78,6 +78,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     whose.add_argument("--kind", choices=KINDS, help="whose error it is, where no config is at hand")
     command.add_argument("--key", help="the name of the key that calls (default: the anonymous or the only key)")
     command.add_argument("--path", default="/v1/chat/completions", help="default: %(default)s")
+    command.add_argument(
+        "--show-upstream", action="store_true", help="also the bodies that targets of another language are sent"
+    )
     command.set_defaults(command="check:explain_call")
 
     command = commands.add_parser(
@@ -229,7 +232,9 @@ def _add_emulator(command: argparse.ArgumentParser) -> None:
     command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
     for flag, text in EMULATOR_FLAGS.items():
         command.add_argument(flag, help=text)
-    command.add_argument("--dialect", choices=DIALECTS, help="whose limits and errors (default: openai)")
+    command.add_argument(
+        "--dialect", choices=DIALECTS, help="whose limits and errors OpenAI's paths have (default: openai)"
+    )
     command.add_argument("--fault", action="append", metavar="FAULT=PROBABILITY", help="e.g. e500=0.1; may be repeated")
     command.add_argument("--no-limit-headers", dest="limit_headers", action="store_const", const="false")
     command.set_defaults(command="play:emulate")

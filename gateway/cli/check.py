@@ -17,8 +17,8 @@ from gateway.config.policies.errors import ErrorTables, read_error_tables
 from gateway.config.policies.folder import list_error_files
 from gateway.config.reading.problems import Problem
 from gateway.errors import ConfigError, GatewayError, NotFound
-from gateway.ingress.admin.explain import explain
-from gateway.ingress.admin.explain_error import explain_error, read_headers
+from gateway.ingress.admin.explaining.call import explain
+from gateway.ingress.admin.explaining.error import explain_error, read_headers
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.listeners import require_shared
@@ -49,7 +49,7 @@ def explain_call(options: argparse.Namespace) -> int:
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
-        print(explain(policy, body, path=options.path, key_name=options.key))
+        print(explain(policy, body, path=options.path, key_name=options.key, shows_upstream=options.show_upstream))
     except GatewayError as error:
         return fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
     return OK

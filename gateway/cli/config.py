@@ -7,7 +7,8 @@ import os
 
 from gateway.clock import SystemClock
 from gateway.config.load import load_snapshot
-from gateway.policy.snapshot import PolicySnapshot, Provider
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire

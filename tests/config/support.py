@@ -9,7 +9,8 @@ from typing import Any, cast
 from gateway.config.load import load_snapshot
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
-from gateway.policy.snapshot import PolicySnapshot, Provider
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import PolicySnapshot
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config.example.yaml"

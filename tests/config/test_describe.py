@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import orjson
 import pytest
 import yaml
 
 from gateway.config.describe import describe
-from gateway.ingress.admin import explain as explain_module
-from gateway.ingress.admin.explain import explain
+from gateway.ingress.admin.explaining import call as explain_module
+from gateway.ingress.admin.explaining.call import explain
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import ChargeRule
 from gateway.policy.retry.balancing import Choice
@@ -298,3 +299,35 @@ def test_workflows_are_shown_and_a_call_is_told_its_own(tmp_path: Path) -> None:
         told = explain(policy, json.dumps(body).encode(), path="/v1/chat/completions", key_name="web").splitlines()
         assert line in told
         assert "degrade   asks for reasoning_effort low while 5 % of first bytes take longer than 10 s" in told
+
+
+def test_explain_shows_what_a_target_of_another_language_is_sent(tmp_path: Path) -> None:
+    """Under the provider's name for the model, with the edits of the config; where it cannot be said, why."""
+    policy = load_text(
+        tmp_path,
+        "providers:\n  a: {dialect: anthropic, api_key: sk-ant-0123456789}\n  o: {dialect: openai, base_url: 'https://x'}\n"
+        "models: {m: {targets: [{provider: a, model: claude-opus-4-5, body: {drop: [seed]}}, {provider: o, order: 2}]}}\n",
+    )
+
+    def shown(**more: Any) -> str:
+        body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 1, **more})
+        return explain(policy, body, path="/v1/chat/completions", key_name=None, shows_upstream=True)
+
+    said = shown(max_tokens=9)
+    assert "a/claude-opus-4-5: POST https://api.anthropic.com/v1/messages\n{" in said
+    assert '"model": "claude-opus-4-5",\n  "max_tokens": 9' in said
+    assert "o/m: as it came" in said
+    assert "nothing, for the request cannot be put into its language" in shown(
+        messages=[{"role": "tool", "content": "x"}]
+    )
+    for line in (
+        "asked for 'claude-opus-4-5'; $5 in, $25 out per million tokens",
+        "put into Anthropic's Messages",
+        "seed is dropped: the target has no such option",
+        "known of claude-opus-4-5 (built in, claude-opus-4-5*): efforts [low, medium, high]",
+    ):
+        assert f"     {line}\n" in said
+    assert "skipped" not in said
+    refused = shown(n=2)
+    assert "     skipped by this call, for n\n" in refused
+    assert "sent      a/claude-opus-4-5: nothing, for this call skips it\n" in refused

@@ -8,7 +8,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.ingress.admin.explain import explain
+from gateway.ingress.admin.explaining.call import explain
 from tests.config.support import load_text
 
 SECRET = "sixteen-characters"

@@ -321,6 +321,40 @@ def test_half_price_is_read_and_who_gets_nothing_is_told(tmp_path: Path) -> None
     ]
 
 
+def test_whose_batch_api_is_not_called_is_told(tmp_path: Path) -> None:
+    """Providers of other dialects, and accounts that are no key."""
+    split = "native: {split: {gem: 1, cloud: 1, keyless: 1}}"
+    config = with_policies(tmp_path, jobs=f"default: {{batches: {{run: native, {split}}}}}")
+    more = """providers:
+  gem: {dialect: gemini, api_key: AIzaSy-0123456789}
+  cloud: {dialect: openai, base_url: 'https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1', auth: aws}
+  keyless: {dialect: openai, base_url: 'https://x'}
+"""
+    notices = load_text(tmp_path, config.replace("providers:\n", more, 1)).notices
+
+    assert [one.removeprefix("no lines of batches go to ") for one in notices if "native.split" in one] == [
+        "gem, which native.split names: the gateway knows no Batch API of dialect gemini",
+        "cloud, which native.split names: it has no api_key: its Batch API is not called with `auth`",
+        "keyless, which native.split names: it has no api_key",
+    ]
+
+
+def test_half_price_where_no_provider_has_it_is_told(tmp_path: Path) -> None:
+    """An error for a model that asks for it itself, and a word for those that only have it from `default`."""
+    text = "default: &set {batches: {run: native}}\nhalf: *set\n"
+    config = with_policies(tmp_path, jobs=text)
+    config = config.replace("providers:\n", "providers:\n  gem: {dialect: gemini, api_key: AIza-0123456789abcdef}\n")
+    config = config.replace("models:\n", "models:\n  flash: {targets: [gem/gemini-2.5-flash]}\n")
+
+    (notice,) = [one for one in load_text(tmp_path, config).notices if "run: native" in one]
+    assert notice.startswith("batches of flash run here, at the usual price")
+    (problem,) = problems_of(tmp_path, config.replace("gemini-2.5-flash]", "gemini-2.5-flash], jobs: half"))
+    assert (
+        "no provider of the model has a Batch API that is known here (gem: gemini): pick a set with `run: here`"
+        in problem
+    )
+
+
 @rows(
     ("text", "said"),
     [

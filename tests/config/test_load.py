@@ -16,8 +16,8 @@ from gateway.exchange import Upstream
 from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.provider import Dialect, Provider
 from gateway.policy.retry.balancing import Choice
-from gateway.policy.snapshot import Provider
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 
@@ -114,8 +114,9 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ("just text", "config.yaml:1: expected a mapping, not text"),
         # providers
         (
-            provider("dialect: anthropic, base_url: 'https://x'"),
-            'config.yaml:1: providers.p.dialect: "anthropic" is not one of openai, azure',
+            provider("dialect: cohere, base_url: 'https://x'"),
+            'config.yaml:1: providers.p.dialect: "cohere" is not one of openai, azure, anthropic, gemini, vertex, '
+            "bedrock",
         ),
         (provider("base_url: 'https://x'"), "config.yaml:1: providers.p.dialect: is missing"),
         (provider("dialect: openai"), "config.yaml:1: providers.p.base_url: is missing"),
@@ -395,7 +396,11 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
-            "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
+            "config.yaml:3: keys[0].input_tpm: unknown field here: it is one of a target (models.NAME.targets)",
+        ),
+        (
+            config(keys=f"[{{name: a, key: {KEY}, quota: 5}}]"),
+            "config.yaml:3: keys[0].quota: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
             "key, tenant, lane, critical, names_tenants, "
             "accepts_202, keeps_responses, models, budget_usd_per_day, allow_unpriced, "
             "workflow, webhook_secrets",
@@ -526,15 +531,17 @@ def test_provider_that_cannot_be_connected_is_a_problem(tmp_path: Path, error: E
 
 
 def test_example_config_works_with_an_empty_environment() -> None:
-    """The tour runs as it is: the emulator stands in for the provider."""
+    """The tour runs as it is: the emulator stands in for the providers, of which there is one of each dialect."""
     snapshot = load(EXAMPLE, {})
 
-    assert snapshot.providers["openai"].base_url == "emulator://default"
-    assert set(snapshot.models) == {"gpt-4o", "gpt-4o-mini", "text-embedding-3-small"}
+    assert {provider.base_url for provider in snapshot.providers.values()} == {"emulator://default"}
+    assert {provider.dialect for provider in snapshot.providers.values()} == {*get_args(Dialect)} - {"azure"}
+    assert set(snapshot.models) == {"gpt-4o", "gpt-4o-mini", "text-embedding-3-small", "claude", "flash", "nova"}
     assert [t.name for t in snapshot.models["gpt-4o"].plan] == ["openai/gpt-4o", "openai/gpt-4o-mini"]
     assert snapshot.passthrough is not None
     assert snapshot.passthrough.name == "openai/*"
-    assert snapshot.notices == ("provider openai is the emulator inside this process: its answers are made up",)
+    assert snapshot.notices[0] == "provider openai is the emulator inside this process: its answers are made up"
+    assert all("is the emulator inside this process" in notice for notice in snapshot.notices)
 
 
 def test_example_config_uses_the_real_provider_when_there_is_a_key() -> None:
@@ -543,7 +550,7 @@ def test_example_config_uses_the_real_provider_when_there_is_a_key() -> None:
 
     assert snapshot.providers["openai"].base_url == "https://api.openai.com/v1"
     assert snapshot.providers["openai"].api_key == "sk-real"
-    assert snapshot.notices == ()
+    assert not any("openai" in notice for notice in snapshot.notices)
 
 
 def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
@@ -562,6 +569,7 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
         "GATEWAY_ADMIN_KEY": KEY,
         "WEB_KEY": KEY + "2",
         "GROQ_KEY_1": "g1",
+        "AWS_BEARER_TOKEN_BEDROCK": "aws",
         "GROQ_KEY_2": "g2",
         "REDIS_PASSWORD": "r",
         "HOOK_SECRET": KEY + "3",
@@ -571,7 +579,9 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
 
     assert snapshot.shared is not None
     assert snapshot.shared.url == "rediss://:r@cache.internal:6380/0"
-    assert set(snapshot.providers) == {"openai", "azure-east", "groq", "groq#2"}
+    assert set(snapshot.providers) == {
+        "openai", "azure-east", "groq", "groq#2", "anthropic", "gemini", "vertex", "bedrock", "vertex-openai"
+    }  # fmt: skip
     assert [key.name for key in snapshot.keys.values()] == ["web", "nightly"]
     assert snapshot.server.admin_listen == ("127.0.0.1", 9090)
     model = snapshot.models["gpt-4o"]

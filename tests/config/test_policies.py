@@ -160,8 +160,8 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
         (
             "zzz.yaml",
             "",
-            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, jobs.yaml, queue.yaml, "
-            "retries.yaml, timeouts.yaml, workflows.yaml",
+            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, jobs.yaml, "
+            "models.yaml, queue.yaml, retries.yaml, timeouts.yaml, workflows.yaml",
         ),
         ("timeouts.yaml", "", "rules/timeouts.yaml: is empty"),
         ("timeouts.yaml", "- x", "rules/timeouts.yaml:1: expected named sets such as `default: {...}`, not a list"),

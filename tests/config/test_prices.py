@@ -11,7 +11,8 @@ import pytest
 
 from gateway.config.sections import prices
 from gateway.config.sections.prices import fixed_rates, price_finder
-from gateway.policy.snapshot import Provider, Rates
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Rates
 from tests.config.support import NOW, ROOT, load_text
 from tests.rows import rows
 
@@ -107,3 +108,13 @@ def test_price_list_is_not_loaded_when_every_target_states_its_price(tmp_path: P
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "c.yaml"], cwd=ROOT, check=False, timeout=60)
 
     assert done.returncode == 0
+
+
+def test_what_stands_around_a_name_of_a_vendors_own_is_left_out() -> None:
+    """Not so behind OpenAI's API, where such a name is another model's."""
+    google = Provider("g", "gemini", "https://generativelanguage.googleapis.com/v1beta")
+    mantle = Provider("m", "anthropic", "https://bedrock-mantle.us-east-1.api.aws/anthropic/v1")
+
+    assert price_finder(google, NOW)("models/gemini-2.5-flash") == price_finder(google, NOW)("gemini-2.5-flash")
+    assert price_finder(mantle, NOW)("anthropic.claude-sonnet-4-5") is not None
+    assert price_finder(OPENAI, NOW)("models/gpt-4o") is None

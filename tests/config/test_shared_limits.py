@@ -12,7 +12,8 @@ from gateway.config.sections.shared_limits import FIELDS, share_limits
 from gateway.exchange import Clocks
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting, PolicySnapshot, Provider, Target
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Counting, PolicySnapshot, Target
 from tests.config.support import ENVIRON, connect, load_text, with_policies
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)

@@ -71,6 +71,20 @@ async def test_what_stands_deeper_or_in_a_text_is_nobodys_choice(start: StartGat
     assert (await ask(running, orjson.dumps(chat(**deep)), NIGHTLY_KEY)).status == 200
 
 
+@rows("padding", [0, 5_000_000])
+async def test_a_tool_that_is_another_model_is_not_for_a_restricted_key(running: Running, padding: int) -> None:
+    """Of Messages alone: Anthropic's advisor."""
+    tool = {"type": "advisor_20260301", "name": "advisor", "model": "o1"}
+    asked = chat(tools=[tool], max_tokens=9, metadata={"user_id": "x" * padding})
+
+    refused = await ask(running, orjson.dumps(asked), NIGHTLY_KEY, path="/v1/messages")
+
+    error = orjson.loads(refused.body)["error"]
+    assert (refused.status, error["type"], error["code"]) == (403, "permission_error", "field_not_allowed")
+    allowed = await ask(running, orjson.dumps(chat(max_tokens=9)), NIGHTLY_KEY, path="/v1/messages")
+    assert allowed.status == 200
+
+
 @pytest.mark.parametrize(
     "part",
     [

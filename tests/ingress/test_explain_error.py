@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.errors import InvalidRequest
-from gateway.ingress.admin.explain_error import explain_error, read_headers
+from gateway.ingress.admin.explaining.error import explain_error, read_headers
 from tests.policy.error_rows import TOO_LARGE, WALL, openai
 from tests.policy.tables import table_of
 from tests.rows import rows

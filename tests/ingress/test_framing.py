@@ -190,9 +190,9 @@ HANDSHAKE = ("connection: Upgrade", "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==
 
 
 @pytest.mark.parametrize("offer", ["websocket", "WebSocket", "h2c, websocket", "websocket/13"])
-@pytest.mark.parametrize("path", ["/v1/realtime?model=gpt-4o", "/v1/responses", "/healthz", "/nowhere"])
+@pytest.mark.parametrize("path", ["/v1/realtime/x?model=gpt-4o", "/v1/responses/x", "/v1/chat/completions", "/healthz"])
 async def test_a_websocket_handshake_is_refused(start: StartGateway, path: str, offer: str) -> None:
-    """There is no relay for it, and a GET would not mean the same."""
+    """There is none but at /v1/realtime and /v1/responses, and a GET would not mean the same."""
     gateway = await start(lambda url: config_of(url, passthrough="main"))
     async with connect(gateway.url) as peer:
         peer.send(get(path, *HANDSHAKE, f"upgrade: {offer}"))

@@ -19,12 +19,14 @@ from starlette.routing import Route
 
 from gateway.ingress.http.server import HttpServer
 from gateway.ingress.jobs.own_routes import ObjectRoute, OwnRoute
-from gateway.ingress.routes import Front, PassThrough
+from gateway.ingress.routes import Front, PassThrough, Upgrade
 from gateway.policy.jobs.ids import BATCH, FILE, JOB, RESPONSE, new_id
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect
 
 MODEL = orjson.dumps({"model": "gpt-4o", "input": "x", "messages": [{"role": "user", "content": "x"}], "prompt": "x"})
+CONTENTS = orjson.dumps({"contents": [{"parts": [{"text": "x"}]}]})
+MESSAGE = orjson.dumps({"model": "gpt-4o", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]})
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\ngpt-4o\r\n--b--\r\n'
 ANSWER = (
     b'{"object": "anything", "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}], "output": []}'
@@ -98,9 +100,21 @@ def _hot() -> Iterator[tuple[str, Row]]:
     for prefix in ("", "/v1"):
         for path in ("chat/completions", "completions", "embeddings", "responses", "moderations"):
             yield f"POST {prefix}/{path}", Row("callers", body=MODEL)
+        for path in ("messages", "messages/count_tokens"):
+            yield f"POST {prefix}/{path}", Row("callers", body=MESSAGE)
         for path in ("images/generations", "audio/speech"):
             yield f"POST {prefix}/{path}", Row("callers", body=MODEL)
         yield f"POST {prefix}/audio/transcriptions", Row("callers", body=FORM)
+
+
+def _generate() -> Iterator[tuple[str, Row]]:
+    for version in ("/v1beta", "/v1"):
+        yield (
+            f"POST {version}/models/{{name:path}}",
+            Row("callers", f"{version}/models/gpt-4o:generateContent", CONTENTS),
+        )
+    yield "GET|HEAD /v1beta/models", Row("callers")
+    yield "GET|HEAD /v1beta/models/{name:path}", Row("callers", "/v1beta/models/gpt-4o")
 
 
 def _jobs() -> Iterator[tuple[str, Row]]:
@@ -149,6 +163,9 @@ DATA: Mapping[str, Row] = {
     "GET|HEAD /v1/models": Row("callers"),
     "GET|HEAD /models/{name:path}": Row("callers", "/models/gpt-4o"),
     "GET|HEAD /v1/models/{name:path}": Row("callers", "/v1/models/gpt-4o"),
+    **dict(_generate()),
+    "GET|HEAD /realtime": Row("callers", served=426),
+    "GET|HEAD /v1/realtime": Row("callers", served=426),
     **dict(_jobs()),
     **dict(_runs()),
     "DELETE|GET|HEAD|PATCH|POST|PUT /{path:path}": Row("callers of all", "/v1/audio/voices"),
@@ -231,7 +248,7 @@ def routes_of(server: HttpServer) -> list[str]:
     app: Any = server._config.app
     front = app if isinstance(app, Front) else None
     rest: Any = app if front is None else front._rest
-    routes = rest.routes
+    routes = [route for route in rest.routes if type(route) is not Upgrade]  # tests/realtime: it closes what asks
     for route in routes:
         assert type(route) in (Route, ObjectRoute, OwnRoute, PassThrough), (
             f"{route}: the test does not know how to ask for this kind of route"

@@ -10,6 +10,7 @@ from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.outcomes import attempts_allowed
 from gateway.policy.jobs.rules import JobRules, RunAs
 from gateway.policy.limits.estimate import estimate_input_tokens
+from gateway.policy.native.choice import has_batch_api
 from gateway.policy.retry.budgets import cost_usd
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Endpoint
@@ -37,7 +38,7 @@ def explain_job(
     shown = "price not known" if price_usd is None else f"about ${price_usd:.2g} an attempt"
     yield f"job       segment {segment} ({at_once} pieces at a time; {shown}), lane {key.lane}"
     yield f"  tried             {attempts_allowed(rules, price_usd)}x within {rules.deadline_s:g} s"
-    yield f"  in a batch        {_in_batch(rules)}"
+    yield f"  in a batch        {_in_batch(policy, model, rules)}"
     yield f"  if refused        {_if_refused(key, rules)}"
     group = bare_provider(policy, model)
     if group is not None:
@@ -57,12 +58,15 @@ def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> flo
     return cost_usd(rates, tokens, target.counting.first_output_tokens if endpoint.tokens == "both" else 0)
 
 
-def _in_batch(rules: JobRules) -> str:
+def _in_batch(policy: PolicySnapshot, model: Model, rules: JobRules) -> str:
     batches = rules.batches
+    run = _RUN[batches.run]
+    if batches.run == "native" and not any(has_batch_api(policy.providers[one.provider]) for one in model.targets):
+        run = "at the usual price, since no provider of the model has a Batch API that is known here"
     together = f", {batches.group_embeddings} inputs in one request" if batches.group_embeddings else ""
     classes = ", ".join(sorted(batches.brake_classes))
     return (
-        f"{_RUN[batches.run]}, up to {batches.window} lines at a time{together}; {batches.brake_after} in a row that fail for "
+        f"{run}, up to {batches.window} lines at a time{together}; {batches.brake_after} in a row that fail for "
         f"{classes or 'nothing'} slow it down to single tries"
     )
 

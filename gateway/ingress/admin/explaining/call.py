@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from gateway.errors import NotFound, Unauthorised
 from gateway.exchange import Clocks
 from gateway.ingress import parse, passthrough
-from gateway.ingress.admin.explain_jobs import explain_job
-from gateway.ingress.admin.explain_responses import explain_keeping
+from gateway.ingress.admin.explaining.jobs import explain_job
+from gateway.ingress.admin.explaining.keeping import explain_keeping
+from gateway.ingress.admin.explaining.languages import explain_conversion, explain_sent
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.degrade.lower import FIELDS_AT
@@ -16,7 +17,6 @@ from gateway.policy.grouping.bodies import RESULTS
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.openai.sse import json_object
 from gateway.policy.output.rules import CHECKED, OutputRule
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.retry.rules import Action, ClassRule, Retries
@@ -43,8 +43,12 @@ _CHOICES: Mapping[Choice, str] = {
 }
 
 
-def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | None) -> str:
+def explain(
+    policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | None, shows_upstream: bool = False
+) -> str:
     """Show key, model, plan with targets and limits, and the policies in force for a request. Nothing is sent.
+
+    `shows_upstream`: also what targets of another language are sent.
 
     Raises the GatewayError that the request would be answered with.
     """
@@ -54,7 +58,8 @@ def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | N
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
-    return "\n".join(_lines(policy, endpoint, key, peeked, model, body))
+    shown = explain_sent(policy, endpoint, model, body) if shows_upstream else ()
+    return "\n".join((*_lines(policy, endpoint, key, peeked, model, body), *shown))
 
 
 def _lines(
@@ -94,7 +99,7 @@ def _lines(
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
         yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
         yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
-        yield from (f"     {line}" for line in _conversion(endpoint, target, body))
+        yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
 
@@ -164,8 +169,11 @@ def _suspect(clocks: Clocks) -> str:
 def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Iterator[str]:
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
-    yield f"{_rewrite(peeked.model, target)}; {_price(peeked.model, target)}"
+    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(peeked.model, target)}"
     yield _counts(target.counting)
+    if target.edits is not None:
+        names = ", ".join(name for name, _ in target.edits.set) or "nothing"
+        yield f"of the body the config sets {names} and drops {', '.join(target.edits.drop) or 'nothing'}"
     if lacking := _lacking(target.capabilities):
         yield f"skipped by calls that need {lacking}"
     yield (
@@ -179,18 +187,6 @@ def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Ite
     if peeked.stream and clocks.least_events_per_s:
         yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
     yield _breaker(target.breaker, key)
-
-
-def _conversion(endpoint: Endpoint, target: Target, body: bytes) -> Iterator[str]:
-    """Yields what is lost where a call is put into another language for the target."""
-    find_gaps = target.gaps.get(endpoint.name)
-    if find_gaps is None:
-        return
-    gaps = find_gaps(json_object(body) or {})
-    yield f"put into another language, for it does not speak {endpoint.name}" + (
-        "; nothing is lost" if not gaps else ""
-    )
-    yield from (f"{gap.field} is {gap.how}: {gap.why}" for gap in gaps)
 
 
 def _endpoint(path: str) -> Endpoint:
@@ -215,7 +211,9 @@ def _budget(key: Key) -> str:
     return "" if key.budget_usd_per_day is None else f", ${key.budget_usd_per_day:g} a day"
 
 
-def _rewrite(asked: str, target: Target) -> str:
+def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
+    if endpoint.name in target.gaps:
+        return f"asked for {target.model or asked.removeprefix(target.strip)!r}"
     if target.model is None or target.model == asked:
         return "the body goes as it came"
     return f"the body's model becomes {target.model!r}, nothing else changes"
