@@ -33,7 +33,6 @@ from gateway.flow.reuse.inspect import CacheInspector
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.shedding import Shedding
 from gateway.housekeeping import Housekeeping, Reloading
-from gateway.ingress.admin.backup import KeptFile, forget_copies
 from gateway.ingress.admin.caches import cache_routes
 from gateway.ingress.admin.operations import Gather, health_routes, metrics_route, state_routes
 from gateway.ingress.edge import Edge
@@ -49,15 +48,26 @@ from gateway.semantic.opening import open_local, open_semantic
 from gateway.settings import Settings
 from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
+from gateway.upstream.clouds import Clouds
 from gateway.upstream.converting import Languages
 from gateway.upstream.pools import Pools
-from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, build_runs, caller_routes, drain_jobs, response_door, semantic_news, store_routes
+from gateway.upstream.told.model_lists import ModelLists
+from gateway.wiring import (
+    build_jobs,
+    build_runs,
+    caller_routes,
+    connecting,
+    drain_jobs,
+    response_door,
+    semantic_news,
+    socket_doors,
+    state_file_of,
+    store_routes,
+    work_address,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-    from gateway.store.sqlite.store import SqliteStore
 
 
 log = logging.getLogger("gateway")
@@ -90,24 +100,23 @@ class Gateway:
         Where there are several workers, `worker` is the context of this one. `only_works`: it runs jobs and takes no calls.
         Raises ConfigError or OSError; nothing runs yet.
         """
-        self._settings = settings
-        self._environ = environ
+        self._settings, self._environ = settings, environ
         self._clock = SystemClock()
         self._kept_clock = SteadyClock()
         self._host = settings.host
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
         self._languages = Languages(self._clock, lambda: token_hex(12))
-        self._inflight = InFlight()
-        self._watch = AttemptDeadlines()
-        self._worker = worker
-        self._only_works = only_works
+        self._inflight, self._watch = InFlight(), AttemptDeadlines()
+        self._worker, self._only_works = worker, only_works
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, worker.number if worker else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
+        self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
+        self._clouds = Clouds(environ, self._clock, self._draw)
+        self._models = ModelLists(connecting(self._pools, self._clouds), self._clock)
         first = self._load(1)
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
         self._policies = Policies(first)
-        self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
         path = first.state.removeprefix(SQLITE) if first.state.startswith(SQLITE) else None
         self._store, self._shared, self._sqlite = open_store(first, path, self._kept_clock.wall)
         leases = None if self._shared is None else self._shared.leases
@@ -127,8 +136,8 @@ class Gateway:
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
-            hear_vector, hear_purge = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
-            FleetNews(self._clock, self._shared.news, self._admission, self._draw, hear_vector, hear_purge)
+            heard = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
+            FleetNews(self._clock, self._shared.news, self._admission, self._draw, *heard)
         replays = self._pipeline.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
@@ -167,6 +176,9 @@ class Gateway:
             servers=self._servers,
             jobs=self._jobs,
             runs=self._runs,
+            models=self._models,
+            memory=self._languages.memory,
+            realtime=self._pipeline.realtime,
         )
         self._telemetry.before_scrape = self._housekeeping.fill_gauges
 
@@ -248,21 +260,20 @@ class Gateway:
         await self._pipeline.aclose()
         if self._admission.sharing is not None:
             await self._admission.sharing.aclose()
-        await self._runs.aclose()
-        await self._store.aclose()
-        await self._pools.aclose()
+        for part in (self._runs, self._store, self._models, self._clouds, self._pools):
+            await part.aclose()
         await self._emulators.stop()
         self._telemetry.flush()
         self._call_log.stop()
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
-        meter, jobs = self._telemetry, self._jobs
-        state_file = None if self._sqlite is None else state_file_of(self._sqlite)
+        meter, jobs, state_file = self._telemetry, self._jobs, state_file_of(self._sqlite)
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
             async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock, meter.jobs),
             responses=response_door(jobs, self._pipeline.handle),
         )
+        sockets = socket_doors(self._pipeline, edge, self._policies, self._pools, meter, self._clock, self._inflight)
         health = health_routes(
             self._inflight,
             self._shared.health if self._shared else lambda: None,
@@ -285,14 +296,12 @@ class Gateway:
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on
+        beside = health if admin is not None else health + operations
+        calls = build_front(edge, self._policies, durable + beside, meter, sockets)
+        front = [] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]
         if admin is None:
-            front = build_front(edge, self._policies, durable + health + operations, meter)
-            return [HttpServer(front, listen(host, port), meter.refused)]
-        calls = build_front(edge, self._policies, durable + health, meter)
-        return [
-            *([] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]),
-            HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused),
-        ]
+            return front
+        return [*front, HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused)]
 
     def _state_changed(self, is_up: bool) -> None:
         self._telemetry.state_changed(is_up)
@@ -308,13 +317,13 @@ class Gateway:
 
     def _load(self, version: int) -> PolicySnapshot:
         return load_snapshot(
-            self._settings.config,
-            self._environ,
-            connect=lambda provider, model: Wire(provider, model, self._pools.transport(provider)),
+            *(self._settings.config, self._environ),
+            connect=connecting(self._pools, self._clouds),
             convert=self._languages.converting,
             version=version,
             now_wall=self._clock.wall(),
             host=self._host,
+            told=self._models.told,
         )
 
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
@@ -323,12 +332,7 @@ class Gateway:
         self._store.configure(snapshot.store)
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
-
-
-def work_address(settings: Settings, policy: PolicySnapshot) -> tuple[str, int]:
-    """Returns where a process that takes no calls is asked for its health: the options first, then the port of operators."""
-    host, port = policy.server.admin_listen or (policy.server.host, policy.server.port)
-    return settings.host or host, port if settings.port is None else settings.port
+        self._clouds.keep_only(snapshot.providers.values())
 
 
 def show_config(gateway: Gateway) -> dict[str, Any]:
@@ -339,10 +343,5 @@ def show_config(gateway: Gateway) -> dict[str, Any]:
         "in_force": describe(gateway.policy),
         "listening": [server.url for server in gateway._servers],
         "last_reload": asdict(last) if last else None,
+        **gateway._models.told.shown(),
     }
-
-
-def state_file_of(sqlite: SqliteStore) -> KeptFile:
-    """Returns the file that operators may back up; copies that a crash left beside it go."""
-    forget_copies(sqlite.path)
-    return KeptFile(sqlite.path, sqlite.backup)

@@ -103,6 +103,7 @@ class OutputCheck:
             sum([one.output for one in parts]),
             sum([one.cached for one in parts]),
             any(one.estimated for one in parts),
+            sum([one.cache_written for one in parts]),
         )
 
 

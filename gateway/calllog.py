@@ -19,7 +19,7 @@ import orjson
 
 from gateway.call import Call, OutputCheck, Replay, Settled
 from gateway.policy.runs.workflow import RunPart
-from gateway.words import Attempt
+from gateway.words import Attempt, Usage
 
 QUEUED_BATCHES = 500
 MOST_ATTEMPTS = 50
@@ -117,6 +117,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
+        **_written(usage),
         **_run(call.part),
         **_lowered(call),
         **_lossy(last),
@@ -136,6 +137,10 @@ def _run(part: RunPart | None) -> dict[str, str]:
 def _lowered(call: Call) -> dict[str, list[str]]:
     """What was lowered because its model was slow."""
     return {} if call.lowered is None else {"degraded": list(call.lowered.fields)}
+
+
+def _written(usage: Usage | None) -> dict[str, Any]:
+    return {"cache_written_tokens": usage.cache_written} if usage is not None and usage.cache_written else {}
 
 
 def _lossy(last: Attempt | None) -> dict[str, Any]:
@@ -205,7 +210,7 @@ class JsonLines:
         if len(attempts) != 1 or usage is None or record.retries_usd or call.denied or call.replay is not None:
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None or attempt.gaps:
+        if attempt.error_class is not None or attempt.gaps or usage.cache_written:
             return self._any_line(at, record)
         if call.part is not None or call.output_check is not None or call.lowered is not None:
             return self._any_line(at, record)

@@ -46,6 +46,12 @@ class Signs(Protocol):
     """The time of the last sign of life, in monotonic seconds."""
     gaps: Sequence[Gap]
     """What was lost when the request was put into the target's language."""
+    refuses_loss: bool
+    """Nothing may be lost by that: the call is then not sent."""
+    remembers_for: str | None
+    """The tenant for whom what signs its answer is remembered; None: it is not."""
+    requests: int
+    """How many requests it took at the target."""
 
 
 @dataclass(slots=True)
@@ -53,7 +59,8 @@ class Outgoing:
     """One request for a target, before the target's own address, credential and dialect are put on it.
 
     `path` is the OpenAI path below the base URL (`/chat/completions`), `query` what the client sent after `?`;
-    `credential` is the caller's own `Authorization` value, used only where the provider has none configured.
+    `credential` is the caller's own `Authorization` value, or its key behind `x-api-key `; used only where the provider has
+    none configured.
     """
 
     method: str
@@ -105,6 +112,67 @@ class Answer(Protocol):
 
     async def aclose(self) -> None:
         """Gives the connection back, or closes it when the body was not read to its end."""
+        ...
+
+
+OnFrame = Callable[[int, bytes | bytearray, bool], None]
+"""Takes a WebSocket frame: its opcode (RFC 6455, 5.2), its payload, and whether it ends its message."""
+
+
+class Socket(Protocol):
+    """One peer of a WebSocket session: a client's connection, or one to a provider."""
+
+    heard: bool
+    """Something has come since somebody last set this to False."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether more waits for the peer than may."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """Returns the number of bytes that wait for the peer."""
+        ...
+
+    @property
+    def reading_paused(self) -> bool:
+        """Whether nothing is read of the peer at present."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Returns the number of frames that have come."""
+        ...
+
+    def attach(
+        self, on_frame: OnFrame, on_close: Callable[[int, str], None], on_congestion: Callable[[bool], None]
+    ) -> None:
+        """Hands on everything from now on. `on_close` gets code and reason, 1006 where the peer left without a word."""
+        ...
+
+    def send(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
+        """Sends a frame, unless the peer is leaving."""
+        ...
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        ...
+
+    def close(self, code: int, reason: str, *, at_once: bool = False) -> None:
+        """Closes the session with the peer; `at_once`: without waiting for its own word."""
+        ...
+
+    def abort(self) -> None:
+        """Leaves the peer without a word."""
+        ...
+
+    def pause(self) -> None:
+        """Reads nothing more of the peer for now."""
+        ...
+
+    def resume(self) -> None:
+        """Reads again."""
         ...
 
 

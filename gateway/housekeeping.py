@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gateway.clock import Clock
@@ -16,6 +16,7 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
 from gateway.flow.keepalive import KeepAlive
+from gateway.flow.realtime.sessions import RealtimeSessions
 from gateway.flow.runs.table import RunTable
 from gateway.flow.shedding import GiveBack, LoopLag, Shedding
 from gateway.ingress.admin import insight, views
@@ -27,6 +28,8 @@ from gateway.ports import SharedStore, Store
 from gateway.process.memory import find_trim, resident_bytes
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
+from gateway.upstream.told.model_lists import ModelLists
+from gateway.upstream.turn_memory import ThoughtMemory
 
 TICK_S = 1.0
 log = logging.getLogger("gateway")
@@ -139,6 +142,9 @@ class Housekeeping:
     jobs: JobWork | None
     """Durable work, where this gateway takes any."""
     runs: RunTable
+    models: ModelLists
+    memory: ThoughtMemory
+    realtime: RealtimeSessions
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -180,7 +186,10 @@ class Housekeeping:
         for server in self.servers:
             server.tick()
         self.inflight.sweep(now)
+        self.realtime.sweep(now, is_draining=self.inflight.draining)
         self.store.tick()
+        self.memory.forget_old()
+        self.models.tick(self.policies.current.providers.values())
         if self.jobs is not None:
             self.jobs.engine.tick()
         await self.runs.tick()
@@ -217,6 +226,7 @@ class Housekeeping:
         telemetry.set_suspects(views.suspects(admission))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())
+        telemetry.set_sockets(self.realtime.traffic(), sum(one.is_connection for one in self.inflight.present()))
         telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)
         if self.jobs is not None and self.jobs.engine.opened is not None:
             telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
@@ -226,3 +236,4 @@ class Housekeeping:
         if self.shared is not None:
             telemetry.set_state(self.shared.health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)
+        telemetry.set_thinking(self.memory.bytes, asdict(self.memory.counts))

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
 
 from gateway.clock import Clock
+from gateway.exchange import Upstream
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
@@ -24,9 +26,14 @@ from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
 from gateway.ingress.admin.workflows import workflow_routes
 from gateway.ingress.edge import Edge
+from gateway.ingress.inflight import InFlight
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.routes import durable_routes
+from gateway.ingress.realtime.door import RealtimeDoor
+from gateway.ingress.realtime.targets import SocketTargets
 from gateway.ingress.responses.door import ResponseDoor
+from gateway.ingress.responses.socket_door import ResponseSocketDoor
+from gateway.ingress.routes import ENDPOINTS, SocketDoors
 from gateway.ingress.runs.routes import RunRoutes
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
@@ -36,9 +43,11 @@ from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.jobs.rules import IN_REDIS, JobSettings
-from gateway.policy.snapshot import Policies
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.policy.webhooks.events import deliveries_of
-from gateway.ports import SharedStore
+from gateway.ports import Meter, SharedStore
+from gateway.settings import Settings
 from gateway.store.jobs.opening import (
     copier_of,
     has_jobs,
@@ -49,9 +58,20 @@ from gateway.store.jobs.opening import (
     open_redis_jobs,
 )
 from gateway.store.jobs.responses.bounds import KeptBounds
-from gateway.upstream.outwards import open_outwards
+from gateway.upstream.batch_apis.by_dialect import HttpProviderBatches
+from gateway.upstream.clouds import Clouds
+from gateway.upstream.outwards.opening import open_outwards
 from gateway.upstream.pools import Pools
-from gateway.upstream.provider_batches import HttpProviderBatches
+from gateway.upstream.socket_wire import SocketWire
+from gateway.upstream.wire import Wire
+
+if TYPE_CHECKING:
+    from gateway.store.sqlite.store import SqliteStore
+
+
+def connecting(pools: Pools, clouds: Clouds) -> Callable[[Provider, str | None], Upstream]:
+    """Returns what makes the upstream of a provider and a model: its wire, and what signs for it where a cloud wants that."""
+    return lambda provider, model: clouds.upstream(Wire(provider, model, pools.transport(provider)), provider)
 
 
 def semantic_news(
@@ -70,6 +90,19 @@ def semantic_news(
             layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
     return hear_vector, hear_purge
+
+
+def socket_doors(
+    pipeline: Pipeline, edge: Edge, policies: Policies, pools: Pools, meter: Meter, clock: Clock, inflight: InFlight
+) -> SocketDoors:
+    """Returns the doors for WebSockets."""
+    pipeline.realtime.present = lambda: policies.current
+    targets = SocketTargets(lambda provider, model: SocketWire(provider, model, pools))
+    responses = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "responses")
+    return SocketDoors(
+        RealtimeDoor(pipeline.realtime, edge.intake, targets, meter, clock, inflight),
+        ResponseSocketDoor(edge, responses, policies, meter, clock, inflight),
+    )
 
 
 def build_runs(policies: Policies, clock: Clock, meter: RunMeter, shared: SharedStore | None) -> RunTable:
@@ -225,3 +258,17 @@ async def drain_jobs(jobs: JobWork | None, grace_s: float) -> None:
     """Lets the pieces of work that run end, at most for `grace_s`, and gives the rest back."""
     if jobs is not None:
         await jobs.engine.drain(grace_s)
+
+
+def state_file_of(sqlite: SqliteStore | None) -> KeptFile | None:
+    """Returns the file that operators may back up, where there is one; copies that a crash left beside it go."""
+    if sqlite is None:
+        return None
+    forget_copies(sqlite.path)
+    return KeptFile(sqlite.path, sqlite.backup)
+
+
+def work_address(settings: Settings, policy: PolicySnapshot) -> tuple[str, int]:
+    """Returns where a process that takes no calls is asked for its health: the options first, then the port of operators."""
+    host, port = policy.server.admin_listen or (policy.server.host, policy.server.port)
+    return settings.host or host, port if settings.port is None else settings.port

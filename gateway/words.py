@@ -38,8 +38,12 @@ class Endpoint:
     path: str
     answer: Literal["json", "binary"] = "json"
     request: Literal["json", "multipart", "any"] = "json"
-    sse: Literal["chat", "responses", "other"] = "chat"
-    """The end of its streams: `chat` is `[DONE]`, `responses` is a named event, `other` is unknown."""
+    sse: Literal["chat", "responses", "messages", "generate", "other"] = "chat"
+    """The end of its streams: `chat` is `[DONE]`, `responses` and `messages` are named events, `generate` has a reason in its
+    last event, `other` is unknown.
+
+    Callers of `messages` endpoints are Anthropic's, those of `generate` Gemini's: errors have their shapes there.
+    """
     usage_option: bool = False
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
     tokens: Literal["none", "input", "both"] = "none"
@@ -56,6 +60,20 @@ class Usage:
     output: int
     cached: int = 0
     estimated: bool = False
+    cache_written: int = 0
+    """The part of `input` that the provider put into its cache for later calls, where it tells."""
+
+
+@dataclass(slots=True)
+class SpokenUsage(Usage):
+    """The tokens of a realtime session, with those that are sound: these have prices of their own."""
+
+    audio_input: int = 0
+    """The part of `input` that is sound."""
+    audio_output: int = 0
+    """The part of `output` that is sound."""
+    audio_cached: int = 0
+    """The part of `cached` that is sound."""
 
 
 @dataclass(slots=True)
@@ -144,6 +162,12 @@ class Attempt:
     """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
     gaps: Sequence[Gap] = ()
     """What was lost when the request was put into the target's language."""
+    refuses_loss: bool = False
+    """Nothing may be lost by that: the call is then not sent."""
+    remembers_for: str | None = None
+    """The tenant for whom what signs its answer is remembered; None: it is not."""
+    requests: int = 1
+    """How many requests it took at the target."""
 
     @property
     def heard_at(self) -> float:

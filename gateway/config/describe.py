@@ -14,14 +14,23 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.config.policies.admission import windows_of
+from gateway.policy.body_edits import BodyEdits
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
 from gateway.policy.output.rules import OutputRule
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.process import Server
+from gateway.policy.provider import Provider
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.policy.snapshot import (
+    Counting,
+    Key,
+    Model,
+    PolicySnapshot,
+    Rates,
+    Target,
+)
 
 
 def plain(value: object) -> Any:
@@ -100,7 +109,8 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         *("name", "is_self_hosted", "is_stand_in"),
         group=provider.group or provider.name,
         base_url=_masked(provider.base_url),
-        api_key="set" if provider.api_key else "absent (caller's own)",
+        api_key="set" if provider.api_key else "absent" if provider.auth else "absent (caller's own)",
+        auth=None if provider.auth is None else str(provider.auth),
         headers=[name for name, _ in provider.headers],
         proxy=_masked(provider.proxy) if provider.proxy else None,
     )
@@ -133,6 +143,8 @@ def describe_target(target: Target) -> dict[str, Any]:
     return shown(
         target,
         "thinks",
+        *("edits", *([] if target.strip else ["strip"])),
+        **({} if target.edits is None else {"body": _edits(target.edits)}),
         account=target.account or "caller's own",
         limits=_limits(target.limits),
         counting=_counting(target.counting),
@@ -140,6 +152,11 @@ def describe_target(target: Target) -> dict[str, Any]:
         errors=target.counting.kind or "other",
         usd_per_million=_price(target.find_rates(target.model)) if target.model else "by the asked model",
     )
+
+
+def _edits(edits: BodyEdits) -> dict[str, Any]:
+    """Returns the names of the fields: what a field is set to may be of a variable."""
+    return {"set": [name for name, _ in edits.set], "drop": [*edits.drop]}
 
 
 def describe_retries(retries: Retries) -> dict[str, Any]:
@@ -228,7 +245,7 @@ def _counting(counting: Counting) -> dict[str, Any]:
 def _price(rates: Rates | None) -> dict[str, float] | None:
     if rates is None:
         return None
-    return {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in shown(rates).items()}
+    return {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in shown(rates).items() if usd is not None}
 
 
 def _masked(url: str) -> str:

@@ -14,12 +14,14 @@ from pathlib import Path as FilePath
 from gateway.config.policies.cache import store_bounds
 from gateway.config.policies.folder import PolicySets, read_policies
 from gateway.config.policies.pipelines import compile_pipelines, pipeline_notices
+from gateway.config.providers.clouds import cloud_notices
 from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.fields import is_loopback, is_pattern
 from gateway.config.reading.problems import Document, Path, Problem, printable
 from gateway.config.reading.source import read_document
 from gateway.config.schema import ConfigFile
+from gateway.config.sections.endpoints import Asked, check_endpoints
 from gateway.config.sections.jobs import job_notices, job_settings
 from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of, schema_files
 from gateway.config.sections.notices import find_notices
@@ -37,10 +39,12 @@ from gateway.config.sections.state import state_section
 from gateway.config.sections.targets import Convert, Pair, TargetParts, as_it_is, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.config.sections.webhooks import signing, webhook_notices, webhook_section, webhook_settings
+from gateway.dialects.known.models import ToldModels
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
 from gateway.policy.jobs.rules import Jobs
-from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Key, PolicySnapshot, Target
 
 ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
 
@@ -54,12 +58,14 @@ def load_snapshot(
     version: int,
     now_wall: float,
     host: str | None = None,
+    told: ToldModels | None = None,
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 
     `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
     it what lets it serve calls in a language that it does not speak. `now_wall` is in seconds; `host` is where the process
-    listens whatever the file says. Raises ConfigError with all problems, and nothing else.
+    listens whatever the file says; `told` is what providers tell of their models.
+    Raises ConfigError with all problems, and nothing else.
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
@@ -69,11 +75,12 @@ def load_snapshot(
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
     state, shared = state_section(document, config)
-    groups, kinds = provider_section(document, config)
+    groups, kinds = provider_section(document, config, environ)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server, policies.workflows)
     routes = check_routes(document, config, policies)
     plans = compile_pipelines(policies.pipelines, config.models)
+    check_endpoints(document, routes, Asked(groups, kinds, policies, plans))
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state, shared)
@@ -90,7 +97,7 @@ def load_snapshot(
     find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
     tokenizers = _load_tokenizers(routes, policies)
     find_tokenizer = tokenizers.find if tokenizers else None
-    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer)
+    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, told)
     models, sharing = build_models(routes, policies, parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)
@@ -123,12 +130,13 @@ def load_snapshot(
         webhook_settings=leaving,
         workflows=policies.workflows,
         notices=(
+            *cloud_notices(providers, environ),
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
             *pipeline_notices(plans, models),
             *output_notices(models.values()),
             *object_notices(objects, state),
-            *job_notices(jobs, policies.jobs, providers),
+            *job_notices(jobs, policies.jobs, providers, models.values()),
             *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),
         ),

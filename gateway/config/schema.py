@@ -38,8 +38,9 @@ from gateway.config.reading.fields import (
 from gateway.config.reading.hook_secrets import HookSecrets
 from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.limits.rules import ChargeRule
+from gateway.policy.provider import Dialect, LimitsAre
 from gateway.policy.retry.balancing import Choice
-from gateway.policy.snapshot import LimitsAre
+from gateway.policy.snapshot import OnLoss
 
 Kind = Literal[
     "openai",
@@ -64,8 +65,8 @@ Kind = Literal[
     "other",
 ]
 """The kind of a provider: the rules by which it counts, and the words of its errors."""
-Speaks = Annotated[list[Literal["chat", "responses"]], Field(min_length=1)]
-"""The languages of a provider or target; a call in the other one is converted."""
+Speaks = Annotated[list[Literal["chat", "responses", "messages"]], Field(min_length=1)]
+"""The languages of a provider or target; a call in another one is converted."""
 Windows = Literal["continuous", "minute", "azure"]
 
 
@@ -132,8 +133,9 @@ class ProviderEntry(Entry):
 
     stand_ins: ClassVar[Section] = {"dialect": "azure", "base_url": "emulator://none"}
 
-    dialect: Literal["openai", "azure"]
-    base_url: BaseUrl
+    dialect: Dialect
+    base_url: BaseUrl | None = None
+    region: Text | None = None
     kind: Kind | None = None
     api_key: ApiKey = Field(default=None, repr=False)
     api_keys: ApiKeys = Field(default=[], repr=False)
@@ -149,6 +151,29 @@ class ProviderEntry(Entry):
     accepts_callers_of: list[Text] = []
     emulate_without_key: Flag = False
     speaks: Speaks | None = None
+    project: Text | None = None
+    location: Text | None = None
+    learn_models: Flag = False
+    auth: Any = Field(default=None, repr=False)
+
+
+class AuthEntry(Entry):
+    """The field `auth` of a provider: the credential of a cloud."""
+
+    google: Literal["default", "file", "metadata"] | None = None
+    aws: Literal["default", "env", "profile", "keys", "bearer", "web_identity", "container", "imds"] | None = None
+    file: Text | None = None
+    profile: Text | None = None
+    region: Text | None = None
+    access_key: ApiKey = Field(default=None, repr=False)
+    secret_key: ApiKey = Field(default=None, repr=False)
+    session_token: ApiKey = Field(default=None, repr=False)
+    token: ApiKey = Field(default=None, repr=False)
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts the cloud's name alone."""
+        return {data: "default"} if isinstance(data, str) and data in ("google", "aws") else data
 
 
 class PassthroughEntry(Entry):
@@ -169,6 +194,10 @@ class PriceEntry(Entry):
     input_usd_per_million: Usd
     output_usd_per_million: Usd = 0.0
     cached_input_usd_per_million: Usd | None = None
+    cache_write_usd_per_million: Usd | None = None
+    audio_input_usd_per_million: Usd | None = None
+    audio_output_usd_per_million: Usd | None = None
+    cached_audio_input_usd_per_million: Usd | None = None
 
 
 class LimitedEntry(Entry):
@@ -195,6 +224,9 @@ class TargetEntry(LimitedEntry):
     capabilities: Section | None = None
     price: Section | None = None
     speaks: Speaks | None = None
+    body: Section | None = None
+    embedding_task: Literal["document", "query"] | None = None
+    strip: Text | None = None
 
     @classmethod
     def spelled_out(cls, data: object) -> object:
@@ -203,6 +235,13 @@ class TargetEntry(LimitedEntry):
             return data
         provider, _, model = data.partition("/")
         return {"provider": provider, "model": model or None}
+
+
+class BodyEntry(Entry):
+    """What a target's config sets in the bodies of its calls, and leaves out of them."""
+
+    set: Section = Field(default_factory=dict)
+    drop: list[Text] = Field(default_factory=list)
 
 
 class CapabilitiesEntry(Entry):
@@ -233,6 +272,8 @@ class ModelEntry(Entry):
     group_embeddings: Section | None = None
     output: Section | None = None
     degrade: Section | None = None
+    on_loss: OnLoss = "report"
+    remember_thinking: Flag = True
     thinks: Flag | None = None
 
 

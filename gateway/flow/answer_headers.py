@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gateway.call import Call, Replay
 from gateway.flow.settle import known_usd, overhead_s
-from gateway.words import Gap, shown
+from gateway.words import shown
 
 MOST_SHOWN = 200
 
@@ -38,8 +36,6 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
         trail = str(last) if len(attempts) == 1 else shown(attempts)
-        if last.gaps:
-            headers.append((b"x-gateway-lossy", shown_gaps(last.gaps)))
         headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
@@ -50,9 +46,12 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def shown_gaps(gaps: Sequence[Gap]) -> bytes:
-    """Returns what was lost on the way to the target, for `x-gateway-lossy`: names only, 200 characters."""
-    return ", ".join(f"{gap.field}({gap.how})" for gap in gaps)[:MOST_SHOWN].encode("ascii", "replace")
+def with_gaps(headers: list[tuple[bytes, bytes]], call: Call) -> list[tuple[bytes, bytes]]:
+    """Adds to a provider's headers what was lost on the way there, by name: that belongs to the answer, whoever gets it."""
+    if call.attempts and (gaps := call.attempts[-1].gaps):
+        told = ", ".join(f"{gap.field}({gap.how})" for gap in gaps)
+        headers.append((b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")))
+    return headers
 
 
 def _tell_source(headers: list[tuple[bytes, bytes]], replay: Replay, *, is_served: bool) -> None:

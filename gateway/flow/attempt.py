@@ -12,10 +12,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from gateway.call import Call
 from gateway.clock import Clock
+from gateway.dialects.relayed_errors import for_generate, for_messages, for_openai, openai_error, told_status
 from gateway.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines
@@ -222,12 +221,13 @@ class Attempts:
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
-        if isinstance(last, FirstAnswer) and (
-            call.endpoint.request == "any" or is_openai_shaped(last.body) or _is_final_word(last, step)
-        ):
+        if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
             return last
-        if isinstance(last, FirstAnswer) and last.status < 500:
-            return _in_openai_shape(last)
+        if isinstance(last, FirstAnswer):
+            is_readable = is_openai_shaped(last.body) or _is_final_word(last, step)
+            told = _in_callers_shape(call, last, is_readable=is_readable)
+            if told is not None:
+                return told
         if last is None and call.unsayable is not None:
             raise NoTargetAvailable(
                 f"No target could serve this call; tried: {_tried(call.attempts)}.{call.model.skipped}"
@@ -247,6 +247,7 @@ class Attempts:
         raise error
 
 
+_OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"
 _WHY = {
     "budget": " Not tried again: too many retries are in flight there already.",
     "tokens": " Not tried again: too many retries have failed there lately.",
@@ -256,14 +257,29 @@ _WHY = {
 }
 
 
-def _in_openai_shape(last: FirstAnswer) -> FirstAnswer:
-    """The provider's own error, put so that clients can read it."""
-    said = (error_object(last.body) or {}).get("message")
-    message = said if isinstance(said, str) and said else f"The provider answered with status {last.status}."
-    kind = "rate_limit_error" if last.status == 429 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": last.error_class}
+def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> FirstAnswer | None:
+    """The provider's own error, put so that this call's client can read it; None: it is a 5xx of which nothing can be read.
+
+    `is_readable`: clients of OpenAI's can read it, as it is.
+    """
+    status, said, code = last.status, last.body, last.error_class
+    more = "" if code is not ErrorClass.AUTH or call.attempts[-1].is_callers else _OUR_CREDENTIAL % last.target.provider
+    is_converted = call.path in last.target.detours
+    body = for_openai(status, said, code, last.headers, more, is_converted=is_converted)
+    if body is None and not is_readable:
+        if status >= 500:
+            return None
+        body = openai_error(status, error_object(said) or {}, code, more)
+    if call.endpoint.sse == "messages":
+        request_id = (call.attempts[-1].upstream_request_id or b"").decode("latin-1") or call.id
+        body = for_messages(status, said, code, request_id, more)
+    elif call.endpoint.sse == "generate":
+        body = for_generate(status, said, code, last.headers, more)
+    if body is None:
+        return last
     headers = [header for header in last.headers if header[0] != b"content-type"]
-    return replace(last, headers=[*headers, (b"content-type", JSON_TYPE)], body=orjson.dumps({"error": error}))
+    told = told_status(status, code)
+    return replace(last, status=told, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
 
 
 def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
@@ -272,11 +288,11 @@ def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
 
 
 def _in_public(failure: UpstreamFailed) -> str:
-    """What clients hear of it: the addresses of providers are the operator's."""
-    if failure.error_class is not ErrorClass.CONNECTION:
-        return failure.detail
+    """What clients hear of it: the addresses of providers, and files, are the operator's."""
     if failure.fault is not None:
         return failure.fault
+    if failure.error_class is not ErrorClass.CONNECTION:
+        return failure.detail
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
 
 

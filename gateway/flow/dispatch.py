@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
-
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
@@ -26,7 +24,7 @@ from gateway.policy.errors.classify import Diagnosis, in_band_status
 from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.first_event import FAILED_REASONS
 from gateway.policy.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
-from gateway.policy.openai.sse import answer_object, json_object
+from gateway.policy.openai.sse import answer_object, error_json, json_object
 from gateway.policy.openai.usage import find_usage, read_usage
 from gateway.policy.snapshot import Target
 from gateway.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
@@ -81,10 +79,15 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     is_usual = False
     try:
         outgoing = outgoing_of(call, target, clocks, attempt)
-        upstream = target.detours.get(call.path, target.upstream) if target.detours else target.upstream
+        upstream = target.upstream
+        if target.detours:
+            upstream = target.detours.get(call.path, upstream)
+            attempt.remembers_for = call.tenant if call.model.remembers_thinking else None
+            attempt.refuses_loss = call.model.on_loss == "refuse"
         answer = await upstream.send(outgoing)
         if answer.status in NO_SUCH_PATH and target.learn is not None:
             attempt.status = answer.status
+            attempt.refuses_loss = call.model.on_loss == "refuse"
             answer = await target.learn(outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
@@ -119,6 +122,8 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         raise
     finally:
         watch.end(task)
+        if attempt.requests > 1 and grant is not None:  # its limits have counted one
+            grant.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
     if opened.relay is None:
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
         attempt.status = opened.status
@@ -218,7 +223,7 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         target,
         in_band_status(error, diagnosis),
         [*headers, (b"content-type", JSON_TYPE)],
-        orjson.dumps({"error": error}),
+        error_json(error),
         diagnosis=diagnosis,
     )
 
@@ -295,7 +300,7 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
         return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
-    reported = parsed.get("usage")
+    reported = parsed.get("usage") or parsed.get("usageMetadata")
     usage = read_usage(reported) if isinstance(reported, dict) else None
     return FirstAnswer(target, answer.status, answer.headers, body, usage=usage)
 
@@ -309,6 +314,15 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
             return None if is_own else error  # a response may report its own failure
         return {**parsed, "message": error} if isinstance(error, str) else None
     choices = parsed.get("choices")
+    if endpoint == "messages":
+        if not isinstance(parsed.get("content"), list):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with no message")
+        return None
+    if endpoint == "generate":
+        if not isinstance(parsed.get("candidates"), list) and not parsed.get("promptFeedback"):
+            told = "the provider answered without any candidate"
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
+        return None
     if not isinstance(choices, list) and endpoint not in HAS_CHOICES:
         return None
     if not choices or not isinstance(choices, list):

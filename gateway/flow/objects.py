@@ -234,7 +234,7 @@ def _is_callers_account(call: Call, target: Target) -> bool:
     """Returns whether the caller's own credential decides which objects are visible."""
     if call.credential is None or target.name in call.model.withheld:
         return False
-    return call.policy.providers[target.provider].api_key is None
+    return call.policy.providers[target.provider].is_callers
 
 
 def _not_yours(field: str | None) -> NotFound:

@@ -7,14 +7,16 @@ import re
 import orjson
 
 from gateway.call import Call
+from gateway.errors import InvalidRequest
 from gateway.exchange import Clocks, Outgoing
-from gateway.policy.openai import json_edit as body_edits
+from gateway.policy.body_edits import BodyEdits
+from gateway.policy.openai import json_edit
 from gateway.policy.openai.large_body import LARGE_BYTES, Large, edited
 from gateway.policy.reuse.keys import ACCOUNTS
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.splice import Spliced
-from gateway.words import Attempt
+from gateway.words import Attempt, Gap, How
 
 _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
@@ -30,15 +32,19 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     headers, credential = call.headers, call.credential
     if credential is not None and target.name in call.model.withheld:
         headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
+    body: bytes | Spliced = call.body
+    if model != call.model_name or call.large is not None or call.stream or call.lowered is not None:
+        body = _body_for(call, model)
+    if target.edits is not None and call.endpoint.request == "json":
+        edits = target.edits if call.endpoint.name != "count_tokens" else target.edits.of_count()
+        body = _edited(body, edits, attempt, refuses_loss=call.model.on_loss == "refuse")
     return Outgoing(
         call.method,
         call.path,
         call.query,
         model,
         headers,
-        call.body
-        if model == call.model_name and call.large is None and not call.stream and call.lowered is None
-        else _body_for(call, model),
+        body,
         credential,
         clocks,
         first_byte_s,
@@ -51,13 +57,27 @@ def _body_for(call: Call, model: str) -> bytes | Spliced:
     body, large = call.body if call.lowered is None else call.lowered.body, call.large
     if large is not None and large.model is not None and call.model_name:
         return _large_body(call, large, None if model == call.model_name else model)
-    if model != call.model_name:
+    if model != call.model_name and body:
         if call.model_span is not None and call.model_name and len(body) > LARGE_BYTES:
             return Spliced(body, [(*call.model_span, model.encode())])
         body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
     if adds_usage(call):
-        body = body_edits.with_include_usage(body, call.stream_options)
+        body = json_edit.with_include_usage(body, call.stream_options)
     return body
+
+
+def _edited(body: bytes | Spliced, edits: BodyEdits, attempt: Attempt, *, refuses_loss: bool) -> bytes:
+    """Makes what the target's config says of the body; what is dropped from it is told as what is lost in a conversion.
+
+    Raises InvalidRequest where nothing may be lost.
+    """
+    made, dropped = edits.apply(bytes(body))
+    if dropped and refuses_loss:
+        named = ", ".join(f"'{name}'" for name in dropped)
+        message = f"The config of the model's target drops {named}. Send the call without, or use another model."
+        raise InvalidRequest(message, param=dropped[0], code="unsupported_by_targets")
+    attempt.gaps = [Gap(name, How.DROPPED, "the config of the target drops it") for name in dropped]
+    return made
 
 
 def _large_body(call: Call, large: Large, model: str | None) -> bytes | Spliced:
@@ -71,14 +91,14 @@ def _named(body: bytes, model: str) -> bytes:
     """Adds the target's model to a body that names none, unless it has a stored prompt, which has a model of its own."""
     if _STORED_PROMPT.search(body) is not None:
         return body
-    if body_edits.find_fields(body, "model"):  # null
-        return body_edits.with_model(body, model)
-    return body_edits.insert_field(body, "model", orjson.dumps(model))
+    if json_edit.find_fields(body, "model"):  # null
+        return json_edit.with_model(body, model)
+    return json_edit.insert_field(body, "model", orjson.dumps(model))
 
 
 def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
     if span is None:
-        return body_edits.with_model(body, model)
+        return json_edit.with_model(body, model)
     return body[: span[0]] + model.encode() + body[span[1] :]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from gateway.call import Call, Reply
@@ -18,16 +19,19 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.deferred import Deferred
-from gateway.flow.answer_headers import answer_headers
+from gateway.flow.answer_headers import answer_headers, with_gaps
 from gateway.flow.attempt import Attempts
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.degrade.slow_models import SlowModels
 from gateway.flow.dispatch import FirstAnswer, clocks_of
 from gateway.flow.grouping.groups import Groups
+from gateway.flow.messages.count_tokens import TokenCounts
 from gateway.flow.objects import Ownership
 from gateway.flow.output.outputs import Outputs, tell_result
 from gateway.flow.output.overlong import OverlongStream
 from gateway.flow.raw_relay import RawRelay
+from gateway.flow.realtime.accounts import SessionAccounts
+from gateway.flow.realtime.sessions import RealtimeSessions
 from gateway.flow.relay import SseRelay
 from gateway.flow.reuse import entries
 from gateway.flow.reuse.eligibility import plan_reuse
@@ -56,6 +60,15 @@ def _half() -> float:
     return 0.5
 
 
+def _streamed(call: Call, outcome: str, told: Usage | None, output_tokens: int) -> Usage | None:
+    """Returns the usage of a stream that has ended, with what was counted of it where the provider has not told it."""
+    if told is None:
+        return estimated_usage(call, output_tokens)
+    if outcome != "ok" and call.endpoint.sse == "messages" and told.output < output_tokens:
+        return replace(told, output=output_tokens, estimated=True)  # its start has told the input alone
+    return told
+
+
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
 
@@ -72,7 +85,9 @@ class Pipeline:
         "_returned_as_is",
         "_running",
         "_slow",
+        "counts",
         "ownership",
+        "realtime",
         "replays",
         "steps",
     )
@@ -98,7 +113,8 @@ class Pipeline:
         self._clock = clock
         self._admission = admission
         savings = Savings() if savings is None else savings
-        self._accounts = Accounts(clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, runs)
+        ends = (clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, runs)
+        self._accounts = Accounts(*ends)
         self._fuse = None if runs is None else RunFuse(runs, admission.costs)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._groups = Groups(clock, meter, admission, self._attempts)
@@ -106,8 +122,10 @@ class Pipeline:
         self._deferred = Deferred(admission)
         self._running = Running(clock)
         self._slow = SlowModels(clock, admission.gates)
+        self.counts = TokenCounts(clock, admission, self._accounts)
         self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
+        self.realtime = RealtimeSessions(clock, SessionAccounts(*ends), self._attempts, admission, self._fuse)
         self.steps = StepCalls(self._clock if kept_clock is None else kept_clock, self._accounts, store, self._paid)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
@@ -236,9 +254,8 @@ class Pipeline:
 
     def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
         body = opened.body
-        error_class = (
-            None if opened.diagnosis is None else opened.diagnosis.error_class
-        )  # as its property, without a call
+        diagnosis = opened.diagnosis
+        error_class = None if diagnosis is None else diagnosis.error_class  # as its property, without a call
         if error_class is None:
             usage = opened.usage
             if usage is None or not usage.output:
@@ -259,7 +276,7 @@ class Pipeline:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
                 self._deferred.cut(call)
-                usage = estimated_usage(call, output_tokens)
+            usage = _streamed(call, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
@@ -293,7 +310,7 @@ class Pipeline:
     def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
         """Returns the provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
-        return returned.keep(opened.headers)
+        return with_gaps(returned.keep(opened.headers), call)
 
     def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
         """Returns the usage of a whole answer that reports no output tokens, or no usage at all."""

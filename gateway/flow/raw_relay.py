@@ -36,6 +36,11 @@ class RawRelay:
         self._chunks = answer.chunks
         self._count_tokens = count_tokens
 
+    @property
+    def answer(self) -> Answer:
+        """Returns the answer whose body it is."""
+        return self._answer
+
     async def aclose(self) -> None:
         """Stops reading the body, and closes it."""
         await self._answer.aclose()

@@ -38,6 +38,14 @@ def _nobody_notes(_call: Call) -> None:
     return None
 
 
+def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
+    if target is None or usage is None:
+        return None
+    rates = target.find_rates(upstream_model(call, target))
+    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
+
+
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
@@ -63,6 +71,8 @@ class Accounts:
         self._meter = meter
         self.opened = meter.began
         """To be called when a call has come in."""
+
+    cost_of = staticmethod(cost_usd)
 
     def settle(
         self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
@@ -101,7 +111,7 @@ class Accounts:
             last.ended_at = now
             if outcome != "ok":
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
-        cost = cost_usd(call, target, usage)
+        cost = self.cost_of(call, target, usage)
         is_served = last is not None and cost is not None
         retries_usd = 0.0
         if len(call.attempts) > int(is_served):  # more than the one that served it
@@ -132,14 +142,6 @@ class Accounts:
                 first_byte_s,
             )
         )
-
-
-def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
-    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
-    if target is None or usage is None:
-        return None
-    rates = target.find_rates(upstream_model(call, target))
-    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached)
 
 
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:

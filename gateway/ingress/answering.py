@@ -38,7 +38,7 @@ async def _give_events(served: ServedRequest, call: Call, reply: Reply) -> None:
     cycle = served.cycle
     served.started = True
     if reply.chunks is None:
-        await end_stream(cycle, reply.body if _is_stream(reply) else _events_of(call, reply))
+        await end_stream(cycle, reply.body if _is_stream(reply) else events_of(call, reply))
         return
     try:
         if _is_stream(reply):
@@ -67,14 +67,14 @@ def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], byt
     if call.endpoint.tokens != "both" or not _is_json(reply):
         return reply.headers, reply.body
     headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
-    return [*headers, *EVENT_STREAM], _events_of(call, reply)
+    return [*headers, *EVENT_STREAM], events_of(call, reply)
 
 
 def _is_json(reply: Reply) -> bool:
     return dict(reply.headers).get(b"content-type", b"").startswith(b"application/json")
 
 
-def _events_of(call: Call, reply: Reply) -> bytes:
+def events_of(call: Call, reply: Reply) -> bytes:
     """A whole answer as the events that a streaming provider would have sent; where that cannot be told, one event."""
     events = None
     if reply.status == 200:

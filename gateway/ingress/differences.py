@@ -1,14 +1,15 @@
 """What another parser may read differently: a key that may use some models only must not name one that we do not see.
 
 Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that choose
-a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2). Only asked for keys whose `models`
-are restricted: whoever may use every model gains nothing by it.
+a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor, a tool, is
+a model by itself. Only asked for keys whose `models` are restricted: whoever may use every model gains nothing by it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gateway.errors import Forbidden
 from gateway.ingress.peek import form_boundary
@@ -17,6 +18,8 @@ from gateway.policy.openai.multipart import parts_in_steps
 from gateway.policy.snapshot import Key
 from gateway.words import Endpoint
 
+_ADVISOR = re.compile(rb'"type"\s*:\s*"(?:advisor|[^"]*\\u)', re.IGNORECASE)
+"""How such a tool begins in a body that is too large to be parsed."""
 _EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
 
 
@@ -29,9 +32,19 @@ def refuse_other_readings(
     """
     if endpoint.request == "multipart":
         fields = _form_fields(key, body, form_boundary(index.get(b"content-type", b"")))
+    if endpoint.sse == "messages" and isinstance(fields, Mapping) and _asks_an_advisor(fields, body):
+        _refuse(key, "tools.model")
     other = other_model_field(fields)
     if other is not None:
         _refuse(key, other)
+
+
+def _asks_an_advisor(fields: Mapping[str, Any], body: bytes) -> bool:
+    """Whether one of the tools has a model of its own."""
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        return any(name.casefold() == "model" for tool in tools if isinstance(tool, dict) for name in tool)
+    return tools is not None and _ADVISOR.search(body) is not None
 
 
 def _form_fields(key: Key, body: bytes, boundary: bytes) -> list[str]:

@@ -18,6 +18,7 @@ from gateway.clock import Clock
 from gateway.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.keepalive import KeepAlive
+from gateway.flow.messages.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.shedding import Shedding
@@ -25,9 +26,9 @@ from gateway.ingress.answering import give
 from gateway.ingress.http.cycle import AnyCycle, ClientGone
 from gateway.ingress.http.writing import answer_error, end_stream, write_whole
 from gateway.ingress.inflight import InFlight
-from gateway.ingress.intake import Intake
+from gateway.ingress.intake import AT_ONCE, Intake
 from gateway.ingress.jobs.respond_async import AsyncAnswers
-from gateway.ingress.render import error_event, error_object
+from gateway.ingress.render import named_request, own_error_event
 from gateway.ingress.responses.door import ResponseDoor
 from gateway.ingress.served import ServedRequest
 from gateway.jobs.ports import ServeCall
@@ -69,7 +70,7 @@ class Edge:
         self._meter = meter
         self._clock = clock
         self._inflight = inflight
-        self._intake = Intake(policies, clock, inflight, Shedding() if overload is None else overload)
+        self.intake = Intake(policies, clock, inflight, Shedding() if overload is None else overload)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, _receive: Receive, _send: Send) -> None:
         """Serve a request to a data-plane endpoint that came by way of ASGI, from one of our own connections."""
@@ -84,11 +85,9 @@ class Edge:
         serving.add(served)
         connection.on_gone = served.client_gone
         try:
-            call = self._intake.take(served) or await self._intake.wait(served)
+            call = self.intake.take(served) or await self.intake.wait(served)
             try:
-                handle = self._pipeline.handle
-                if served.plan.keeping is not None and self.responses is not None:
-                    handle = partial(self.responses.handle, served)
+                handle = self._pipeline.handle if served.plan.is_plain else self._handle_of(served)
                 if served.wait_s is not None and self._async_answers is not None:
                     reply = await self._respond(self._async_answers, served, call, served.wait_s)
                 elif (
@@ -108,7 +107,8 @@ class Edge:
                     reply = await handle(call)
             except AdmissionDenied as refusal:
                 is_step = call.part is not None and call.part.step is not None
-                if self._async_answers is None or served.kept_alive or is_step:
+                is_no_job = is_step or call.endpoint.name in AT_ONCE
+                if self._async_answers is None or served.kept_alive or is_no_job:
                     raise
                 reply = await self._async_answers.in_place_of(call, refusal)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
@@ -137,6 +137,30 @@ class Edge:
             serving.discard(served)
             if not cycle.response_complete and not cycle.disconnected:
                 cycle.transport.close()
+
+    async def answer(self, served: ServedRequest) -> Reply:
+        """The answer to a request that did not come by HTTP, to be given by whoever asks. Raises GatewayError."""
+        call = self.intake.take(served) or await self.intake.wait(served)
+        if served.wait_s is not None and self._async_answers is not None:
+            return await self._respond(self._async_answers, served, call, served.wait_s)
+        return await (self._pipeline.handle if served.plan.is_plain else self._handle_of(served))(call)
+
+    def _handle_of(self, served: ServedRequest) -> ServeCall:
+        """What serves a call that is not plain."""
+        if served.cycle.endpoint.sse == "messages":
+            return self._handle_message
+        if served.cycle.endpoint.name == COUNT_GENERATED:
+            return self._pipeline.counts.handle
+        if served.plan.keeping is not None and self.responses is not None:
+            return partial(self.responses.handle, served)
+        return self._pipeline.handle
+
+    async def _handle_message(self, call: Call) -> Reply:
+        """The answer to a caller of Messages."""
+        handle = self._pipeline.counts.handle if call.endpoint.name == COUNT_TOKENS else self._pipeline.handle
+        reply = await handle(call)
+        named_request(reply.headers)
+        return reply
 
     async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool], handle: ServeCall) -> Reply:
         """As `handle`, and signs of life for the client who waits."""
@@ -168,7 +192,7 @@ class Edge:
         call, cycle = served.call, served.cycle
         if call is not None and served.kept_alive:
             served.started = True
-            await end_stream(cycle, error_event(call.endpoint, error_object(error)))
+            await end_stream(cycle, own_error_event(call.endpoint, error, served.request_id))
             return
         if call is None or not call.settled:  # nothing else counts it: it never came to the pipeline
             self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
@@ -192,6 +216,6 @@ class Edge:
             await self._refuse(served, late)
         elif served.started and served.call is not None and served.call.stream:
             broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
-            await end_stream(served.cycle, error_event(served.call.endpoint, error_object(broken)))
+            await end_stream(served.cycle, own_error_event(served.call.endpoint, broken, served.request_id))
         else:
             await self._refuse(served, ShuttingDown("The gateway is shutting down; the call could not be finished."))

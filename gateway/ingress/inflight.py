@@ -19,6 +19,9 @@ class Serving:
 
     __slots__ = ("call", "reading_until", "stopped", "task")
 
+    is_connection = False
+    """It is a connection that serves many requests, and wants to be looked after."""
+
     def __init__(self, task: asyncio.Task[None] | None) -> None:
         self.task = task
         self.stopped: StopReason | None = None
@@ -32,6 +35,9 @@ class Serving:
         if self.stopped is None and self.task is not None:
             self.stopped = reason
             self.task.cancel(reason)
+
+    def look_after(self, now: float, *, is_draining: bool) -> None:
+        """What a connection does about once a second."""
 
     def client_gone(self) -> None:
         """What the connection calls when it is lost: nobody waits any more, unless others do."""
@@ -62,9 +68,11 @@ class InFlight:
         return frozenset(self.serving)
 
     def sweep(self, now: float) -> None:
-        """Stop requests whose body takes too long; called about once a second."""
+        """Stop requests whose body takes too long, and look after connections of many; called about once a second."""
         for serving in [one for one in self.serving if one.reading_until is not None and one.reading_until < now]:
             serving.stop("body_timeout")
+        for connection in [one for one in self.serving if one.is_connection]:
+            connection.look_after(now, is_draining=self.draining)
 
     def abort(self) -> None:
         """The grace is over: stop everybody; streams end with an error event."""

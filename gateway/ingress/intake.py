@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import BodyTooLarge, ShuttingDown
+from gateway.flow.messages.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.flow.shedding import Shedding
 from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
@@ -30,6 +31,9 @@ from gateway.policy.runs.part import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFLOW
 from gateway.policy.runs.step_request import not_a_step, read_step
 from gateway.policy.snapshot import Policies, PolicySnapshot
 
+AT_ONCE = frozenset((COUNT_TOKENS, COUNT_GENERATED, "generate"))
+"""Endpoints whose calls are no jobs: what is answered at once, and what says a part of itself in its path."""
+
 
 class Intake:
     """Makes calls of requests. One per process."""
@@ -39,12 +43,12 @@ class Intake:
         "_clock",
         "_forwarded",
         "_inflight",
-        "_large_bodies",
         "_overload",
         "_parts",
         "_passed_through",
         "_plans",
         "_policies",
+        "large_bodies",
     )
 
     def __init__(self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding) -> None:
@@ -54,14 +58,14 @@ class Intake:
         self._overload = overload
         self._plans = RoutePlans(policies.current)
         self._parts = RunParts(policies.current.workflows)
-        self._large_bodies = LargeBodies()
+        self.large_bodies = LargeBodies()
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
 
     def take(self, served: ServedRequest) -> Call | None:
         """The call, where its body is here already, and small; None: `wait` has to follow. Raises GatewayError."""
-        self._admit(served)
+        self.admit(served)
         cycle = served.cycle
         body = cycle.first
         size = len(body)
@@ -88,10 +92,14 @@ class Intake:
         elif len(body) <= policy.server.small_body_bytes:
             peeked = peek(cycle.endpoint, body, cycle.index)
         else:
-            peeked = await self._large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
+            peeked = await self.large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
         return self._call(served, body, peeked)
 
-    def _admit(self, served: ServedRequest) -> None:
+    def without_body(self, served: ServedRequest, asked: Peeked) -> Call:
+        """The call of a request that was admitted, and says all in its head. Raises GatewayError."""
+        return self._call(served, b"", asked)
+
+    def admit(self, served: ServedRequest) -> None:
         """Find out who calls, by the headers alone, and whether the gateway takes the call now. Raises GatewayError."""
         policy = served.policy = self._policies.current
         cycle = served.cycle
@@ -172,9 +180,11 @@ class Intake:
             plan.output,
         )
         if served.has_options:
-            if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any":
+            if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any" and endpoint.name not in AT_ONCE:
                 wait_s = responds_async(headers)
                 served.wait_s = served.wait_s if wait_s is None else wait_s
+            if b"x-gateway-strict" in index:
+                call.model = parse.strictly(call.model, index)
             call.sdk_retry = parse.sdk_retry(index)
             call.idempotency_key = parse.idempotency_key(index, endpoint)
             call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None

@@ -24,7 +24,7 @@ from gateway.policy.openai.json_edit import Field
 from gateway.policy.openai.json_text import MalformedJson
 from gateway.policy.openai.large_body import PEEKED_BYTES, Large, is_parsed, large_of
 from gateway.policy.openai.multipart import MultipartError, digest_in_steps, find_in_steps
-from gateway.policy.openai.outline import read_contents, read_outline
+from gateway.policy.openai.outline import Outline, read_contents, read_outline
 from gateway.words import Endpoint
 
 TAKES_TOKENS = frozenset(("embeddings", "completions"))
@@ -49,6 +49,14 @@ class LargeBodies:
                 return await _peek_form(body, index, keyed=b"idempotency-key" in index)
             try:
                 return await _peek_json(body, max_values, endpoint)
+            except MalformedJson as problem:
+                raise _malformed(body, problem) from None
+
+    async def outline(self, body: bytes, max_values: int) -> Outline:
+        """Returns the top level of a JSON object. Raises InvalidRequest, or BodyTooComplex."""
+        async with self._turn:
+            try:
+                return await _in_steps(read_outline(body, max_values))
             except MalformedJson as problem:
                 raise _malformed(body, problem) from None
 

@@ -6,6 +6,8 @@ It must not know bodies; `peek.py` reads them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.exchange import RawHeaders
@@ -26,12 +28,12 @@ _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
-    b"x-gateway-step x-gateway-step-on-change "
+    b"x-gateway-step x-gateway-step-on-change x-gateway-strict "
     b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
 ).union(run_parts.HEADERS)
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage".split()
+    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage x-gateway-strict".split()
 ).union(run_parts.HEADERS)
 """What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
 
@@ -73,7 +75,7 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
     authorization = index.get(b"authorization")
     if not policy.keys:
         refuse_pages(index)
-        return policy.anonymous, authorization or _as_bearer(index.get(b"x-api-key") or index.get(b"api-key"))
+        return policy.anonymous, authorization or _callers_key(index)
     bearer = _bearer_token(authorization)
     if bearer is not None:
         key = policy.find_key(bearer)
@@ -89,7 +91,9 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
         raise Unauthorised(
             "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
         )
-    raise Unauthorised("The API key is not one of this gateway's keys; check the key that the client sends.")
+    # Begins with OpenAI's own words: by these some clients know what it is, whatever the status (LiteLLM).
+    told = "Incorrect API key provided: it is not one of this gateway's keys; check the key that the client sends."
+    raise Unauthorised(told)
 
 
 def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secret: bytes) -> bool:
@@ -103,13 +107,21 @@ def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
     if key.allows is not None and not key.allows.match(name):
         raise Forbidden(f"The key '{key.name}' may not use the model '{name}'.", param="model")
     model = policy.find_model(name)
-    if model is None:
+    if model is None or (model.nameless and name in model.nameless):
         raise NotFound(
             f"The model '{name}' does not exist; GET /v1/models lists those that do.",
             param="model",
             code="model_not_found",
         )
     return model
+
+
+def strictly(model: Model, index: Mapping[bytes, bytes]) -> Model:
+    """The model for a call that says whether it may lose anything on its way. Raises InvalidRequest for any other word."""
+    said = index.get(b"x-gateway-strict", b"false").strip().lower()
+    if said not in (b"true", b"false"):
+        raise InvalidRequest("The header 'x-gateway-strict' must be true or false.")
+    return model if said == b"false" or model.on_loss == "refuse" else replace(model, on_loss="refuse")
 
 
 def refuse_encoded(index: dict[bytes, bytes]) -> None:
@@ -206,7 +218,12 @@ def _bearer_token(authorization: bytes | None) -> bytes | None:
     return authorization[7:].strip()
 
 
-def _as_bearer(secret: bytes | None) -> bytes | None:
+def _callers_key(index: dict[bytes, bytes]) -> bytes | None:
+    """A key that is no bearer token; Anthropic tells the two apart."""
+    secret = index.get(b"x-api-key")
+    if secret:
+        return b"x-api-key " + secret
+    secret = index.get(b"api-key")
     return b"Bearer " + secret if secret else None
 
 

@@ -25,7 +25,7 @@ MAX_MODEL_CHARS = 256
 MAX_CHOICES = 128
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
-_RARE = REASONING | {"metadata"}
+_RARE = REASONING | {"metadata", "generationConfig"}
 """What is looked at more closely; one question for all of it."""
 
 
@@ -87,6 +87,8 @@ def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Pe
     if not _RARE.isdisjoint(value):
         thinks, metadata = asks_for_reasoning(value), value.get("metadata")
     max_tokens = None if _BOUNDS.isdisjoint(value) else _max_tokens(value)
+    if "generationConfig" in value and "contents" in value:
+        max_tokens, thinks = _of_generated(value["generationConfig"])
     return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value, None, metadata)
 
 
@@ -110,6 +112,18 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
             bound = max(bound, other)
     choices = body.get("n")
     return bound * choices if type(choices) is int and 1 < choices <= MAX_CHOICES else bound
+
+
+def _of_generated(config: object) -> tuple[int | None, bool]:
+    """The bound on the answer's tokens and whether it is thought before it, from Gemini's own options."""
+    if not isinstance(config, dict):
+        return None, False
+    bound, choices = config.get("maxOutputTokens"), config.get("candidateCount")
+    asked = {"max_tokens": bound} | ({"n": choices} if choices is not None else {})
+    thinking = config.get("thinkingConfig")
+    thinking = thinking if isinstance(thinking, dict) else {}
+    budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
+    return _max_tokens(asked), level != "minimal" or (type(budget) is int and budget != 0)
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:

@@ -1,4 +1,6 @@
-"""Errors on the wire, always in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with a request id.
+"""Errors on the wire, with a request id: in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, and at the
+endpoints of Messages in Anthropic's, `{"type": "error", "error": {"type", "message"}, "request_id"}`; Gemini's callers get
+Google's, `{"error": {"code", "message", "status", "details"}}`.
 
 A stream whose head went out while it waited has no status left to tell: what would have been a whole answer, error or not,
 is told by its events.
@@ -13,6 +15,8 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects import shapes
+from gateway.dialects.relayed_errors import for_generate
 from gateway.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
 from gateway.policy.openai.sse import answer_object, error_in
 from gateway.words import Endpoint
@@ -29,9 +33,42 @@ def new_request_id() -> str:
     return f"req_{getrandbits(128):032x}"
 
 
-def error_body(error: GatewayError) -> bytes:
-    """The JSON text of an error."""
-    return orjson.dumps({"error": error_object(error)})
+def error_body(error: GatewayError, endpoint: Endpoint | None = None, request_id: str | None = None) -> bytes:
+    """The JSON text of an error, as the callers of this endpoint read it; None: there is none, or it is OpenAI's."""
+    if endpoint is None or endpoint.sse not in ("messages", "generate"):
+        return orjson.dumps({"error": error_object(error)})
+    return google_error_body(error) if endpoint.sse == "generate" else message_error_body(error, request_id)
+
+
+def message_error_body(error: GatewayError, request_id: str | None) -> bytes:
+    """The JSON text of an error as Anthropic's callers read it; with `code` and `param`, which Anthropic's own lack."""
+    return orjson.dumps(shapes.error("messages", error.message, request_id=request_id, **_about(error)))
+
+
+def google_error_body(error: GatewayError) -> bytes:
+    """The JSON text of an error as Gemini's callers read it."""
+    return orjson.dumps(shapes.error("generate", error.message, **_about(error)))
+
+
+def own_error_event(endpoint: Endpoint, error: GatewayError, request_id: str) -> bytes:
+    """An error of ours as the last event of a stream of the endpoint's kind."""
+    if endpoint.sse == "generate":
+        return b"data: %b\n\n" % google_error_body(error)
+    if endpoint.sse != "messages":
+        return error_event(endpoint, error_object(error))
+    return shapes.error_event("messages", error.message, request_id=request_id, **_about(error))
+
+
+def _about(error: GatewayError) -> dict[str, Any]:
+    return {"status": error.status, "type": error.type, "code": error.code, "param": error.param}
+
+
+def named_request(headers: list[RawHeader]) -> list[RawHeader]:
+    """The headers of an answer at an endpoint of Messages: Anthropic's callers look for its id in `request-id`."""
+    index = dict(headers)
+    if b"request-id" not in index and b"x-request-id" in index:
+        headers.append((b"request-id", index[b"x-request-id"]))
+    return headers
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:
@@ -39,8 +76,14 @@ def error_object(error: GatewayError) -> dict[str, Any]:
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
-def error_event(endpoint: Endpoint, error: Mapping[str, Any]) -> bytes:
+def error_event(endpoint: Endpoint, error: Mapping[str, Any], status: int = 500) -> bytes:
     """An error object as the last event of a stream of the endpoint's kind; the SDKs raise or yield it as an error."""
+    if endpoint.sse == "messages":
+        kind = shapes.anthropic_type(status, str(error.get("type")))
+        return b"event: error\ndata: %s\n\n" % orjson.dumps({"type": "error", "error": {**error, "type": kind}})
+    if endpoint.sse == "generate":
+        body = for_generate(status, orjson.dumps({"error": error}), None)
+        return b"data: %s\n\n" % (body or orjson.dumps({"error": error}))
     if endpoint.sse != "responses":
         return b"data: %s\n\n" % orjson.dumps({"error": error})
     flat = {"type": "error", "code": error.get("code") or error.get("type"), "message": error.get("message")}
@@ -50,7 +93,7 @@ def error_event(endpoint: Endpoint, error: Mapping[str, Any]) -> bytes:
 def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:
     """A provider's whole answer to a call that had asked for a stream, as the events of one."""
     if status >= 400:
-        return error_event(endpoint, error_in(body) or _unreadable(status, body))
+        return error_event(endpoint, error_in(body) or unreadable(status, body), status)
     before, after = around_json(endpoint, body)
     return before + on_one_line(_as_chunk(body) if endpoint.sse == "chat" else body) + after
 
@@ -88,7 +131,7 @@ def on_one_line(text: bytes) -> bytes:
     return text.translate(None, b"\r\n")
 
 
-def _unreadable(status: int, body: bytes) -> dict[str, Any]:
+def unreadable(status: int, body: bytes) -> dict[str, Any]:
     """The error object for an answer without one."""
     text = body[:SHOWN_BYTES].decode(errors="replace")
     kind = "server_error" if status >= 500 else "invalid_request_error"

@@ -1,13 +1,14 @@
 """The route table: which paths exist, and who answers them.
 
 Hot endpoints are plain ASGI callables, found by one look-up before starlette's routing is asked; the table below is still
-the only list of them. Every path answers errors in OpenAI's shape.
+the only list of them. Every path answers errors in OpenAI's shape, but those of Anthropic's API in Anthropic's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import NamedTuple
 
 import orjson
 from starlette.applications import Starlette
@@ -16,29 +17,56 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
+from gateway.dialects import shapes
 from gateway.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
+from gateway.flow.messages.count_tokens import COUNT_TOKENS
 from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
+from gateway.ingress.generate.door import GenerateDoor, generate_routes
+from gateway.ingress.generate.models import googles_model, googles_page, is_googles
 from gateway.ingress.http.connection import HotEndpoints
 from gateway.ingress.http.response import WholeResponse
-from gateway.ingress.render import error_body, error_headers, new_request_id
+from gateway.ingress.models import is_anthropics, models_page
+from gateway.ingress.realtime.door import PATHS, RealtimeDoor
+from gateway.ingress.render import (
+    error_body,
+    error_headers,
+    google_error_body,
+    message_error_body,
+    named_request,
+    new_request_id,
+)
+from gateway.ingress.responses.socket_door import PATHS as SOCKET_PATHS
+from gateway.ingress.responses.socket_door import ResponseSocketDoor
 from gateway.policy.snapshot import Key, Model, Policies
 from gateway.ports import Meter
 from gateway.words import Endpoint
 
 log = logging.getLogger("gateway.edge")
 
+_BATCHES = " Batches of Messages are made at /v1/batches, of a file whose lines have the url /v1/messages."
 ENDPOINTS = (
     Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
     Endpoint("completions", "/completions", usage_option=True, tokens="both"),
     Endpoint("embeddings", "/embeddings", tokens="input"),
     Endpoint("responses", "/responses", sse="responses", tokens="both", is_model_optional=True),
+    Endpoint("messages", "/messages", sse="messages", tokens="both"),
+    Endpoint("count_tokens", "/messages/count_tokens", sse="messages", tokens="input"),
     Endpoint("moderations", "/moderations", is_model_optional=True),
     Endpoint("images", "/images/generations", sse="other", is_model_optional=True),
     Endpoint("speech", "/audio/speech", answer="binary"),
     Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart"),
 )
+WORK = tuple(endpoint for endpoint in ENDPOINTS if endpoint.name != COUNT_TOKENS)
+"""What may be a job or a line of a batch: a count is answered at once, or is not worth it."""
 ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
+
+
+class SocketDoors(NamedTuple):
+    """Who opens WebSockets."""
+
+    realtime: RealtimeDoor
+    responses: ResponseSocketDoor
 
 
 class Served:
@@ -59,11 +87,17 @@ class Front:
 
     __slots__ = ("_edge", "_hot", "_rest", "hot")
 
-    def __init__(self, edge: Edge, hot: Mapping[str, Endpoint], rest: ASGIApp) -> None:
+    def __init__(
+        self, edge: Edge, hot: Mapping[str, Endpoint], rest: ASGIApp, session_paths: Sequence[str] = ()
+    ) -> None:
         self._edge = edge
         self._hot = hot
         self._rest = rest
-        self.hot = HotEndpoints({path.encode(): endpoint for path, endpoint in hot.items()}, edge.serve_cycle)
+        self.hot = HotEndpoints(
+            {path.encode(): endpoint for path, endpoint in hot.items()},
+            edge.serve_cycle,
+            frozenset(path.encode() for path in session_paths),
+        )
         """What a connection serves without ASGI; the same endpoints come here with a query, or escaped."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -72,6 +106,14 @@ class Front:
             if endpoint is not None:
                 return self._edge.serve(endpoint, scope, receive, send)
         return self._rest(scope, receive, send)
+
+
+class Upgrade(Route):
+    """A path for those who want a WebSocket there; for all others it is as if it were not."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        offers = b",".join([value for name, value in scope.get("headers", ()) if name == b"upgrade"])
+        return super().matches(scope) if b"websocket" in offers.lower() else (Match.NONE, {})
 
 
 class PassThrough(Route):
@@ -87,13 +129,24 @@ class PassThrough(Route):
         return super().matches(scope)
 
 
-def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute], meter: Meter) -> Front:
-    """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
+def build_front(
+    edge: Edge, policies: Policies, operations: list[BaseRoute], meter: Meter, sockets: SocketDoors | None = None
+) -> Front:
+    """The whole data plane; `operations` are the health, metrics and admin routes that share its port.
+
+    Without `sockets` nobody gets a WebSocket.
+    """
     hot = {prefix + endpoint.path: endpoint for endpoint in ENDPOINTS for prefix in ("/v1", "")}
     routes = [*operations, *model_routes(policies)]  # first: what is polled; nearly all calls are served by `Front`
     routes += [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
+    session_paths: tuple[str, ...] = ()
+    if sockets is not None:
+        session_paths = PATHS + SOCKET_PATHS
+        routes += [Route(path, sockets.realtime, methods=["GET"]) for path in PATHS]
+        routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
+    routes += generate_routes(GenerateDoor(edge, meter), policies)
     routes.append(PassThrough(policies, Served(edge, passthrough.OTHER)))
-    return Front(edge, hot, build_app(routes, meter))
+    return Front(edge, hot, build_app(routes, meter), session_paths)
 
 
 def build_app(routes: list[BaseRoute], meter: Meter) -> Starlette:
@@ -110,7 +163,12 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
 
     async def list_models(request: Request) -> Response:
         policy = policies.current
+        if is_googles(request):
+            return googles_page(request, policy)
         key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
+        if is_anthropics(request):
+            names = [*policy.models, *(plan.model_name for plan in policy.pipelines.values())]
+            return json_response(models_page(request, [n for n in names if _may_use(key, n)], policy.loaded_at))
         models = [_model_object(m.name, m, policy.loaded_at) for m in policy.models.values() if _may_use(key, m.name)]
         models += [
             _model_object(plan.model_name, None, policy.loaded_at)
@@ -121,9 +179,14 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
 
     async def show_model(request: Request) -> Response:
         policy = policies.current
+        if is_googles(request):
+            return googles_model(request, policy)
         key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
         name = request.path_params["name"]
-        return json_response(_model_object(name, parse.find_model(policy, key, name), policy.loaded_at))
+        model = parse.find_model(policy, key, name)
+        if is_anthropics(request):
+            return json_response(shapes.model_page([(name, policy.loaded_at)])["data"][0])
+        return json_response(_model_object(name, model, policy.loaded_at))
 
     return [
         Route(prefix + path, endpoint, methods=["GET"])
@@ -149,11 +212,16 @@ def _may_use(key: Key, name: str) -> bool:
 
 
 def _error_response(request: Request, error: GatewayError) -> Response:
-    body = error_body(error)
     request_id = parse.request_id(dict(request.scope["headers"])) or new_request_id()
+    is_message = is_anthropics(request)
+    body = message_error_body(error, request_id) if is_message else error_body(error)
+    if is_googles(request):
+        body = google_error_body(error)
     request.app.state.meter.refused(request_id, request.scope["path"], error.status, error.code)
     response = Response(body, error.status)
     response.raw_headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
+    if is_message:
+        response.raw_headers = named_request(response.raw_headers)
     if isinstance(error, BodyTimeout):
         response.raw_headers.append((b"connection", b"close"))  # what may still come of the body is not waited for
     return response
@@ -171,7 +239,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         return _error_response(
             request, MethodNotAllowed(f"{method} is not allowed on {path}; use {allow}.", allow=allow)
         )
-    return _error_response(request, NotFound(f"Unknown path {path[:200]}."))
+    remedy = _BATCHES if path.startswith("/v1/messages/batches") else ""
+    return _error_response(request, NotFound(f"Unknown path {path[:200]}.{remedy}"))
 
 
 def _methods_at(request: Request) -> set[str]:

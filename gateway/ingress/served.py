@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.ingress.http.cycle import AnyCycle
 from gateway.ingress.http.writing import begin_stream, write_chunk
 from gateway.ingress.inflight import Serving
-from gateway.ingress.render import new_request_id
+from gateway.ingress.render import named_request, new_request_id
 
 if TYPE_CHECKING:
     from gateway.policy.route_plan import RoutePlan
@@ -78,6 +78,8 @@ class ServedRequest(Serving):
             self.kept_alive = True
             own_id = self.request_id.encode()
             headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
+            if cycle.endpoint.sse == "messages":
+                named_request(headers)
             begin_stream(cycle, headers, comment)
         elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
             write_chunk(cycle, comment)

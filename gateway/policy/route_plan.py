@@ -43,6 +43,8 @@ class RoutePlan:
     """True if a stream that waits may be told so by comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may be told so by interim responses."""
+    is_plain: bool
+    """True if its calls are served as they come: nobody keeps their responses, and their answers are in OpenAI's form."""
     keeping: Keeping | None
     """Who keeps the responses of its calls; None: they make none, or it is none of the gateway's business."""
     output: OutputRule | None
@@ -56,7 +58,8 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         model = model.for_callers or model
         going_to = (*model.plan, *model.context_plan)
         # beside a provider's own key these headers would name another's account
-        passes_account = all(policy.providers[target.provider].api_key is None for target in going_to)
+        passes_account = all(policy.providers[target.provider].is_callers for target in going_to)
+    keeping = keeping_of(policy, key, model, endpoint)
     return RoutePlan(
         endpoint=endpoint,
         model=model,
@@ -65,9 +68,10 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         deadline_s=policy.lane_deadline_s[key.lane],
         passes_account=passes_account,
         is_restricted=key.allows is not None,
-        takes_comments=endpoint.usage_option or endpoint.sse != "chat",
+        takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",
         takes_interim=model.holding.interim is not None,
-        keeping=keeping_of(policy, key, model, endpoint),
+        is_plain=keeping is None and endpoint.sse not in ("messages", "generate"),
+        keeping=keeping,
         output=model.output if endpoint.name in CHECKED else None,
     )
 
@@ -95,7 +99,9 @@ class RoutePlans:
 
 def upstream_model(request: Request, target: Target) -> str:
     """Returns the name by which the target's provider knows the model."""
-    return target.model if target.model is not None else request.model_name
+    if target.model is not None:
+        return target.model
+    return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
 
 
 def strangers_of(model: Model) -> Iterator[tuple[Target, str]]:

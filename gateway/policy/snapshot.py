@@ -15,6 +15,7 @@ from re import Pattern
 from typing import Literal
 
 from gateway.exchange import Clocks, Learn, Upstream
+from gateway.policy.body_edits import BodyEdits
 from gateway.policy.degrade.lower import LatencyRules
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.fleet.shared_state import SharedState
@@ -27,6 +28,7 @@ from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.output.rules import OutputRule
 from gateway.policy.pipelines.plan import PREFIX, PipelinePlan
 from gateway.policy.process import QueueBounds, Server, StoreBounds
+from gateway.policy.provider import Provider
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
@@ -34,44 +36,8 @@ from gateway.policy.runs.workflow import Workflows
 from gateway.policy.webhooks.rules import Webhooks, WebhookSettings
 from gateway.words import FindGaps, Lane
 
-LimitsAre = Literal["account", "server"]
-"""Each credential's own, as hosted providers count; or those of one server, whoever asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """Where a provider is and how to speak to it. Two equal providers share one connection pool."""
-
-    name: str
-    dialect: Literal["openai", "azure"]
-    base_url: str
-    """Without a trailing slash; `emulator://NAME` is answered inside the process."""
-    api_key: str | None = field(default=None, repr=False)
-    """None: the caller's own credential is passed through."""
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Sent with every request."""
-    api_version: str | None = None
-    """Azure: set for the deployments URL, None for `/openai/v1`."""
-    transport: Literal["http1", "httpx"] = "http1"
-    http2: bool = False
-    proxy: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    max_connections: int = 1000
-    idle_expiry_s: float = 60.0
-    limits_are: LimitsAre = "account"
-    """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
-    accepts_callers_of: tuple[str, ...] = field(default=(), compare=False)
-    """Providers, by their names in the config, whose callers' own credentials it may be shown in a fallback."""
-    group: str = ""
-    """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
-    is_self_hosted: bool = False
-    """It is of the operator's own house: it may know of the callers' traces."""
-    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
-    speaks: tuple[str, ...] | None = field(default=None, compare=False)
-    """The languages that it is declared to speak, `chat` and `responses`; None: its kind decides, or its answers."""
-    is_stand_in: bool = False
-    """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
+OnLoss = Literal["report", "refuse", "approximate"]
+"""A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +85,14 @@ class Rates:
     input_usd: float
     output_usd: float
     cached_input_usd: float
+    cache_write_usd: float | None = None
+    """Of input that the provider puts into its cache; None: as any other."""
+    audio_input_usd: float | None = None
+    """Of input that is sound, in realtime sessions; None: as any other."""
+    audio_output_usd: float | None = None
+    """Of output that is sound; None: as any other."""
+    cached_audio_input_usd: float | None = None
+    """Of input that is sound and read from the provider's cache; None: as any other."""
 
 
 def no_rates(_model: str) -> Rates | None:
@@ -159,6 +133,12 @@ class Target:
     """Its model thinks before it answers, whoever asks for it: minutes without a word are usual."""
     clocks_by: Mapping[tuple[str, Lane], Clocks] = field(default_factory=dict, repr=False)
     """By endpoint and lane, where they differ from `clocks`."""
+    edits: BodyEdits | None = None
+    """What is changed in the bodies of its calls; None: nothing."""
+    strip: str = ""
+    """What is taken off the front of the name that the client asked for, where the target has no model of its own."""
+    find_most_input: Callable[[str], int | None] | None = field(default=None, repr=False, compare=False)
+    """How many tokens a model reads, by the provider's name for it; None: nobody knows. A declared window goes before it."""
     find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
     """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
 
@@ -185,6 +165,9 @@ class Model:
     grouping: GroupRules | None = None
     """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
+    on_loss: OnLoss = "report"
+    remembers_thinking: bool = True
+    """Keep what its answers are signed with for callers that do not send it back."""
     degrade: LatencyRules | None = field(default=None, repr=False)
     """When its calls ask for less than their callers did; None: never."""
     """What its answers have to be; None: whatever they are."""
@@ -208,12 +191,17 @@ class Model:
     """Some target of the plan cannot do everything."""
     converted: frozenset[str] = field(init=False, repr=False)
     """The endpoints whose calls are put into another language for some target of the plan."""
+    nameless: frozenset[str] = field(init=False, repr=False)
+    """Names of which nothing is left for some target of the plan: there is no such model."""
 
     def __post_init__(self) -> None:
         derived = {
             "tiers": Tiers(self.targets),
             "others": tuple(target for target in self.plan if target not in self.targets),
             "restricts": any(target.capabilities.is_restricted for target in (*self.plan, *self.context_plan)),
+            "nameless": frozenset(
+                target.strip for target in (*self.plan, *self.context_plan) if target.strip and target.model is None
+            ),
             "converted": frozenset(name for target in (*self.plan, *self.context_plan) for name in target.gaps),
         }
         for name, value in derived.items():

@@ -172,5 +172,5 @@ def _shown_to(call: Call, model: Model) -> set[str]:
     return {
         one.provider
         for one in (*model.plan, *model.context_plan)
-        if one.name not in model.withheld and (one.provider not in providers or providers[one.provider].api_key is None)
+        if one.name not in model.withheld and (one.provider not in providers or providers[one.provider].is_callers)
     }

@@ -17,9 +17,9 @@ from gateway.policy.reuse.rules import NOT_OF_THE_QUESTION, SemanticRule
 
 MOST_CHARS = 8000
 """An embedding of a longer text tells little, and its answer rarely serves another question."""
-_TEXTS = {"chat": "text", "responses": "input_text"}
+_TEXTS = {"chat": "text", "responses": "input_text", "messages": "text"}
 """The type of a plain text part, by endpoint."""
-_FIELDS = {"chat": "messages", "responses": "input"}
+_FIELDS = {"chat": "messages", "responses": "input", "messages": "messages"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def about(kept: Kept) -> bytes:
     known: dict[str, Any] = dict(zip(_NAMES, _VALUES(kept), strict=True))
     known["headers"] = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept.headers]
     if (usage := kept.usage) is not None:
-        known["usage"] = usage.input, usage.output, usage.cached, usage.estimated
+        known["usage"] = _COUNTS(usage)
     if kept.usage_event:
         known["usage_event"] = kept.usage_event.decode("latin-1")
     return orjson.dumps(known)

@@ -73,7 +73,7 @@ class CallCounter:
                 self._count_any(record)
                 return
             series = self._bind(call, attempt.target)
-        if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps:
+        if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps or usage.cache_written:
             self._count_any(record)
             return
         metrics, cost_usd = self._metrics, record.cost_usd
@@ -163,6 +163,8 @@ class CallCounter:
         tokens[model, target, "output"] += usage.output
         if usage.cached:
             tokens[model, target, "cached_input"] += usage.cached
+        if usage.cache_written:
+            tokens[model, target, "cache_write_input"] += usage.cache_written
         if usage.estimated:
             self._metrics.estimated.totals[model, target] += 1
         if record.cost_usd is None:

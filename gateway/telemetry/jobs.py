@@ -63,6 +63,11 @@ class JobCounter:
             if result.cost_usd:
                 cost[model, target, key] += result.cost_usd
 
+    def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
+        """Counts fields of lines that did not reach a provider's own Batch API as they were said."""
+        for (field, how), lines in gaps.items():
+            self._metrics.lossy_fields.totals[target, field, how] += lines
+
     def set_early_runs(self, number: int) -> None:
         """Sets how many runs, and steps of runs that stay, were forgotten for want of room."""
         self._metrics.runs_early.totals[()] = number

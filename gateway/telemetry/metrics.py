@@ -156,6 +156,14 @@ class Metrics:
         "records_forgotten_early_total",
         "Answers of calls with an Idempotency-Key that were forgotten before their time for want of room.",
     )
+    realtime_sessions: Levels = _gauge("realtime_sessions", "Realtime sessions that are open.", "target")
+    realtime_frames: Counts = _counter(
+        "realtime_frames_total", "Frames of realtime sessions, by who has sent them.", "target", "from"
+    )
+    realtime_errors: Counts = _counter(
+        "realtime_errors_total", "Error events and failed responses of realtime sessions.", "target"
+    )
+    response_sockets: Levels = _gauge("responses_websockets", "WebSockets of Responses that are open.")
     objects: Levels = _gauge("objects", "Objects at providers of which it is known whose they are.")
     objects_lost: Counts = _counter(
         "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
@@ -190,6 +198,12 @@ class Metrics:
     )
     unknown: Counts = _counter("unknown_errors_total", "Provider errors that no rule knows.", "target")
     shed: Counts = _counter("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
+    thinking: Counts = _counter(
+        "remembered_thinking_total",
+        "Turns without their signed thinking that were looked for in the memory of it: hit, miss, changed, foreign.",
+        "result",
+    )
+    thinking_bytes: Levels = _gauge("remembered_thinking_bytes", "Memory that signed thinking is kept in.")
     shed_level: Levels = _gauge("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
     jobs: Counts = _counter("jobs_total", "Durable jobs that have ended, by how.", "kind", "outcome")
     jobs_depth: Levels = _gauge("jobs_depth", "Pieces of jobs: ready, for later, claimed.", "segment", "lane", "state")

@@ -168,6 +168,11 @@ class Telemetry(Collector):
         self._metrics.shed_level.values[()] = level
         self._metrics.shed.totals.update({(lane,): total for lane, total in totals.items()})
 
+    def set_thinking(self, size: int, turns: Mapping[str, int]) -> None:
+        """How many bytes of signed thinking are remembered, and what became of the turns that were looked for, by result."""
+        self._metrics.thinking_bytes.values[()] = size
+        self._metrics.thinking.totals.update({(result,): total for result, total in turns.items()})
+
     def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
         """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
         self._metrics.cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
@@ -178,6 +183,18 @@ class Telemetry(Collector):
         """Of how many objects the store knows whose they are, and of how many it has had to forget that."""
         self._metrics.objects.values[()] = entries
         self._metrics.objects_lost.totals[()] = lost
+
+    def set_sockets(self, traffic: Mapping[str, tuple[int, int, int, int]], of_responses: int) -> None:
+        """By target: sessions that are open, frames of clients and of the provider so far, and errors; and the open ones of
+        Responses.
+        """
+        metrics = self._metrics
+        metrics.response_sockets.values[()] = of_responses
+        for name, (sessions, of_clients, of_provider, errors) in traffic.items():
+            metrics.realtime_sessions.values[(name,)] = sessions
+            metrics.realtime_frames.totals[name, "client"] = of_clients
+            metrics.realtime_frames.totals[name, "provider"] = of_provider
+            metrics.realtime_errors.totals[(name,)] = errors
 
     def state_changed(self, is_up: bool) -> None:
         """The store that replicas share has gone out of reach, or is back."""

@@ -18,7 +18,8 @@ from gateway.config.schema import AdmissionSet, CountingEntry, Kind, ProviderEnt
 from gateway.config.sections import tokenizers
 from gateway.policy.learning.provider_headers import provider_of
 from gateway.policy.limits.rules import AZURE, CONTINUOUS, ChargeRule, Style
-from gateway.policy.snapshot import Counting, LimitsAre, Provider
+from gateway.policy.provider import LimitsAre, Provider
+from gateway.policy.snapshot import Counting
 from gateway.words import EMULATOR
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -69,6 +70,7 @@ _HOSTS: Final[Mapping[str, Kind]] = {
     "*.deepseek.com": "deepseek",
     "*.aiplatform.googleapis.com": "vertex",
     "*-aiplatform.googleapis.com": "vertex",
+    "*.aiplatform.*.rep.googleapis.com": "vertex",
     "*.cohere.com": "cohere",
     "*.cohere.ai": "cohere",
     "*.bedrock-*.amazonaws.com": "bedrock",
@@ -107,6 +109,8 @@ def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
     """Returns the entry's `kind`, else that of its address; the emulator counts as OpenAI does."""
     if entry.kind is not None:
         return entry.kind
+    if provider.dialect not in ("openai", "azure"):
+        return provider.dialect
     if provider.base_url.startswith(EMULATOR):
         return "openai"
     if provider.dialect == "azure":

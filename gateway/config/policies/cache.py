@@ -237,8 +237,8 @@ def _entry_for(model: str, names: Iterable[str]) -> str | None:
 # --- what models and the store get ---
 
 
-def with_routes(caching: Caching, places: Iterable[tuple[str, str, str]], rule: OutputRule | None = None) -> Caching:
-    """Returns the set for a model whose calls may go to these places (provider, address, model), with a version of both.
+def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], rule: OutputRule | None = None) -> Caching:
+    """Returns the set for a model whose calls may go to these places (provider, address, model, edits), with its version.
 
     The rule that its answers keep is part of that: an answer that was good enough for another rule is not given again.
     """

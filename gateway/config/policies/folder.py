@@ -15,6 +15,7 @@ from gateway.config.policies.breakers import read_breakers
 from gateway.config.policies.cache import CachePolicies, read_caching
 from gateway.config.policies.errors import ErrorTables, read_error_tables
 from gateway.config.policies.jobs import read_jobs
+from gateway.config.policies.models import read_models
 from gateway.config.policies.pipelines import read_pipeline_files
 from gateway.config.policies.queue import QueuePolicies, read_queue
 from gateway.config.policies.retries import read_retries
@@ -23,6 +24,7 @@ from gateway.config.policies.workflows import read_workflows
 from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean
 from gateway.config.reading.source import read_document
+from gateway.dialects.known.models import ModelTable
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.retry.rules import Retries
@@ -35,6 +37,7 @@ FILES: Final = (
     "breakers.yaml",
     "cache.yaml",
     "jobs.yaml",
+    "models.yaml",
     "queue.yaml",
     "retries.yaml",
     "timeouts.yaml",
@@ -54,6 +57,7 @@ class PolicySets:
     cache: CachePolicies
     jobs: Mapping[str, JobRules]
     workflows: Workflows
+    models: ModelTable
     errors: ErrorTables
     pipelines: tuple[Document, ...]
     """Compiled once the models are known."""
@@ -96,6 +100,7 @@ def read_policies(
         read_caching(documents.get("cache.yaml"), beside),
         read_jobs(documents.get("jobs.yaml")),
         read_workflows(documents.get("workflows.yaml")),
+        read_models(documents.get("models.yaml")),
         errors,
         pipelines,
         (*documents.values(), *errors.documents, *pipelines),

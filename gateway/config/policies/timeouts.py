@@ -27,13 +27,17 @@ ENDPOINTS: Final = (
     "completions",
     "embeddings",
     "responses",
+    "messages",
+    "count_tokens",
+    "generate",
+    "count_generated",
     "moderations",
     "images",
     "speech",
     "transcriptions",
     PASSTHROUGH,
 )
-"""Keep in step with the table in ingress/routes.py."""
+"""Keep in step with the table in ingress/routes.py, and with ingress/generate.py."""
 
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")
@@ -94,6 +98,8 @@ class ClockEndpoints(Entry):
     completions: Section = Field(default_factory=dict)
     embeddings: Section = Field(default_factory=dict)
     responses: Section = Field(default_factory=dict)
+    messages: Section = Field(default_factory=dict)
+    count_tokens: Section = Field(default_factory=dict)
     moderations: Section = Field(default_factory=dict)
     images: Section = Field(default_factory=dict)
     speech: Section = Field(default_factory=dict)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.reading.problems import Document, Path, did_you_mean, kind_of, quoted
-from gateway.config.schema import Entry
+from gateway.config.schema import Entry, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
 
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -39,6 +39,26 @@ _BOUNDS = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than_equal": "must be at most {le:g}",
 }
+
+
+_MEANT = {
+    "claude": "anthropic",
+    "messages": "anthropic",
+    "google": "gemini",
+    "generate": "gemini",
+    "vertexai": "vertex",
+    "aws": "bedrock",
+    "amazon": "bedrock",
+    "converse": "bedrock",
+}
+"""Other names of what a field knows."""
+_ENTRIES: dict[type[Entry], str] = {
+    ProviderEntry: "a provider (providers.NAME)",
+    ModelEntry: "a model (models.NAME)",
+    TargetEntry: "a target (models.NAME.targets)",
+    KeyEntry: "a key (keys)",
+}
+"""Entries whose fields are mistaken for each other's."""
 
 
 def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
@@ -85,12 +105,20 @@ def check_part(kind: type[EntryT], document: Document | None, path: Path) -> Ent
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:
     here = (*path, *(step for step in detail["loc"] if step != "[key]"))
     if detail["type"] == "extra_forbidden":
-        document.complain(
-            here,
-            f"unknown field{did_you_mean(here[-1], [one.alias or name for name, one in kind.model_fields.items()])}",
-        )
+        known = did_you_mean(here[-1], _fields(kind))
+        document.complain(here, f"unknown field{known if 'did you' in known else _elsewhere(kind, here[-1]) or known}")
     else:
         document.complain(here, _in_words(detail, document.show(here, detail["input"])))
+
+
+def _fields(kind: type[Entry]) -> list[str]:
+    return [one.alias or name for name, one in kind.model_fields.items()]
+
+
+def _elsewhere(kind: type[Entry], name: str | int) -> str:
+    """Returns whose field it is, if it is one of another kind of entry."""
+    owners = [told for other, told in _ENTRIES.items() if name in _fields(other)] if kind in _ENTRIES else []
+    return f" here: it is one of {' or '.join(owners)}" if owners else ""
 
 
 def _in_words(detail: ErrorDetails, shown: str) -> str:
@@ -101,7 +129,9 @@ def _in_words(detail: ErrorDetails, shown: str) -> str:
         return f"{shown} {context['message']}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        known = "" if shown.startswith("the value") else did_you_mean(detail["input"], choices)
+        meant = _MEANT.get(str(detail["input"]).lower(), "")
+        known = f"; did you mean {quoted(meant)}?" if meant in choices else did_you_mean(detail["input"], choices)
+        known = "" if shown.startswith("the value") else known
         return f"{shown} is not one of {', '.join(choices)}{known if 'did you' in known else ''}"
     if kind in _WANTED:
         quote = "; quote it" if _WANTED[kind].startswith("text") and _is_scalar(detail["input"]) else ""

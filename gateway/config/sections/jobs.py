@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -18,11 +18,14 @@ from gateway.config.sections.sections import beside
 from gateway.config.sections.state import redis_at
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.rules import IN_REDIS, Accept, JobRules, JobSettings
-from gateway.policy.native.choice import may_take
-from gateway.policy.snapshot import Provider
+from gateway.policy.native.choice import has_batch_api, may_take
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Model
 
 OFF: Final = "off"
 STATE: Final = "state"
+SHOWN: Final = 5
+"""Names of models in a notice."""
 FILE: Final = "gateway-jobs.db"
 """Made in the working directory at first use where `state` is memory."""
 FOLDER: Final = "file://"
@@ -141,7 +144,12 @@ def _file(document: Document, written: str, state: str) -> str:
     return file
 
 
-def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: Mapping[str, Provider]) -> list[str]:
+def job_notices(
+    settings: JobSettings,
+    sets: Mapping[str, JobRules],
+    providers: Mapping[str, Provider],
+    models: Collection[Model],
+) -> list[str]:
     """Returns what is worth a word at start."""
     if settings.is_on and not settings.takes_files:
         return [
@@ -159,10 +167,37 @@ def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: 
             "name a folder that all gateways share: `jobs: {files: file:///FOLDER}`"
         )
     splits = {name: None for one in sets.values() if one.batches.goes_native for name in one.batches.native.split}
-    keys = {one.group or one.name: may_take(one) for one in providers.values()}
-    stray = [name for name in splits if settings.is_on and not keys.get(name)]
+    reasons = {one.group or one.name: _why_no_parts(one) for one in providers.values()}
+    strays = {name: reasons.get(name, f"it is no provider{did_you_mean(name, reasons)}") for name in splits}
+    notices += _dear_batches(settings, providers, models)
     return notices + [
-        f"no lines of batches go to {name}, which native.split names: "
-        + ("it has no api_key" if name in keys else f"it is no provider{did_you_mean(name, keys)}")
-        for name in stray
+        f"no lines of batches go to {name}, which native.split names: {why}"
+        for name, why in strays.items()
+        if settings.is_on and why
     ]
+
+
+def _why_no_parts(provider: Provider) -> str:
+    """Returns why no lines of batches go to a provider's own Batch API; empty: they may."""
+    if not has_batch_api(provider):
+        return f"the gateway knows no Batch API of dialect {provider.dialect}"
+    if may_take(provider):
+        return ""
+    return "it has no api_key" + (": its Batch API is not called with `auth`" if provider.auth is not None else "")
+
+
+def _dear_batches(settings: JobSettings, providers: Mapping[str, Provider], models: Collection[Model]) -> Iterator[str]:
+    """Yields a word on models whose batches were to be done at half price, and cannot be."""
+    dear = [
+        model.name
+        for model in models
+        if model.jobs.batches.run == "native"
+        and model.targets
+        and not any(has_batch_api(providers[target.provider]) for target in model.targets)
+    ]
+    if dear and settings.is_on:
+        more = f" and {len(dear) - SHOWN} more" if len(dear) > SHOWN else ""
+        yield (
+            f"batches of {', '.join(dear[:SHOWN])}{more} run here, at the usual price, although jobs.yaml says `run: native`: "
+            "no provider of theirs has a Batch API that is known here, as openai, azure and anthropic have"
+        )

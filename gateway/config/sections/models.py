@@ -15,15 +15,16 @@ from graphlib import CycleError, TopologicalSorter
 from gateway.config.policies.cache import check_caching, with_routes
 from gateway.config.policies.degrade import read_degrade
 from gateway.config.policies.folder import PolicySets
+from gateway.config.providers.credentials import Groups
+from gateway.config.providers.vendors import bind_credentials
 from gateway.config.reading.check import check, check_part
 from gateway.config.reading.fields import is_label, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import CapabilitiesEntry, ConfigFile, GroupEntry, ModelEntry, PriceEntry, TargetEntry
-from gateway.config.sections.credentials import Groups
+from gateway.config.sections.body_edits import read_edits
 from gateway.config.sections.outputs import CompiledOutput, check_output
 from gateway.config.sections.shared_limits import check_fail_closed, share_limits
 from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
-from gateway.config.sections.vendors import bind_credentials
 from gateway.policy.degrade.lower import LatencyRules
 from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.snapshot import Model, Target
@@ -101,6 +102,8 @@ def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Tar
         entry.model or (None if is_pattern(name) else name),
         check_part(CapabilitiesEntry, document, (*path, "capabilities")),
         check(PriceEntry, document, (*path, "price")) if entry.price is not None else None,
+        read_edits(document, path, name, entry),
+        name.removeprefix(entry.strip or ""),
     )
 
 
@@ -199,18 +202,21 @@ def _model(
         jobs=policies.jobs[entry.jobs],
         grouping=route.grouping,
         output=output,
+        on_loss=entry.on_loss,
+        remembers_thinking=entry.remember_thinking,
         degrade=route.degrade,
         include_usage=policies.admission[entry.admission].include_usage,
     )
     return bind_credentials(model, groups)
 
 
-def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, str, str]]:
+def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, ...]]:
     """Yields the places of the targets, once per provider: the credential that pays does not change an answer."""
     providers = {one.name: one for group in groups.values() for one in group}
     for target in targets:
         provider = providers[target.provider]
-        yield provider.group, provider.base_url, target.model or "*"
+        edits = () if target.edits is None else (repr(target.edits),)
+        yield provider.group, provider.base_url, target.model or f"{target.strip}*", *edits
 
 
 def _follow(

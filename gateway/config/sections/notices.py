@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
+from gateway.config.providers.credentials import is_first
 from gateway.config.reading.fields import is_loopback
 from gateway.config.reading.problems import Document, Path, path_text, printable
 from gateway.config.schema import ConfigFile
-from gateway.config.sections.credentials import is_first
 from gateway.config.sections.redis_url import parse_redis_url
 from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.provider import Provider
+from gateway.policy.realtime.capable import why_no_sessions
 from gateway.policy.route_plan import strangers_of
-from gateway.policy.snapshot import Key, Model, Provider
+from gateway.policy.snapshot import Key, Model
 from gateway.words import EMULATOR
 
 _READABLE_BY_OTHERS = 0o044
@@ -32,6 +35,7 @@ def find_notices(
 ) -> tuple[str, ...]:
     """Returns all notices about a sound config; `of_jobs` is the Redis that has the jobs."""
     notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
+    notices += _realtime_notices(providers, models)
     notices += _redis_notices("state", shared)
     notices += _redis_notices("jobs.store", of_jobs if of_jobs != shared else None)
     literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
@@ -56,8 +60,9 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
         url = urlsplit(provider.base_url)
         if provider.base_url.startswith(EMULATOR):
             yield f"provider {name} is the emulator inside this process: its answers are made up"
-        elif url.scheme == "http" and provider.api_key and not is_loopback(url.hostname or ""):
-            yield f"provider {name}: its api_key travels unencrypted to {url.hostname}: use https"
+        elif url.scheme == "http" and not provider.is_callers and not is_loopback(url.hostname or ""):
+            what = "api_key" if provider.api_key else "credential"
+            yield f"provider {name}: its {what} travels unencrypted to {url.hostname}: use https"
 
 
 def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
@@ -65,7 +70,7 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
 
     The emulator is left out: it shows the credential to nobody.
     """
-    keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
+    keyless = {n for n, p in providers.items() if p.is_callers and not p.base_url.startswith(EMULATOR)}
     for name, model in models.items():
         bound = model.for_callers or model
         going_to = [one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.withheld]
@@ -74,6 +79,23 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
         for target, use in strangers_of(model):
             yield f"model {name}: {target.name} {use}"
+
+
+def _realtime_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
+    """Tells what realtime sessions lack: of targets whose model is called so, as all with nothing else are."""
+    asking = [
+        (name, target)
+        for name, model in models.items()
+        for target in model.targets
+        if "realtime" in (target.model or name) and is_first(target.provider)
+    ]
+    for name, target in asking:
+        why = why_no_sessions(providers[target.provider])
+        if why is not None:
+            yield f"model {name}: {target.name} can have no realtime sessions: provider {target.provider} {why}"
+    if asking and find_spec("websockets") is None:
+        names = ", ".join(dict.fromkeys(name for name, _ in asking))
+        yield f"model {names}: realtime sessions need a package that is not installed: pip install '.[realtime]'"
 
 
 def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
@@ -103,6 +125,7 @@ def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
         listed = document.at(("providers", name, "api_keys"))
         yield from (("providers", name, "api_keys", index) for index in range(len(listed or ())))
         yield ("providers", name, "proxy")
+        yield from (("providers", name, "auth", field) for field in ("secret_key", "session_token", "token"))
     for index in range(len(config.keys)):
         yield ("keys", index, "key")
 

@@ -14,7 +14,8 @@ from gateway.config.reading.problems import Document
 from gateway.config.schema import ConfigFile, Entry
 from gateway.policy.objects.objects import scope_of
 from gateway.policy.objects.rules import ObjectRules
-from gateway.policy.snapshot import Key, Provider
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Key
 
 SHARED = "shared"
 

@@ -15,7 +15,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gateway.policy.snapshot import Provider, Rates
+from gateway.dialects.known.models import plain_name
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Rates
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED = 4096
 MAX_NAME_CHARS = 200
+
+Audio = tuple[float | None, float | None, float | None]
+"""US dollars per million tokens of sound: input, output, and input read from a cache; None: as text."""
 
 _PER_MILLION = 1e-6
 _CLIENT = "httpx2"
@@ -43,11 +48,16 @@ def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates |
     except LookupError:
         seller = find_provider_by_id(book.providers, provider.dialect)
     now = datetime.fromtimestamp(now_wall, UTC)
+    is_native = provider.dialect not in ("openai", "azure")
+    """Names may have something around them then: `models/gemini-x`, or `anthropic.claude-x` at Bedrock's own Messages."""
 
     @lru_cache(maxsize=MAX_REMEMBERED)
     def look_up(model: str) -> Rates | None:
+        if seller is None:
+            return None
         # Not the package's own `find_provider_model`: that one remembers every name for ever.
-        found = seller.find_model(model, all_providers=book.providers) if seller else None
+        names = dict.fromkeys((model, plain_name(model) if is_native else model))
+        found = next(filter(None, (seller.find_model(name, all_providers=book.providers) for name in names)), None)
         if found is None or not found.prices:
             return None
         return _rates(found.get_prices(now))
@@ -70,10 +80,18 @@ def _import_without_client() -> None:
         del sys.modules[_CLIENT]
 
 
-def fixed_rates(input_usd: float, output_usd: float, cached_input_usd: float | None) -> Callable[[str], Rates | None]:
+def fixed_rates(
+    input_usd: float,
+    output_usd: float,
+    cached_input_usd: float | None,
+    cache_write_usd: float | None = None,
+    audio: Audio = (None, None, None),
+) -> Callable[[str], Rates | None]:
     """Returns a function with the same rates for every model; the arguments are per million tokens."""
     cached = input_usd if cached_input_usd is None else cached_input_usd
-    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION)
+    written = None if cache_write_usd is None else cache_write_usd * _PER_MILLION
+    sound = [None if usd is None else usd * _PER_MILLION for usd in audio]
+    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION, written, *sound)
     return lambda _model: rates
 
 
@@ -83,7 +101,10 @@ def _rates(price: ModelPrice) -> Rates | None:
         return None
     paid = _per_token(price.input_mtok)
     cached = paid if price.cache_read_mtok is None else _per_token(price.cache_read_mtok)
-    return Rates(paid, _per_token(price.output_mtok), cached)
+    written = None if price.cache_write_mtok is None else _per_token(price.cache_write_mtok)
+    sound = (price.input_audio_mtok, price.output_audio_mtok, price.cache_audio_read_mtok)
+    audio = [None if usd is None else _per_token(usd) for usd in sound]
+    return Rates(paid, _per_token(price.output_mtok), cached, written, *audio)
 
 
 def _per_token(price: Decimal | TieredPrices | None) -> float:

@@ -14,11 +14,9 @@ from pathlib import Path as FilePath
 
 from gateway.config.policies.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.config.policies.folder import PolicySets
-from gateway.config.reading.check import check
-from gateway.config.reading.fields import is_loopback, is_pattern
-from gateway.config.reading.problems import Document, Path, did_you_mean, quoted
-from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, PassthroughEntry, ProviderEntry, ServerEntry
-from gateway.config.sections.credentials import (
+from gateway.config.providers.addresses import address_of
+from gateway.config.providers.clouds import cloud_auth
+from gateway.config.providers.credentials import (
     Groups,
     account_of,
     check_credentials,
@@ -27,16 +25,23 @@ from gateway.config.sections.credentials import (
     other_secrets_of,
     secrets_of,
 )
+from gateway.config.providers.vendors import check_accepted
+from gateway.config.reading.check import check
+from gateway.config.reading.fields import is_loopback, is_pattern
+from gateway.config.reading.problems import Document, Path, did_you_mean, quoted
+from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, PassthroughEntry, ProviderEntry, ServerEntry
 from gateway.config.sections.shared_limits import check_fail_closed
 from gateway.config.sections.targets import TargetParts, limits_of
-from gateway.config.sections.vendors import check_accepted
-from gateway.dialects.registry import languages_of
+from gateway.dialects.known.listed import LISTS
+from gateway.dialects.registry import Spoken, languages_of
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.process import Server
+from gateway.policy.provider import Provider
 from gateway.policy.runs.workflow import Workflows
-from gateway.policy.snapshot import Key, Provider, Target
+from gateway.policy.snapshot import Key, Target
 from gateway.words import EMULATOR
 
+_WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -68,7 +73,9 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:
+def provider_section(
+    document: Document, config: ConfigFile, environ: Mapping[str, str]
+) -> tuple[Groups, dict[str, Kind]]:
     """Returns every readable provider with its credentials, and the kind of each, by name."""
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
@@ -82,7 +89,7 @@ def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, di
             _check_provider(document, name, entry)
             check_presence(document, ("providers", name), entry, bool(config.keys))
             check_accepted(document, config, ("providers", name), entry)
-            provider = _provider(document, name, entry)
+            provider = replace(_provider(document, name, entry), auth=cloud_auth(document, name, entry, environ))
             kinds[name] = kind = kind_of_provider(entry, provider)
             provider = replace(
                 provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
@@ -98,6 +105,19 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
     check_credentials(document, path, entry)
     if entry.api_version is not None and entry.dialect != "azure":
         document.complain((*path, "api_version"), "is for the azure dialect only")
+    for field in ("project", "location") if document.at((*path, "dialect")) == entry.dialect else ():
+        if getattr(entry, field) is not None and entry.dialect != "vertex":
+            told = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
+            document.complain((*path, field), f"is for the vertex dialect only{told}")
+    if entry.learn_models and entry.dialect not in LISTS:
+        document.complain(
+            (*path, "learn_models"),
+            f"is for the dialects {' and '.join(sorted(LISTS))}, whose lists tell more than names",
+        )
+    elif entry.learn_models and not (secrets_of(entry) or entry.auth or entry.emulate_without_key):
+        document.complain(
+            (*path, "learn_models"), "needs an `api_key`: nobody calls, so there is no caller's credential"
+        )
     if entry.transport != "httpx":
         for field in ("http2", "proxy"):
             if getattr(entry, field):
@@ -122,12 +142,12 @@ def beside(document: Document, file: str) -> str:
 
 
 def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
-    emulated = entry.emulate_without_key and not secrets_of(entry)
+    emulated = entry.emulate_without_key and not secrets_of(entry) and entry.auth is None
     return Provider(
         name=name,
         dialect=entry.dialect,
         speaks=None if entry.speaks is None else tuple(entry.speaks),
-        base_url=f"{EMULATOR}default" if emulated else entry.base_url,
+        base_url=f"{EMULATOR}default" if emulated else address_of(document, ("providers", name), entry),
         headers=tuple(entry.headers.items()),
         api_version=entry.api_version,
         transport=entry.transport,
@@ -140,6 +160,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         accepts_callers_of=tuple(entry.accepts_callers_of),
         secrets=other_secrets_of(document, ("providers", name), entry),
         is_stand_in=emulated,
+        learns_models=entry.learn_models,
     )
 
 
@@ -228,6 +249,10 @@ def passthrough_section(
     if entry.provider not in config.providers:
         suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
         document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
+    elif provider is not None and provider.dialect in _WITHOUT_OPENAIS:
+        document.complain(
+            path, f"the dialect {provider.dialect} has none of OpenAI's other endpoints: name another provider"
+        )
     elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
         document.complain(
             path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
@@ -240,9 +265,11 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
     kind = parts.kinds[provider.group]
     timeouts = policies.timeouts["default"]
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
-    upstream, speaks = parts.upstreams[provider.name, None], languages_of(kind, provider.speaks)
+    upstream = parts.upstreams[provider.name, None]
+    speaks = languages_of(provider.dialect, kind, provider.speaks)
+    spoken = Spoken(kind, speaks, provider.dialect, policies.models.of)
     # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
-    conversions = None if speaks is None else parts.convert(upstream, kind, speaks, f"{provider.base_url} None")
+    conversions = None if spoken.speaks is None else parts.convert(upstream, spoken, f"{provider.base_url} None")
     return Target(
         name=f"{provider.name}/*",
         provider=provider.name,

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from gateway.config.providers.credentials import is_first
 from gateway.config.reading.problems import Document, Path, did_you_mean, kind_of
 from gateway.config.schema import LimitedEntry
-from gateway.config.sections.credentials import is_first
 from gateway.policy.snapshot import Target
 
 FIELDS: Final[Mapping[str, str]] = {

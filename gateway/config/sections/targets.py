@@ -7,31 +7,34 @@ tier come first; within a tier, in the order of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gateway.config.policies.admission import FindTokenizer
 from gateway.config.policies.folder import PolicySets
+from gateway.config.providers.credentials import Groups, account_of
 from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
-from gateway.config.sections.credentials import Groups, account_of
 from gateway.config.sections.prices import fixed_rates
 from gateway.config.sections.shared_limits import closed_limits
-from gateway.dialects.registry import gaps_by_endpoint, languages_of
+from gateway.dialects.known.models import ModelTable, ToldModels
+from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
 from gateway.exchange import Conversions, Upstream
+from gateway.policy.body_edits import BodyEdits
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.openai.thinking import is_thinker
-from gateway.policy.snapshot import Provider, Rates, Target
+from gateway.policy.provider import Provider
+from gateway.policy.snapshot import Rates, Target
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
-Convert = Callable[[Upstream, str, frozenset[str] | None, str], Conversions | None]
-"""Returns what puts calls into another language for a kind of server that speaks these; None: it speaks all.
+Convert = Callable[[Upstream, Spoken, str], Conversions | None]
+"""Returns what puts calls into another language for a server that speaks these; None: it speaks all.
 
 The last argument names the server and its model, for what is learned of it."""
 
 
-def as_it_is(_upstream: Upstream, _kind: str, _speaks: frozenset[str] | None, _place: str) -> None:
+def as_it_is(_upstream: Upstream, _spoken: Spoken, _place: str) -> None:
     """Converts nothing."""
 
 
@@ -43,6 +46,9 @@ class TargetPlace:
     model: str | None
     capabilities: CapabilitiesEntry
     price: PriceEntry | None
+    edits: BodyEdits | None = None
+    asked: str = ""
+    """The name of the entry of `models`, a pattern perhaps, without what the target strips of it."""
 
     @property
     def pair(self) -> Pair:
@@ -63,6 +69,17 @@ class TargetParts:
     kinds: Mapping[str, Kind]
     convert: Convert
     find_tokenizer: FindTokenizer | None = None
+    told: ToldModels | None = None
+    """What providers tell of their models; None: none is asked."""
+    _tables: dict[str, ModelTable] = field(default_factory=dict)
+
+    def models_of(self, provider: Provider, policies: PolicySets) -> ModelTable:
+        """Returns what is known of a provider's models."""
+        if self.told is None or not provider.learns_models:
+            return policies.models
+        if provider.group not in self._tables:
+            self._tables[provider.group] = policies.models.told_by(self.told, provider.group)
+        return self._tables[provider.group]
 
 
 def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
@@ -94,9 +111,18 @@ def _build(
     entry = place.entry
     kind = parts.kinds[entry.provider]
     timeouts = policies.timeouts[model.timeouts]
-    speaks = languages_of(kind, provider.speaks if entry.speaks is None else entry.speaks)
+    declared = provider.speaks if entry.speaks is None else entry.speaks
+    table = parts.models_of(provider, policies)
+    spoken = Spoken(
+        kind,
+        languages_of(provider.dialect, kind, declared),
+        provider.dialect,
+        table.of,
+        approximates=model.on_loss == "approximate",
+        find_sources=table.sources,
+    ).at(place.model or place.asked)
     upstream = parts.upstreams[provider.name, place.model]
-    conversions = parts.convert(upstream, kind, speaks, f"{provider.base_url} {place.model}")
+    conversions = parts.convert(upstream, spoken, f"{provider.base_url} {place.model}")
     return Target(
         name=f"{provider.name}/{place.model or '*'}",
         provider=provider.name,
@@ -104,7 +130,7 @@ def _build(
         upstream=upstream,
         detours={} if conversions is None else conversions.detours,
         learn=None if conversions is None else conversions.learn,
-        gaps=gaps_by_endpoint(kind, speaks),
+        gaps=gaps_by_endpoint(spoken, place.model),
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         limits=replace(
@@ -124,6 +150,9 @@ def _build(
         breaker=policies.breakers[model.breakers],
         thinks=is_thinker(place.model or "") if model.thinks is None else model.thinks,
         errors=policies.errors.of(kind),
+        edits=place.edits,
+        strip=entry.strip or "",
+        find_most_input=spoken.find_most_input if spoken.has_own_language else None,
         find_rates=_rates_of(entry, place.price, parts.find_prices),
     )
 
@@ -146,4 +175,14 @@ def _capabilities(entry: CapabilitiesEntry) -> Capabilities:
 def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
     if price is None:
         return find_prices(entry.provider)
-    return fixed_rates(price.input_usd_per_million, price.output_usd_per_million, price.cached_input_usd_per_million)
+    return fixed_rates(
+        price.input_usd_per_million,
+        price.output_usd_per_million,
+        price.cached_input_usd_per_million,
+        price.cache_write_usd_per_million,
+        audio=(
+            price.audio_input_usd_per_million,
+            price.audio_output_usd_per_million,
+            price.cached_audio_input_usd_per_million,
+        ),
+    )

@@ -91,7 +91,8 @@ class Admission:
         if call.endpoint.request == "any":
             return model.plan[0]  # of another kind: no model's limits
         if targets is None:
-            if model.restricts or model.converted or (model.tiers.has_choice and model.choice != "in_order"):
+            is_restricted = model.restricts or call.endpoint.name in model.converted
+            if is_restricted or (model.tiers.has_choice and model.choice != "in_order"):
                 targets = self.planner.own_targets(call, now)
             else:  # whatever it asks for
                 targets = model.tiers.listed

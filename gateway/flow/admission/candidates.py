@@ -15,7 +15,7 @@ from gateway.clock import Clock
 from gateway.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.flow.admission.gates import Gates
 from gateway.policy.limits.estimate import estimate_input_tokens
-from gateway.policy.openai.capabilities import lacks, needs_of
+from gateway.policy.openai.capabilities import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
 from gateway.policy.openai.sse import json_object
 from gateway.policy.retry.balancing import Tiers
 from gateway.policy.retry.retry import Plan
@@ -53,7 +53,7 @@ class Planner:
     def _able(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
         model = call.model
-        if not model.restricts and not (model.converted and call.endpoint.name in model.converted):
+        if not model.restricts and call.endpoint.name not in model.converted:
             return Plan(model.targets, model.others, model.context_plan)
         missing = _missing(call)
         able = Plan(
@@ -63,12 +63,13 @@ class Planner:
             )
         )
         if not able.own and not able.others:
-            if able.context and "context window" in missing.values():
+            if able.context and CONTEXT_WINDOW in missing.values():
                 return able._replace(own=able.context)
+            needed = sorted({what for what in missing.values() if what})
             raise InvalidRequest(
-                f"No target of '{call.model_name}' can serve this call: it needs "
-                f"{', '.join(sorted({what for what in missing.values() if what}))}; use another model, or send without."
-                f"{model.skipped}",
+                f"No target of '{call.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
+                f"send without.{model.skipped}",
+                param=needed[0] if len(needed) == 1 and needed[0] in (call.parsed or ()) else None,
                 code="unsupported_by_targets",
             )
         return able
@@ -101,7 +102,7 @@ class Planner:
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
         model = call.model
-        is_restricted = model.restricts or (model.converted and call.endpoint.name in model.converted)
+        is_restricted = model.restricts or call.endpoint.name in model.converted
         is_restricted = is_restricted or call.unsayable is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
@@ -194,17 +195,27 @@ def _missing(call: Call) -> dict[str, str | None]:
         body = call.parsed or json_object(call.body) or {}
         needs = needs_of(body, tokens)
     return {
-        target.name: lacks(needs, target.capabilities) or _refused(target, call.endpoint.name, body)
+        target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
         for target in (*call.model.plan, *call.model.context_plan)
     }
 
 
-def _refused(target: Target, endpoint: str, body: dict[str, Any] | None) -> str | None:
+def _too_long(call: Call, target: Target) -> str | None:
+    """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
+    is_one_text = call.endpoint.name != "embeddings"  # whose texts are read one by one
+    if target.find_most_input is None or target.capabilities.context_window is not None or not is_one_text:
+        return None
+    most = target.find_most_input(upstream_model(call, target))
+    return CONTEXT_WINDOW if most is not None and estimate_of(call) > most * SURELY_TOO_LONG else None
+
+
+def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
     """Returns the fields that cannot be said in the target's language; None: it can be told everything that matters."""
-    find_gaps = target.gaps.get(endpoint)
+    find_gaps = target.gaps.get(call.endpoint.name)
     if find_gaps is None or body is None:
         return None
-    return ", ".join(gap.field for gap in find_gaps(body) if gap.how is How.REFUSED) or None
+    is_strict = call.model.on_loss == "refuse"
+    return ", ".join(gap.field for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
 
 
 def estimate_of(call: Call) -> int:

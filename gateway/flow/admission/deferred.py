@@ -94,7 +94,7 @@ class Deferred:
         usage = read_usage(reported) if isinstance(reported, dict) else None
         if usage is not None:
             charge = self._charges.pop(id)
-            real_usd = cost_usd(charge.rates, usage.input, usage.output, usage.cached) or 0.0
+            real_usd = cost_usd(charge.rates, usage.input, usage.output, usage.cached, usage.cache_written) or 0.0
             self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)
 
     async def watched(self, call: Call, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

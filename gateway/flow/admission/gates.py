@@ -262,7 +262,7 @@ class Gates:
 def _is_callers_own(target: Target, policy: PolicySnapshot) -> bool:
     """Returns whether each caller brings an account of his own, and it is the accounts that are limited."""
     provider = policy.providers.get(target.provider)
-    return provider is not None and provider.api_key is None and provider.limits_are == "account"
+    return provider is not None and provider.is_callers and provider.limits_are == "account"
 
 
 def _models(policy: PolicySnapshot) -> Iterable[Model]:

@@ -89,7 +89,8 @@ class AttemptOutcomes:
     ) -> None:
         """The attempt came to nothing; with a `diagnosis` the target did answer, with an error.
 
-        A `fault` is the operator's to mend, and every call meets it: the target is left alone at once.
+        A `fault` is the operator's to mend, and every call meets it: the target is left alone at once. Not so where the
+        gateway itself has no credential, which is no news of the target, and costs a call nothing.
         """
         grant, call.grant = call.grant, None
         if grant is None:
@@ -101,10 +102,11 @@ class AttemptOutcomes:
             grant.cancel(now)
         else:
             grant.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
-        if fault is not None:
-            gate.health.breaker.trip(fault, now, self._draw())
         if error_class is ErrorClass.AUTH:
-            self._health.credential_refused(gate, now)
+            if fault is None:  # else it is this process that has no credential: it says so at once, call by call
+                self._health.credential_refused(gate, now)
+        elif fault is not None:
+            gate.health.breaker.trip(fault, now, self._draw())
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
             self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
         # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.

@@ -89,6 +89,7 @@ class Groups:
                 call.policy.version,
                 call.endpoint.name,
                 call.model.name,
+                call.model.on_loss,
                 call.model_name,
                 call.key.digest,
                 call.key.name,

@@ -95,6 +95,9 @@ def _asked_schema(endpoint: str, parsed: dict[str, Any]) -> Any:
         text = parsed.get("text")
         asked = text.get("format") if isinstance(text, dict) else None
         inner = asked
+    elif endpoint == "messages":
+        config = parsed.get("output_config")
+        inner = asked = config.get("format") if isinstance(config, dict) else None
     else:
         asked = parsed.get("response_format")
         inner = asked.get("json_schema") if isinstance(asked, dict) else None

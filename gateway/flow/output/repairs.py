@@ -144,7 +144,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         stream=False,
         stream_options=None,
         model_span=None,
-        headers=[header for header in call.headers if header[0] not in _OF_THE_CALL],
+        headers=[one for one in call.headers if one[0] not in _OF_THE_CALL and not one[0].startswith(b"anthropic-")],
         max_tokens=None,
         thinks=False,
         parsed=None,

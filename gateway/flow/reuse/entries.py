@@ -30,7 +30,8 @@ SAME_AGAIN = frozenset(
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 JSON = (b"content-type", b"application/json")
 OF_THE_ANSWER = frozenset(
-    b"content-type content-encoding content-disposition openai-model openai-version x-gateway-output x-should-retry".split()
+    b"content-type content-encoding content-disposition openai-model openai-version x-gateway-lossy x-gateway-output "
+    b"x-should-retry".split()
 )
 IDEMPOTENT = (b"idempotent-replayed", b"true")
 MOST_BYTES = 16 * 1024 * 1024

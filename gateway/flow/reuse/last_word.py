@@ -6,7 +6,7 @@ import re
 from itertools import product
 from typing import Final
 
-_ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed")
+_ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
 _LINES: Final = (
     *(b"data:" + blank + b"[DONE]" for blank in (b" ", b"")),
     *(b"event:" + blank + end for blank, end in product((b" ", b""), _ENDS)),

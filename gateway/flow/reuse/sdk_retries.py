@@ -105,6 +105,7 @@ def _repeats(call: Call, earlier: Call) -> bool:
         and call.sdk_retry > earlier.sdk_retry
         and call.tenant == earlier.tenant
         and call.credential == earlier.credential
+        and call.model.on_loss == earlier.model.on_loss
         and call.method == earlier.method
         and call.path == earlier.path
         and call.query == earlier.query

@@ -17,7 +17,7 @@ from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes, tenant_of
 from gateway.ingress.jobs.shown_batches import ShownBatches
-from gateway.ingress.routes import ENDPOINTS
+from gateway.ingress.routes import ENDPOINTS, WORK
 from gateway.jobs.batch_service import BatchOwner, BatchService
 from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.batch_object import batch_object
@@ -49,7 +49,7 @@ class BatchRoutes:
         self._readers = readers
         self._lists = lists
         self._shown = ShownBatches()
-        self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
+        self._endpoints = [one.path for one in WORK if one.request == "json" and one.answer == "json"]
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes, with and without `/v1`."""

@@ -17,22 +17,22 @@ from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek, read_fields
 from gateway.ingress.pipelines.steps import StepRules, part_of_step
-from gateway.ingress.routes import ENDPOINTS
-from gateway.jobs.ports import StoredRequest
+from gateway.ingress.routes import WORK
+from gateway.jobs.ports import STRICT, StoredRequest
 from gateway.policy.output.rules import OutputRule
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.policy.runs.part import part_of
 from gateway.policy.snapshot import Key, Policies, PolicySnapshot
 from gateway.words import Endpoint
 
-_BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in ENDPOINTS for prefix in ("/v1", "")}
+_BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
 
 
 def endpoint_of(path: str) -> Endpoint:
     """Returns the endpoint at the path, with or without `/v1`. Raises NotFound."""
     endpoint = _BY_PATH.get(path)
     if endpoint is None:
-        known = ", ".join("/v1" + one.path for one in ENDPOINTS)
+        known = ", ".join("/v1" + one.path for one in WORK)
         raise NotFound(f"Unknown endpoint {path[:200]}; use one of {known}.", param="endpoint")
     return endpoint
 
@@ -59,18 +59,22 @@ class CallMaker:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
         step = request.step
+        model, headers = plan.model, list(request.headers)
+        if STRICT[0] in (index := dict(headers)):
+            model = parse.strictly(model, index)
+            headers = [header for header in headers if header[0] != STRICT[0]]
         return Call(
             id=request.id,
             endpoint=endpoint,
             policy=policy,
             key=key,
-            model=plan.model,
+            model=model,
             model_name=peeked.model,
             body=request.body,
             stream=peeked.stream,
             stream_options=peeked.stream_options,
             model_span=peeked.model_span,
-            headers=list(request.headers),
+            headers=headers,
             credential=None,
             lane=request.lane,
             received_at=now,

@@ -21,7 +21,7 @@ from gateway.ingress.jobs.stored_answers import accepted_headers, stored_headers
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
-from gateway.jobs.ports import MakeCall, StoredRequest
+from gateway.jobs.ports import STRICT, MakeCall, StoredRequest
 from gateway.policy.jobs.errors import NoResult
 from gateway.policy.jobs.job import Job, JobQuery
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
@@ -74,6 +74,7 @@ class JobRoutes:
         asked, body = await self._split(server, await read_bytes(request, server, server.max_body_bytes))
         options = read_options(asked, self._clock.wall())
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
+        headers += [(name, index[name]) for name in STRICT[:1] if name in index]
         stored = StoredRequest(
             id=_PROBE_ID,
             endpoint=asked["endpoint"],

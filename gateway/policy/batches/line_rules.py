@@ -33,7 +33,7 @@ def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
     The emulator wants none.
     """
     providers = [policy.providers[target.provider] for target in model.plan]
-    if not providers or any(one.api_key is not None or one.base_url.startswith(EMULATOR) for one in providers):
+    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
         return None
     return providers[0].group or providers[0].name
 

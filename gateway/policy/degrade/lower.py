@@ -1,6 +1,7 @@
 """What a call asks for, lowered: shorter answers, less reasoning, never more than its caller asked for.
 
-Sources: the chat and responses pages of https://platform.openai.com/docs/api-reference.
+Sources: the chat and responses pages of https://platform.openai.com/docs/api-reference;
+https://platform.claude.com/docs/en/build-with-claude/{effort,extended-thinking}.
 A body that bounds its answer in other words keeps them: two words for it are refused.
 """
 
@@ -15,7 +16,7 @@ import orjson
 from gateway.policy.openai import json_edit
 
 SCALES: Final[Mapping[str, tuple[str, ...]]] = {
-    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     "verbosity": ("low", "medium", "high"),
 }
 """Fields whose values are words, the least first."""
@@ -25,13 +26,16 @@ FIELDS_AT: Final[Mapping[str, frozenset[str]]] = {
     "chat": frozenset(("reasoning_effort", "verbosity", "max_completion_tokens", "max_tokens")),
     "completions": frozenset(("max_tokens",)),
     "responses": frozenset(("max_output_tokens", "reasoning_effort", "verbosity")),
+    "messages": frozenset(("max_tokens", "reasoning_effort")),
 }
 """Those that a body may have, by endpoint."""
-INSIDE: Final[Mapping[str, tuple[str, str]]] = {
-    "reasoning_effort": ("reasoning", "effort"),
-    "verbosity": ("text", "verbosity"),
+INSIDE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "responses": {"reasoning_effort": ("reasoning", "effort"), "verbosity": ("text", "verbosity")},
+    "messages": {"reasoning_effort": ("output_config", "effort")},
 }
-"""Where bodies of Responses have the words."""
+"""Where bodies have the words that do not stand at their top, by endpoint."""
+LEAST_OF_MESSAGES: Final = "low"
+"""The least effort of Messages, whose scale has no less; a body that names none keeps it so: not every model knows one."""
 OWN_BOUND: Final = {"chat": "max_completion_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
 """How endpoints call a bound that is set under a name that they have not, where their bodies bound nothing."""
 USUAL: Final = "medium"
@@ -61,15 +65,20 @@ def lowered(
 ) -> LoweredCall | None:
     """Returns the call with its fields lowered; None: it asks for no more than that, or its endpoint has none of them."""
     allowed = FIELDS_AT.get(endpoint, frozenset())
-    inside = INSIDE if endpoint == "responses" else {}
+    inside = INSIDE.get(endpoint, {})
     changed: dict[str, str | int] = {}
     bounds = [field for field in BOUNDS if parsed.get(field) is not None]
     for field, value in rules.set.items():
         if isinstance(value, str):
-            if field in allowed and _is_above(field, _said(parsed, inside.get(field), field), value):
-                changed[field] = value
+            said = _said(parsed, inside.get(field), field)
+            word = value
+            if endpoint == "messages":
+                said, word = said or "", max(value, LEAST_OF_MESSAGES, key=SCALES["reasoning_effort"].index)
+            if field in allowed and _is_above(field, said, word):
+                changed[field] = word
         elif bounds:
-            changed.update({one: value for one in bounds if isinstance(parsed[one], int) and parsed[one] > value})
+            above = {one: value for one in bounds if isinstance(parsed[one], int) and parsed[one] > value}
+            changed.update(above if endpoint != "messages" or value > _thinks_for(parsed) else {})
         elif field in allowed and not any(one in changed for one in BOUNDS):
             changed[field] = value
     own_bound, told = OWN_BOUND.get(endpoint), [value for value in rules.set.values() if isinstance(value, int)]
@@ -95,6 +104,13 @@ def _said(parsed: Mapping[str, Any], path: tuple[str, str] | None, field: str) -
         return parsed.get(field)
     outer = parsed.get(path[0])
     return outer.get(path[1]) if isinstance(outer, dict) else outer
+
+
+def _thinks_for(parsed: Mapping[str, Any]) -> int:
+    """Returns the tokens that a message may think for: its bound has to stay above them."""
+    thinking = parsed.get("thinking")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return budget if isinstance(budget, int) else 0
 
 
 def _is_above(field: str, said: object, value: str) -> bool:

@@ -34,7 +34,7 @@ def parse_reset(value: bytes | str, wall_now: float) -> float | None:
         return None
     told = told.strip()
     if told[4:5] == b"-":
-        return until_s(_rfc3339(told), wall_now)
+        return until_s(rfc3339(told), wall_now)
     if told[-1:] in (b"h", b"m", b"s"):
         return sane_s(_go_duration(told))
     number = plain_number(told)
@@ -89,7 +89,7 @@ def _http_date(text: bytes, wall_now: float) -> float | None:
     return None
 
 
-def _rfc3339(text: bytes) -> float | None:
+def rfc3339(text: bytes) -> float | None:
     found = _RFC3339.fullmatch(text)
     if found is None:
         return None

@@ -28,12 +28,14 @@ _MOST_PARTS = 128  # of one message
 _SLICE = 512
 _SLICES = 8
 
+_BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "document"))
 _TEXT_FIELDS = ("prompt", "input", "system", "instructions")
-_JSON_FIELDS = ("tools", "functions", "response_format")
+_MEDIA = frozenset(("inlineData", "inline_data", "fileData", "file_data"))
+_JSON_FIELDS = ("tools", "functions", "response_format", "output_config")
 
 
 def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | None = None) -> int:
-    """Input tokens of a chat, responses, completions or embeddings request; at least 1. `parsed` is `body`, parsed.
+    """Input tokens of a request of any language; at least 1. `parsed` is `body`, parsed.
 
     `count` is a tokenizer: the tokens of a text. Without one, texts are judged by their length and script.
     """
@@ -42,6 +44,9 @@ def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | No
     messages = parsed.get("messages")
     if messages is not None:
         tokens = _content_tokens(messages, body, count) + _REPLY_TOKENS
+    if "contents" in parsed:
+        tokens += _contents_tokens(parsed["contents"], body, count)
+        tokens += _contents_tokens([parsed.get("systemInstruction")], body, count)
     for field in _TEXT_FIELDS:
         if field in parsed:
             tokens += _content_tokens(parsed[field], body, count)
@@ -86,6 +91,28 @@ def _content_tokens(content: object, body: bytes, count: Count) -> float:
     return tokens
 
 
+def _contents_tokens(contents: object, body: bytes, count: Count) -> float:
+    """Tokens of the contents of Gemini's: a list of parts each."""
+    if type(contents) is not list or len(contents) > _MOST_ITEMS:
+        return _body_tokens(body)
+    return sum([_content_of_parts(one.get("parts"), count) for one in contents if type(one) is dict])
+
+
+def _content_of_parts(parts: object, count: Count) -> float:
+    if type(parts) is not list:
+        return 0.0
+    tokens = 1.0 * _MESSAGE_TOKENS
+    for part in parts[:_MOST_PARTS]:
+        text = part.get("text") if type(part) is dict else None
+        if type(text) is str:
+            tokens += count(text)
+        elif type(part) is dict and not _MEDIA.isdisjoint(part):
+            tokens += _IMAGE_TOKENS
+        else:
+            tokens += _json_bytes(part, b"") / _JSON_BYTES_PER_TOKEN
+    return tokens
+
+
 def _item_tokens(item: dict[str, Any], count: Count) -> float:
     """Tokens of a message or of one part of its content."""
     content = item.get("content")
@@ -122,11 +149,31 @@ def _part_tokens(part: dict[str, Any], count: Count) -> float:
         if type(text) is str:
             return count(text)
     kind = part.get("type")
+    if type(kind) is str and kind in _BLOCKS:
+        return _block_tokens(part, count)
     if type(kind) is not str or not ("image" in kind or "audio" in kind or "file" in kind):
         return _MESSAGE_TOKENS
     image = part.get("image_url")
     detail = image.get("detail") if type(image) is dict else part.get("detail")
     return _LOW_IMAGE_TOKENS if detail == "low" else _IMAGE_TOKENS
+
+
+def _block_tokens(block: dict[str, Any], count: Count) -> float:
+    """Tokens of a block that Messages alone have: a tool's call or result, a thought, a document."""
+    source = block.get("source")
+    source = source if type(source) is dict else {}
+    if block["type"] == "document" and source.get("type") not in ("text", "content"):
+        return _IMAGE_TOKENS
+    tokens = 1.0 * _MESSAGE_TOKENS
+    for said in (block.get("content"), block.get("thinking"), source.get("data"), source.get("content")):
+        if type(said) is str:
+            tokens += count(said)
+        elif type(said) is list:  # what stands in these is not followed deeper
+            inner = [part for part in said[:_MOST_PARTS] if type(part) is dict and str(part.get("type")) not in _BLOCKS]
+            tokens += sum([_part_tokens(part, count) for part in inner])
+    if "input" in block:
+        tokens += _json_bytes(block["input"], b"") / _JSON_BYTES_PER_TOKEN
+    return tokens
 
 
 def _many_tokens(items: list[Any], body: bytes) -> float:

@@ -148,6 +148,19 @@ class LimitSet:
             elif more > 0:
                 one.limit.force(more, now)
 
+    def charge(self, cost: Cost, now: float) -> None:
+        """Takes what was used, whether it is there or not; neither a request nor a slot."""
+        parts = parts_of(cost, 0)
+        for one in self.table.known:
+            if one.part and parts[one.part] > 0:
+                one.limit.force(parts[one.part], now)
+
+    def charge_requests(self, count: int, now: float) -> None:
+        """Takes requests that went with another one's leave, whether they are there or not."""
+        for one in self.table.known:
+            if one.part == REQUESTS:
+                one.limit.force(count, now)
+
     def settle_tokens(self, reserved: Cost, input_tokens: float, output_tokens: float, now: float, at: float) -> None:
         """Does what `settle` does for a call that was answered, where plain buckets are all there is: its request was used."""
         before = reserved.input_tokens, reserved.output_tokens, reserved.input_tokens + reserved.output_tokens

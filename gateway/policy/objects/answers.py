@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
-from gateway.policy.objects.objects import CHAT, RESPONSES, Concern, ObjectPath
+from gateway.policy.objects.objects import CHAT, MESSAGES, RESPONSES, Concern, ObjectPath
 from gateway.policy.openai.sse import event_data, json_object
 
 MOST_PAGES = 10
@@ -137,7 +137,8 @@ class Announcements:
         if place is not None and place.kind == "threads":
             found = event.get("id") if event.get("object") == "thread" else event.get("thread_id")
         else:
-            found = _at(event, "response", "id") if place == RESPONSES else event.get("id")
+            inside = "response" if place == RESPONSES else "message" if place == MESSAGES else None
+            found = event.get("id") if inside is None else _at(event, inside, "id")
         if isinstance(found, str) and found:
             yield found
 

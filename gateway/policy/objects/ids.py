@@ -20,7 +20,7 @@ from gateway.policy.openai.multipart import MultipartError, Part, boundary_of, p
 
 FIELDS = frozenset((
     "file_id", "file_ids", "input_file_id", "vector_store_id", "vector_store_ids", "container_id", "previous_response_id",
-    "training_file", "validation_file", "assistant_id", "thread_id",
+    "previous_message_id", "training_file", "validation_file", "assistant_id", "thread_id",
 ))  # fmt: skip
 """The fields whose values are ids of objects, at any depth."""
 _AT_THE_TOP = frozenset(("conversation", "container", "video"))

@@ -83,8 +83,8 @@ class Concern:
 
 _MADE_LATER = frozenset(("batches", "fine_tuning/jobs", "responses"))
 """The kinds that create further objects later: their ids are seen in later answers."""
-CHAT, RESPONSES = ObjectPath("chat/completions"), ObjectPath("responses")
-_HOT = {"chat": CHAT, "responses": RESPONSES}
+CHAT, RESPONSES, MESSAGES = ObjectPath("chat/completions"), ObjectPath("responses"), ObjectPath("messages")
+_HOT = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 
 
 def key_of(scope: bytes, id: str) -> bytes:
@@ -131,6 +131,8 @@ def concern_of(request: Request, may_name: bool) -> Concern | None:
 
 def _is_stored(request: Request, *, default: bool) -> bool:
     """Returns whether the provider is to keep the answer. A body that was not parsed is assumed to ask for it."""
+    if request.endpoint.name == "messages":  # what another request can go on from
+        return b'"thread"' in request.body if request.parsed is None else bool(request.parsed.get("thread"))
     if request.parsed is None:
         return default or b'"store"' in request.body
     store = request.parsed.get("store")

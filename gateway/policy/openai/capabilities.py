@@ -16,6 +16,10 @@ from gateway.policy.openai.outline import UNREAD
 CONTEXT_TOLERANCE = 1.25
 """The error of estimates: a call that may fit is let through, and the provider has the last word."""
 
+SURELY_TOO_LONG = 1.5
+"""So many times more than a model reads is an estimate that is too long for it, where the operator says no window."""
+CONTEXT_WINDOW = "a larger context window"
+
 _MOST_PARTS = 4096  # messages and parts of messages together, the newest
 _IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
 
@@ -46,11 +50,13 @@ class Needs(NamedTuple):
 
 
 def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
-    """Returns the needs of a chat completions or responses request; `body` is parsed."""
+    """Returns the needs of a request of chat completions, Responses or Messages; `body` is parsed."""
     return Needs(
         tools=_is_filled(body.get("tools")) or _is_filled(body.get("functions")),
         images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
-        structured_output=_has_schema(body.get("response_format")) or _has_schema(_field(body.get("text"), "format")),
+        structured_output=_has_schema(body.get("response_format"))
+        or _has_schema(_field(body.get("text"), "format"))
+        or _has_schema(_field(body.get("output_config"), "format")),
         tokens=tokens,
     )
 
@@ -70,7 +76,7 @@ def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
         return "structured output"
     window = capabilities.context_window
     if window is not None and needs.tokens > window * CONTEXT_TOLERANCE:
-        return "context window"
+        return CONTEXT_WINDOW
     return None
 
 
@@ -92,17 +98,24 @@ def _shows_images(messages: object) -> bool:
 
 
 def _parts(messages: list[Any]) -> Iterator[object]:
-    """Yields messages and the parts of their content, no deeper; in responses a part may stand among the messages."""
+    """Yields messages and the parts of their content; in responses a part may stand among the messages, and in Messages those
+    of a tool's result are one step deeper."""
     for message in reversed(messages):
         yield message
         for name in ("content", "output"):  # of a message; of a tool's answer in responses
             content = _field(message, name)
             if isinstance(content, list):
                 yield from content
+                for part in content:
+                    inner = _field(part, "content")
+                    if isinstance(inner, list):
+                        yield from inner
             elif content is not None:
                 yield content
 
 
 def _is_image(part: object) -> bool:
     kind = _field(part, "type")
+    if kind == "document":  # of Messages: it is looked at page by page, unless it is text
+        return _field(_field(part, "source"), "type") not in ("text", "content")
     return isinstance(kind, str) and kind in _IMAGES

@@ -35,7 +35,7 @@ class FirstEventKind(Enum):
     SOMETHING = "something"
     """The answer has begun with this event."""
     DONE = "done"
-    """The event is `[DONE]`, without any output before it."""
+    """The event is `[DONE]`, or the end of a message, without any output before it."""
     NONSENSE = "nonsense"
     """The event is neither JSON nor SSE."""
 
@@ -50,6 +50,8 @@ def first_word(event: bytes) -> FirstEventKind:
     parsed = sse.json_object(data)
     if parsed is None:
         return FirstEventKind.NONSENSE
+    if parsed.get("type") == "message_stop":  # Anthropic's messages tell why they ended in an event before it
+        return FirstEventKind.DONE
     return FirstEventKind.NOTHING if says_nothing(parsed) else FirstEventKind.SOMETHING
 
 

@@ -43,7 +43,9 @@ class AllowList:
         return allowed
 
 
-_REQUEST = frozenset(b"content-type accept user-agent traceparent tracestate baggage x-client-request-id".split())
+_REQUEST = frozenset(
+    b"content-type accept user-agent traceparent tracestate baggage x-client-request-id anthropic-user-profile-id".split()
+)
 _REQUEST_PREFIXES = (b"openai-beta", b"x-stainless-", b"anthropic-beta", b"anthropic-version")
 _RESPONSE = frozenset(
     b"content-type content-encoding content-disposition cache-control retry-after retry-after-ms x-should-retry request-id "
@@ -64,7 +66,7 @@ ALL_REQUEST_IDS = frozenset(REQUEST_IDS)
 _RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
 
 
-_ACCOUNT = frozenset((b"openai-organization", b"openai-project"))
+_ACCOUNT = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
 
 
 def request_headers() -> AllowList:

@@ -8,6 +8,7 @@ because two parsers may disagree about which of two wins.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,6 +19,8 @@ _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 # Possessive, because one remembered way back per character of a long string would take 100 times its size.
 _TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 _COLON = re.compile(rb"\s*:\s*")
+_COMMA = re.compile(rb"\s*,\s*")
+_WHITE = b" \t\r\n"
 _SCALAR_END = re.compile(rb"[,}\]\s]")
 _ESCAPED_LETTER = re.compile(
     rb"\\u00[4-7]"
@@ -121,6 +124,18 @@ def insert_field(body: bytes, name: str, value: bytes) -> bytes:
     brace = body.index(b"{") + 1
     comma = b"" if _NO_FIELDS.match(body, brace) else b","
     return b'%s"%s":%s%s%s' % (body[:brace], name.encode(), value, comma, body[brace:])
+
+
+def remove_fields(body: bytes, fields: Sequence[Field]) -> bytes:
+    """Returns the body without these top-level fields, which stand in it in this order."""
+    for field in reversed(fields):
+        behind = _COMMA.match(body, field.end)
+        if behind is not None:
+            body = body[: field.key] + body[behind.end() :]
+        else:  # the last one: the comma before it goes, if there is one
+            before = body[: field.key].rstrip(_WHITE)
+            body = before.removesuffix(b",") + body[field.end :]
+    return body
 
 
 def with_model(body: bytes, model: str) -> bytes:

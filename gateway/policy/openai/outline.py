@@ -45,7 +45,7 @@ _FIELDS_A_STEP = 32
 _HASHED_BYTES = 262_144
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
-_PICTURES = re.compile(rb'"(?:image_url|input_image|image|computer_screenshot)"')
+_PICTURES = re.compile(rb'"(?:image_url|input_image|image|computer_screenshot|document)"')
 _WORD_BYTES = 32
 
 
@@ -118,7 +118,9 @@ def read_contents(body: bytes) -> Generator[None, None, Contents]:
             raise MalformedJson("it is not valid UTF-8") from None
         if not may_show_images:
             seen = body[start - _WORD_BYTES : start] + piece if start else piece
-            may_show_images = (b"image" in seen or b"screenshot" in seen) and _PICTURES.search(seen) is not None
+            may_show_images = (b"image" in seen or b"screenshot" in seen or b"document" in seen) and _PICTURES.search(
+                seen
+            ) is not None
         yield
     return Contents(whole.digest(), may_show_images)
 

@@ -1,20 +1,24 @@
 """Server-sent events as bytes: finds the ends of events, their data, and the events that are errors.
 
-Events are never re-encoded. `EventCutter` only decides how many bytes are whole events. What a stream as a whole has said is
-`transcript.py`'s business, what its first events mean is `first_event.py`'s. In JSON quotes and line ends inside a string
-are escaped, so `"finish_reason":null` without a backslash before its quotes is never text that the model wrote.
-Source: HTML Living Standard, 9.2 (event stream format).
+Most events only bring more of the answer, and are told without parsing them. Events are never re-encoded. `EventCutter` only
+decides how many bytes are whole events. What a stream as a whole has said is `transcript.py`'s business, what its first events
+mean is `first_event.py`'s. In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a
+backslash before its quotes is never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import orjson
 
 from gateway.policy.openai.json_text import is_crowded
+
+Form = Literal["chat", "responses", "messages", "generate", "other"]
+"""The ending and errors of a stream: as OpenAI's chats, its Responses, Anthropic's messages, Gemini's answers; `other` is
+unknown."""
 
 PENDING_LIMIT = 65_536
 """A longer event is passed on in parts: memory stays bounded, whatever a provider sends."""
@@ -24,6 +28,7 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
 _FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
 DONE = b"[DONE]"
+_DELTA_DATA = len(b"event: content_block_delta\n")
 
 
 class EventCutter:
@@ -160,6 +165,15 @@ def error_object(parsed: dict[str, Any], *, is_named: bool = False) -> dict[str,
     return parsed if is_named or parsed.get("type") == "error" or parsed.get("object") == "error" else None
 
 
+def error_json(error: dict[str, Any]) -> bytes:
+    """Returns the body of an error; of one that is nested too deeply to be written again, only what is plain."""
+    try:
+        return orjson.dumps({"error": error})
+    except orjson.JSONEncodeError:
+        plain = {name: value for name, value in error.items() if isinstance(value, str | int | None)}
+        return orjson.dumps({"error": plain})
+
+
 def _bare_json(text: bytes) -> dict[str, Any] | None:
     try:
         value = orjson.loads(text.strip().removeprefix(b"data:").removeprefix(b"error:"))
@@ -182,7 +196,83 @@ def response_error(message: str, code: str, number: int = 0) -> bytes:
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
 
 
+def google_error(message: str, code: str) -> bytes:
+    """Returns an error event as Gemini's streams send it (AIP-193)."""
+    info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code.upper(), "domain": "gateway"}
+    error = {"code": 500, "message": message, "status": "INTERNAL", "details": [info]}
+    return b"data: %s\n\n" % orjson.dumps({"error": error})
+
+
 def message_error(message: str, code: str) -> bytes:
     """Returns an error event as Anthropic's streams send it."""
     error = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
+
+
+def is_plain_chat(block: bytes) -> bool:
+    """Returns whether a block is one event with more of an answer: one line that looks like JSON, without a finish reason."""
+    return (
+        block.endswith(b"}\n\n")
+        and block.rfind(b"data: {") == 0  # the only one: a torn event may have run into the next
+        and block.find(b"\n") == len(block) - 2
+        and (
+            block.rfind(b'"finish_reason":null') > 0 or block.rfind(b'"finish_reason": null') > 0
+        )  # it stands near the end
+    )
+
+
+def is_plain_response(block: bytes) -> bool:
+    """Returns the same as `is_plain_chat` for Responses, which name such events `….delta`."""
+    name_end = block.find(b"\n")
+    return (
+        block.startswith(b"event: response.")
+        and block.endswith(b"}\n\n")
+        and block.startswith(b".delta\ndata: {", name_end - 6)
+        and block.find(b"\n", name_end + 1) == len(block) - 2
+    )
+
+
+def is_plain_message(block: bytes) -> bool:
+    """Returns the same as `is_plain_chat` for Anthropic's Messages, which name such events `content_block_delta`."""
+    return (
+        block.startswith(b"event: content_block_delta\ndata: {")
+        and block.endswith(b"}\n\n")
+        and block.find(b"\n", _DELTA_DATA) == len(block) - 2
+    )
+
+
+def is_plain_generated(block: bytes) -> bool:
+    """Returns the same as `is_plain_chat` for Gemini's streams, whose lines end as Google ends them."""
+    return (
+        block.startswith(b'data: {"candidates"')
+        and block.endswith((b"}\n\n", b"}\r\n\r\n"))
+        and block.rfind(b"data: {") == 0
+        and block.find(b'"finishReason"') < 0
+        and block.find(b'"error"') < 0
+    )
+
+
+def _is_never_plain(_block: bytes) -> bool:
+    return False
+
+
+_PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
+    "chat": is_plain_chat,
+    "responses": is_plain_response,
+    "messages": is_plain_message,
+    "generate": is_plain_generated,
+}
+
+
+def plain_events_of(form: Form) -> Callable[[bytes], bool]:
+    """Returns what tells the plain events of a stream of this form."""
+    return _PLAIN.get(form, _is_never_plain)
+
+
+def ended_candidates(event: dict[str, Any]) -> list[object]:
+    """Returns the candidates of an event of Gemini's that have ended; a prompt that was blocked has ended, too."""
+    candidates = event.get("candidates")
+    given = candidates if isinstance(candidates, list) else []
+    ended: list[object] = [one.get("index", 0) for one in given if isinstance(one, dict) and one.get("finishReason")]
+    feedback = event.get("promptFeedback")
+    return [*ended, 0] if isinstance(feedback, dict) and feedback.get("blockReason") else ended

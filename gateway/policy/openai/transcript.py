@@ -1,6 +1,6 @@
 """Follows an event stream: whether it is complete, has failed or makes no sense, and the tokens it reports.
 
-Most events only bring more of the answer: `is_plain_chat` and `is_plain_response` tell these without parsing them. All
+Most events only bring more of the answer: `sse.py` tells these without parsing them. All
 others are read here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
 JSON object or `[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
 """
@@ -8,20 +8,16 @@ JSON object or `[DONE]` is passed on as an event; once a stream has ended or fai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import orjson
+from typing import Any
 
 from gateway.policy.openai import sse
 from gateway.policy.openai.first_event import choices_of, failed_finish_message, failed_reason, says_nothing
-from gateway.policy.openai.usage import find_usage, read_usage
+from gateway.policy.openai.sse import Form, ended_candidates, plain_events_of
+from gateway.policy.openai.usage import find_usage, read_usage, told_later
 from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
-
-Form = Literal["chat", "responses", "messages", "other"]
-"""The ending and the errors of a stream: as OpenAI's chats, its Responses, or Anthropic's messages; `other` is unknown."""
 
 STREAM_ERROR = "stream_error"
 """The outcome of a stream in which the provider itself reported an error."""
@@ -38,36 +34,6 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _HEAD_BYTES = 256
 _TAIL_BYTES = 32_768
 """The bytes kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
-
-
-def is_plain_chat(block: bytes) -> bool:
-    """Returns whether a block is one event with more of an answer: one line that looks like JSON, without a finish reason."""
-    return (
-        block.endswith(b"}\n\n")
-        and block.rfind(b"data: {") == 0  # the only one: a torn event may have run into the next
-        and block.find(b"\n") == len(block) - 2
-        and (
-            block.rfind(b'"finish_reason":null') > 0 or block.rfind(b'"finish_reason": null') > 0
-        )  # it stands near the end
-    )
-
-
-def is_plain_response(block: bytes) -> bool:
-    """Returns the same as `is_plain_chat` for Responses, which name such events `….delta`."""
-    name_end = block.find(b"\n")
-    return (
-        block.startswith(b"event: response.")
-        and block.endswith(b"}\n\n")
-        and block.startswith(b".delta\ndata: {", name_end - 6)
-        and block.find(b"\n", name_end + 1) == len(block) - 2
-    )
-
-
-def _is_never_plain(_block: bytes) -> bool:
-    return False
-
-
-_PLAIN: Mapping[Form, Callable[[bytes], bool]] = {"chat": is_plain_chat, "responses": is_plain_response}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +54,7 @@ class Transcript:
         "_long_tail",
         "_number",
         "_strips",
+        "_told",
         "events",
         "failure",
         "finished",
@@ -106,13 +73,15 @@ class Transcript:
         self._head = b""
         self._long_tail = b""
         self._number = -1
+        self._told: dict[str, Any] = {}
+        """The usage of a message as it was told so far."""
         self.events = 0
         """The events read here that had content."""
         self.finished: set[object] = set()
         """The choices that have a finish reason."""
         self.is_over = False
         """The stream's last event has come."""
-        self.is_plain = _PLAIN.get(form, _is_never_plain)
+        self.is_plain = plain_events_of(form)
         """Returns whether a block needs no reading; it is then to be counted and kept in `last_plain`."""
         self.last_plain = b""
         """The last event that was passed on without reading."""
@@ -145,21 +114,26 @@ class Transcript:
 
     def is_complete(self, choices: Callable[[], int], *, is_clean: bool) -> bool:
         """Returns whether the stream is complete; `is_clean`: the connection did not break. `choices` is asked for
-        how many there have to be. Three kinds of stream:
+        how many there have to be. Four kinds of stream:
 
         1. Those that end with an event of their own. 2. Chats end with `[DONE]`; some providers leave it out, then a clean
-        end behind a finish reason for every choice will do. 3. Others, of which we know no last event: a clean end is all.
+        end behind a finish reason for every choice will do. 3. Gemini's, in which a reason and a clean end are all there is.
+        4. Others, of which we know no last event: a clean end is all.
         """
         if self.is_over or self._head:
             return self.is_over
         if self._form == "chat":
             return is_clean and len(self.finished) >= choices()
+        if self._form == "generate":
+            return is_clean and bool(self.finished)
         return is_clean and self._form == "other"
 
     def error_event(self, message: str, code: str) -> bytes:
         """Returns an error event as this stream's readers expect it."""
         if self._form == "responses":
             return sse.response_error(message, code, self._last_number() + 1)
+        if self._form == "generate":
+            return sse.google_error(message, code)
         return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
 
     def _last_number(self) -> int:
@@ -196,7 +170,7 @@ class Transcript:
         return event if is_first else b""
 
     def _be_over(self) -> None:
-        self.is_over, self.is_plain = True, _is_never_plain
+        self.is_over, self.is_plain = True, plain_events_of("other")
 
     def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:
         """Passes on an event with an object that is no error."""
@@ -206,6 +180,8 @@ class Transcript:
             if choice.get("finish_reason"):
                 index = choice.get("index")
                 self.finished.add(index if isinstance(index, int) else 0)
+        if self._form == "generate":
+            self.finished.update(ended_candidates(parsed))
         reason = failed_reason(parsed) if self.finished else None
         if reason is not None:
             self.failure = Failure(
@@ -218,28 +194,36 @@ class Transcript:
 
     def _note(self, parsed: dict[str, Any]) -> None:
         """Notes the event's usage. A stream of unknown form may also turn out to be one with a known end."""
-        usage = _usage_in(parsed)
-        if usage is not None:
-            self.usage = usage if self.usage is None else _merged(self.usage, usage)
-        if self._form == "responses":
-            self._number = max(self._number, _number_of(parsed))
         kind = parsed.get("type")
         if self._form == "other" and isinstance(kind, str):
             if kind == "message_start":
                 self._form = "messages"
             elif kind.startswith("response."):
                 self._form = "responses"
+        told = _usage_in(parsed)
+        usage = None if told is None else read_usage(told)
+        if usage is not None and told is not None:
+            if self._form == "messages":
+                self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)
+                self.usage = read_usage(self._told)
+            else:
+                self.usage = usage if self.usage is None else _merged(self.usage, usage)
+        if self._form == "responses":
+            self._number = max(self._number, _number_of(parsed))
 
     def _fail(self, event: bytes, parsed: dict[str, Any] | None, error: dict[str, Any]) -> bytes:
         """Passes on the provider's own error: as it is where clients recognise it, else in their form."""
-        if parsed is not None and (parsed.get("error") or self._form != "chat"):
+        is_foreign = self._form == "messages" and (parsed is None or parsed.get("type") != "error")
+        if parsed is not None and (parsed.get("error") or self._form != "chat") and not is_foreign:
             self.failure = Failure(STREAM_ERROR)
             return event
         if parsed is None:
             message = error.get("message")
             self.failure = self._interrupted(str(message or "the provider reported an error"))
+        elif is_foreign:
+            self.failure = Failure(STREAM_ERROR, sse.message_error(str(error.get("message")), str(error.get("code"))))
         else:
-            self.failure = Failure(STREAM_ERROR, b"data: %s\n\n" % orjson.dumps({"error": error}))
+            self.failure = Failure(STREAM_ERROR, b"data: %s\n\n" % sse.error_json(error))
         return b""
 
     def _interrupted(self, why: str) -> Failure:
@@ -287,15 +271,23 @@ def _is_usage_event(parsed: dict[str, Any]) -> bool:
     return parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
 
 
-def _usage_in(parsed: dict[str, Any]) -> Usage | None:
-    """Returns the tokens that an event reports, wherever its provider puts them."""
+def _usage_in(parsed: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the usage that an event reports, wherever its provider puts it."""
+    usage = parsed.get("usageMetadata")
+    if isinstance(usage, dict):
+        return usage
     for holder in (parsed, parsed.get("response"), parsed.get("message"), parsed.get("x_groq")):
         usage = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(usage, dict):
-            return read_usage(usage)
+            return usage
     return None
 
 
 def _merged(known: Usage, news: Usage) -> Usage:
-    """Merges two reports. Counts only grow: Anthropic reports input at the start and output at the end."""
-    return Usage(max(known.input, news.input), max(known.output, news.output), max(known.cached, news.cached))
+    """Merges two reports, whose counts only grow."""
+    return Usage(
+        max(known.input, news.input),
+        max(known.output, news.output),
+        max(known.cached, news.cached),
+        cache_written=max(known.cache_written, news.cache_written),
+    )

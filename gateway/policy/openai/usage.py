@@ -15,6 +15,8 @@ from gateway.words import Usage
 _BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
+_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
 _BASE64 = re.compile(rb";base64,[A-Za-z0-9+/=]++")
@@ -24,11 +26,12 @@ def find_usage(tail: bytes) -> Usage | None:
     """Returns the usage that the end of an answer reports; None when there is none that can be read."""
     end = len(tail)
     for _ in range(_SEARCHES):
-        key = tail.rfind(b'"usage"', 0, end)
+        key = tail.rfind(b'"usage', 0, end)
         if key < 0:
             return None
         end = key
-        found = _object_after(tail, key + 7)
+        name = next((one for one in _NAMES if tail.startswith(one, key)), b"")
+        found = _object_after(tail, key + len(name)) if name else None
         usage = found and read_usage(found)
         if usage:
             return usage
@@ -36,7 +39,14 @@ def find_usage(tail: bytes) -> Usage | None:
 
 
 def read_usage(usage: dict[str, Any]) -> Usage | None:
-    """Returns the tokens of a provider's usage object (Chat Completions' or Responses' names); None when it has no numbers."""
+    """Returns the tokens of a provider's usage object; None when it has no numbers.
+
+    The names are those of chat completions, Responses, or Anthropic's Messages, whose input leaves out what was read from the
+    cache and written to it; or of Gemini's. Proxies give Anthropic's names beside `prompt_tokens`, which has all of it.
+    `estimated` is our own word, in an answer that was converted from one without numbers.
+    """
+    if "totalTokenCount" in usage or "promptTokenCount" in usage:
+        return _googles(usage)
     input_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
     output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     if (
@@ -47,10 +57,41 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
         input_tokens, output_tokens = _count(input_tokens), _count(output_tokens)
         if input_tokens is None and output_tokens is None:
             return None
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     known = input_tokens or 0
-    return Usage(known, output_tokens or 0, min(cached or 0, known))
+    if "prompt_tokens" not in usage and ("cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage):
+        read = _count(usage.get("cache_read_input_tokens")) or 0
+        written = _count(usage.get("cache_creation_input_tokens")) or 0
+        return Usage(known + read + written, output_tokens or 0, read, cache_written=written)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if not isinstance(details, dict):
+        return Usage(known, output_tokens or 0, estimated=usage.get("estimated") is True)
+    cached = min(_count(details.get("cached_tokens")) or 0, known)
+    written = min(_count(details.get("cache_write_tokens")) or 0, known - cached)
+    return Usage(known, output_tokens or 0, cached, cache_written=written)
+
+
+def _googles(usage: dict[str, Any]) -> Usage | None:
+    """Returns the tokens of a `usageMetadata` of Gemini's, whose total has what was thought and what tools were told."""
+    read = (_count(usage.get("promptTokenCount")) or 0) + (_count(usage.get("toolUsePromptTokenCount")) or 0)
+    said = (_count(usage.get("candidatesTokenCount")) or 0) + (_count(usage.get("thoughtsTokenCount")) or 0)
+    total = _count(usage.get("totalTokenCount"))
+    if total is not None and total > read:
+        said = max(said, total - read)
+    cached = min(_count(usage.get("cachedContentTokenCount")) or 0, read)
+    return Usage(read, said, cached) if read or said or total else None
+
+
+def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bool) -> dict[str, Any]:
+    """Returns the usage of a message, whose input is told at the start and output at the end: of each number the last holds.
+
+    The end may tell the input, too, which an estimate at the start must not outlive; none at all is no news.
+    """
+    told = {name: value for name, value in news.items() if value is not None}
+    if any(told.get(name) for name in _INPUTS):
+        known = {name: value for name, value in known.items() if name != "estimated"}
+    else:
+        told = {name: value for name, value in told.items() if name not in _INPUTS}
+    return known | told | ({"estimated": True} if is_estimated else {})
 
 
 def estimate_usage(body: bytes, output_tokens: int) -> Usage:

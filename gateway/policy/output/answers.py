@@ -1,7 +1,8 @@
 """The texts in a whole answer that a schema is for: which are checked, and how another is put in the place of one.
 
-Of a chat completion each choice's content is one text; of a response, each message's `output_text` parts together. Answers
-are read in the caller's language: whatever the target speaks has been put into it before.
+Of a chat completion each choice's content is one text; of a response, each message's `output_text` parts together; of a
+message, all its text blocks together. Answers are read in the caller's language: whatever the target speaks has been put into
+it before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _CUT = {
 }
 """Why a choice ended that is not meant to be whole."""
 
+_WHOLE = ("end_turn", "stop_sequence")
+"""Why a message of Anthropic's ended that is meant to be whole."""
+
 
 class OutputText(NamedTuple):
     """One text of an answer. `place` is the choice's position, or the item's among a response's output."""
@@ -37,8 +41,19 @@ def texts_of(endpoint: str, answer: Json) -> list[OutputText]:
     """Returns the texts of a whole answer; none where it has no such thing."""
     if endpoint == "responses":
         return list(_texts_of_response(answer))
+    if endpoint == "messages":
+        return text_of_message(answer.get("content"), answer.get("stop_reason"))
     choices = answer.get("choices")
     return [_text_of_choice(at, one) for at, one in enumerate(choices)] if isinstance(choices, list) else []
+
+
+def text_of_message(content: Any, stop_reason: Any) -> list[OutputText]:
+    """Returns the text of a message, and why it is not checked where it has not ended by itself; none where it has none."""
+    if not isinstance(content, list):
+        return []
+    if stop_reason == "refusal":
+        return [OutputText(0, "", OutputResult.REFUSED)]
+    return [OutputText(0, written_of(content), None if stop_reason in _WHOLE else OutputResult.SKIPPED)]
 
 
 def _text_of_choice(at: int, choice: Any) -> OutputText:
@@ -109,6 +124,11 @@ def with_texts(endpoint: str, answer: Json, texts: dict[int, str], usage: Json |
                 *others,
                 {"type": "output_text", "text": text, "annotations": [], "logprobs": []},
             ]
+        elif endpoint == "messages":
+            others = [
+                block for block in told["content"] if not (isinstance(block, dict) and block.get("type") == "text")
+            ]
+            told["content"] = [*others, {"type": "text", "text": text}]
         else:
             choice = told["choices"][place]
             choice["message"]["content"] = text
@@ -125,7 +145,8 @@ def added_usage(endpoint: str, told: Any, input_tokens: int, output_tokens: int)
     """Returns an answer's usage with the tokens that were used besides; None: it tells none."""
     if not isinstance(told, dict):
         return None
-    names = ("input_tokens", "output_tokens") if endpoint == "responses" else ("prompt_tokens", "completion_tokens")
+    is_chat = endpoint not in ("responses", "messages")
+    names = ("prompt_tokens", "completion_tokens") if is_chat else ("input_tokens", "output_tokens")
     usage = dict(told)
     for name, more in zip(
         (*names, "total_tokens"), (input_tokens, output_tokens, input_tokens + output_tokens), strict=True

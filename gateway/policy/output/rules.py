@@ -14,7 +14,7 @@ from gateway.policy.output.schema import OutputSchema
 
 OUTPUT_INVALID: Final = "output_invalid"
 """The class of an attempt whose answer broke its rule, and the code of the error."""
-CHECKED: Final = frozenset(("chat", "responses"))
+CHECKED: Final = frozenset(("chat", "responses", "messages"))
 """The endpoints whose answers are texts that a schema can be for."""
 MOST_RETRIES: Final = 5
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.policy.openai.sse import event_json, split_events
-from gateway.policy.output.answers import OutputText, text_of, texts_of, written_of
+from gateway.policy.output.answers import OutputText, text_of, text_of_message, texts_of, written_of
 
 MOST_CHARS: Final = 4_194_304
 """Of all texts of one answer, and of the events that are not whole yet."""
@@ -19,10 +19,12 @@ _LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 class StreamedTexts:
     """The texts of one stream, so far."""
 
-    __slots__ = ("_choices", "_is_lost", "_items", "_pending", "_read", "_response", "_size")
+    __slots__ = ("_choices", "_is_lost", "_items", "_message", "_pending", "_read", "_response", "_size")
 
     def __init__(self, endpoint: str) -> None:
-        self._read = self._read_response if endpoint == "responses" else self._read_chat
+        by_endpoint = {"responses": self._read_response, "messages": self._read_message}
+        self._read = by_endpoint.get(endpoint, self._read_chat)
+        self._message: _Message | None = None
         self._pending = b""
         self._size = 0
         self._is_lost = False
@@ -56,6 +58,8 @@ class StreamedTexts:
             if not whole.get("output"):
                 whole = whole | {"output": [self._items[at] for at in sorted(self._items)]}
             return texts_of("responses", whole)
+        if self._message is not None:
+            return text_of_message([{"type": "text", "text": "".join(self._message.parts)}], self._message.stop_reason)
         choices = [self._choices[at] for at in sorted(self._choices)]
         return [one.text(place) for place, one in enumerate(choices)] or None
 
@@ -74,6 +78,20 @@ class StreamedTexts:
                 known = self._choices[at] = _Choice()
             self._size += known.add(choice)
 
+    def _read_message(self, event: bytes) -> None:
+        if self._message is None:
+            self._message = _Message()
+        if b"text_delta" not in event and b"stop_reason" not in event and b"content_block_start" not in event:
+            return
+        told = event_json(event) or {}
+        inner = told.get("content_block") if told.get("type") == "content_block_start" else told.get("delta")
+        inner = inner if isinstance(inner, dict) else {}
+        if told.get("type") == "message_delta":
+            self._message.stop_reason = inner.get("stop_reason") or self._message.stop_reason
+        elif inner.get("type") in ("text", "text_delta") and isinstance(inner.get("text"), str):
+            self._message.parts.append(inner["text"])
+            self._size += len(inner["text"])
+
     def _read_response(self, event: bytes) -> None:
         if b"response.output_item.done" in event:
             told = event_json(event) or {}
@@ -84,6 +102,16 @@ class StreamedTexts:
             told = event_json(event) or {}
             if told.get("type") in _LAST and isinstance(told.get("response"), dict):
                 self._response = told["response"]
+
+
+class _Message:
+    """A message of Anthropic's, so far."""
+
+    __slots__ = ("parts", "stop_reason")
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.stop_reason: Any = None
 
 
 class _Choice:

@@ -197,9 +197,17 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
-def cost_usd(rates: Rates | None, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float | None:
-    """Returns the price of the tokens in US dollars, `cached_tokens` being part of the input; None: the model has no price."""
+def cost_usd(
+    rates: Rates | None, input_tokens: int, output_tokens: int, cached_tokens: int = 0, cache_written: int = 0
+) -> float | None:
+    """Returns the price of the tokens in US dollars; None: the model has no price.
+
+    `cached_tokens` and `cache_written` are parts of the input: read from the provider's cache, and put into it.
+    """
     if rates is None:
         return None
     fresh = input_tokens - cached_tokens
-    return fresh * rates.input_usd + cached_tokens * rates.cached_input_usd + output_tokens * rates.output_usd
+    usd = fresh * rates.input_usd + cached_tokens * rates.cached_input_usd + output_tokens * rates.output_usd
+    if cache_written and rates.cache_write_usd is not None:
+        usd += cache_written * (rates.cache_write_usd - rates.input_usd)
+    return usd

@@ -22,7 +22,7 @@ from gateway.policy.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 TELLING = (b"openai-", b"anthropic-")
 """The prefixes of headers that change the question: betas, versions, accounts."""
-ACCOUNTS = frozenset((b"openai-organization", b"openai-project"))
+ACCOUNTS = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
 """The headers among them that name a credential's account; they go upstream only with the caller's own credential."""
 
 _WHITE = b" \t\r\n"
@@ -91,7 +91,9 @@ def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> byt
 def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
     """Returns the exact key for a request without its last question."""
     credential = b"" if request.credential is None else sha256(request.credential).digest()
-    place = request.path, request.model.name, request.model_name, caching.version
+    place: tuple[str, ...] = request.path, request.model.name, request.model_name, caching.version
+    if request.model.on_loss == "refuse":  # others' answers may be to less than what was asked
+        place = *place, "lossless"
     told = _telling(request)
     telling = tuple(_flat(told)) if told else ()
     return sha256(_whose(request.tenant, credential, request.query, place, telling) + rest).digest()
@@ -122,10 +124,16 @@ def record_key(request: Request, idempotency_key: bytes) -> bytes:
 def fingerprint(request: Request) -> bytes:
     """Returns the digest of all that a repetition of an `Idempotency-Key` must repeat: the path and the whole body.
 
+    And that nothing may be lost of it: who says so gets no answer to less.
     The boundary of a multipart body does not count: clients draw it anew each time they send.
     """
     body = canonical(request, request.parsed) if request.parsed is not None else _multipart(request)
-    return digest(request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body)
+    edits = [repr(target.edits).encode() for target in request.model.plan if target.edits is not None]
+    if request.model.on_loss == "refuse":
+        edits.append(b"lossless")
+    return digest(
+        *edits, request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body
+    )
 
 
 def _telling(request: Request) -> list[tuple[bytes, bytes]]:

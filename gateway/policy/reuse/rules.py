@@ -17,7 +17,7 @@ Which = Literal["off", "deterministic", "always"]
 
 REPEATS_ITSELF = frozenset(("embeddings", "moderations"))
 """The endpoints whose answers depend on the request alone."""
-CONVERTIBLE = frozenset(("chat", "completions", "responses"))
+CONVERTIBLE = frozenset(("chat", "completions", "responses", "messages"))
 """The endpoints whose streams can be made of whole answers, and the other way round."""
 NOT_OF_THE_QUESTION = frozenset(("stream", "stream_options"))
 """The fields that only say how an answer is sent."""

@@ -21,7 +21,7 @@ def encode_step(about: StepAbout) -> bytes:
             [[name.decode("latin-1"), value.decode("latin-1")] for name, value in about.headers],
             about.is_stream,
             about.endpoint,
-            None if usage is None else [usage.input, usage.output, usage.cached, usage.estimated],
+            None if usage is None else [usage.input, usage.output, usage.cached, usage.estimated, usage.cache_written],
             about.cost_usd,
             about.model,
             about.target,
