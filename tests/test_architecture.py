@@ -25,14 +25,15 @@ MAY_IMPORT = {
     "call": WORDS | {"policy"},
     "ports": WORDS | {"policy", "call"},
     "job_ports": WORDS | {"policy"},
-    "flow": CORE | {"semantic"},
+    "flow": CORE | {"semantic", "dialects"},
     "semantic": CORE,
     "process": set(),
-    "ingress": CORE | {"flow", "jobs"},
-    "jobs": CORE | {"flow"},
+    "ingress": CORE | {"flow", "jobs", "dialects", "websocket"},
+    "jobs": CORE | {"flow", "dialects"},
     "dialects": WORDS | {"policy"},
+    "websocket": WORDS,
     "config": CORE | {"dialects"},
-    "upstream": CORE | {"dialects"},
+    "upstream": CORE | {"dialects", "websocket"},
     "store": CORE | {"process"},
     "telemetry": CORE | {"calllog"},
     "calllog": CORE,
@@ -53,6 +54,7 @@ ONLY_IN = {
     "starlette": {"ingress", "emulator", "app", "wiring"},
     "uvicorn": {"ingress", "emulator", "app"},
     "httpx": {"upstream", "demo"},
+    "cryptography": {"upstream.credentials.google_jwt"},
     "httptools": {"upstream", "ingress"},
     "pydantic": {"config", "settings", "cli"},
     "pydantic_core": {"config", "settings"},
@@ -67,12 +69,14 @@ ONLY_IN = {
     "tokenizers": {"semantic.local_model"},
     "sqlite3": {"store"},
     "standardwebhooks": {"jobs.webhooks.signing"},
+    "websockets": {"websocket"},
     "jmespath": {"policy.pipelines.values.conditions"},
     "jsonschema_rs": {"policy.output.schema"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""
 POLICYS_DATA = {
+    "gateway.policy.cloud_auth",
     "gateway.policy.process",
     "gateway.policy.runs.run",
     "gateway.policy.runs.workflow",
@@ -80,6 +84,7 @@ POLICYS_DATA = {
     "gateway.policy.runs.codec",
     "gateway.policy.runs.step",
     "gateway.policy.runs.step_errors",
+    "gateway.policy.provider",
     "gateway.policy.snapshot",
     "gateway.policy.fleet.lease",
     "gateway.policy.fleet.shared_state",
@@ -89,6 +94,7 @@ POLICYS_DATA = {
     "gateway.policy.jobs.stored_file",
     "gateway.policy.jobs.errors",
     "gateway.policy.responses.stored_response",
+    "gateway.policy.native.message_batch",
     "gateway.policy.native.remote",
 }
 MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250

@@ -28,6 +28,7 @@ from gateway.config.policies.jobs import (
     ResponsesEntry,
     SegmentEntry,
 )
+from gateway.config.policies.models import ModelFactsEntry
 from gateway.config.policies.pipelines import (
     BranchEntry,
     OnFailureEntry,
@@ -52,6 +53,8 @@ from gateway.config.policies.workflows import WorkflowEntry, WorkflowsFile
 from gateway.config.schema import (
     AdminEntry,
     AdmissionSet,
+    AuthEntry,
+    BodyEntry,
     CapabilitiesEntry,
     ConfigFile,
     CountingEntry,
@@ -83,8 +86,10 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     RedisEntry: ("config", "## state"),
     JobsEntry: ("config", "## jobs"),
     ProviderEntry: ("config", "## providers"),
+    AuthEntry: ("config", "### auth"),
     ModelEntry: ("config", "## models"),
     TargetEntry: ("config", "## targets"),
+    BodyEntry: ("config", "### body"),
     GroupEntry: ("config", "### group_embeddings"),
     ModelDegradeEntry: ("config", "### degrade"),
     OutputEntry: ("config", "### output"),
@@ -125,6 +130,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     DegradeEntry: ("policies", "### degrade_to_job"),
     ResponsesEntry: ("policies", "### responses"),
     WorkflowEntry: ("policies", "### A workflow"),
+    ModelFactsEntry: ("policies", "### A row"),
     PipelineFile: ("policies", "## pipelines/NAME.yaml"),
     StepEntry: ("policies", "### steps"),
     BranchEntry: ("policies", "### choose"),

@@ -128,3 +128,19 @@ async def test_a_call_fails_over_from_one_language_to_another(start: StartGatewa
 
     assert paths(gateway)[-1] == "/v1/chat/completions"
     assert set(paths(gateway)[:-1]) == {"/v1/responses"}
+
+
+async def test_a_caller_may_have_nothing_lost(start: StartGateway) -> None:
+    """For one call, by a header; a model, by the config."""
+    gateway = await start(speaking("chat", models={"gpt-4o": {"targets": ["main/gpt-4o"], "on_loss": "refuse"}}))
+    plain = await start(speaking("chat"))
+    strict = {"x-gateway-strict": "true"}
+    for one, headers in ((gateway, {}), (plain, strict)):
+        async with one.sdk() as sdk:
+            with pytest.raises(openai.BadRequestError, match="truncation") as refused:
+                await sdk.responses.create(model="gpt-4o", input="hi", truncation="auto", extra_headers=headers)
+            assert refused.value.code == "unsupported_by_targets"
+            assert (await sdk.responses.create(model="gpt-4o", input="hi", extra_headers=headers)).output_text
+    async with plain.sdk() as sdk:
+        with pytest.raises(openai.BadRequestError, match="x-gateway-strict"):
+            await sdk.responses.create(model="gpt-4o", input="hi", extra_headers={"x-gateway-strict": "maybe"})

@@ -21,8 +21,8 @@ from gateway.exchange import Clocks, RawHeaders
 from gateway.flow.answer_headers import answer_headers
 from gateway.ingress.render import error_body, error_headers
 from gateway.policy.health.rules import BreakerRules
+from gateway.policy.provider import Provider
 from gateway.policy.retry.rules import Retries
-from gateway.policy.snapshot import Provider
 from gateway.provider_errors import Phase
 from gateway.upstream.phase import with_phase
 from gateway.upstream.wire import Wire

@@ -17,10 +17,19 @@ from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.process import QueueBounds, Server, StoreBounds
+from gateway.policy.provider import Provider
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.policy.snapshot import (
+    Counting,
+    Holding,
+    Key,
+    Model,
+    PolicySnapshot,
+    Rates,
+    Target,
+)
 from gateway.ports import Store
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.store.memory.store import MemoryStore

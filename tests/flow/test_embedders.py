@@ -14,8 +14,9 @@ import pytest
 from gateway.call import Call, Reply
 from gateway.errors import KeyRateLimited
 from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.provider import Provider
 from gateway.policy.reuse.rules import SemanticRule
-from gateway.policy.snapshot import Model, Provider
+from gateway.policy.snapshot import Model
 from gateway.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
 from gateway.semantic.ports import Embedder, EmbeddingFailed
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream

@@ -19,7 +19,8 @@ from gateway.flow.admission.held import Held, Option, WaitingLine
 from gateway.policy.limits import entry
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import LimitsAre, Target
+from gateway.policy.provider import LimitsAre
+from gateway.policy.snapshot import Target
 from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 from tests.flow.support import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole

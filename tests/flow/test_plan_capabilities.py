@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -43,6 +44,21 @@ async def test_who_cannot_serve_the_call_is_passed_over(lacking: Capabilities, b
     assert sent(two) == [0, 1]
     await two.pipeline.handle(asking(two, {}))
     assert sent(two) == [1, 1]
+
+
+async def test_a_model_that_is_known_to_read_less_is_passed_over() -> None:
+    """Where the call is surely longer: an estimate that is a little above is the provider's to judge."""
+    length = 5000  # tokens, about
+    for most, expected in ((length // 2, [0, 1]), (length - 500, [1, 0]), (None, [1, 0])):
+        two = bench(EVERYTHING, EVERYTHING)
+        call = asking(two, LONG)
+        first, second = call.model.targets
+        first = replace(first, find_most_input={first.model or "m": most}.get, gaps={"chat": lambda _body: ()})
+        call.model = replace(call.model, targets=(first, second), plan=(first, second))
+
+        await two.pipeline.handle(call)
+
+        assert sent(two) == expected
 
 
 async def test_a_fallback_stands_in_for_what_the_model_lacks() -> None:

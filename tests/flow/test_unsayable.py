@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.registry import facts_of, pairs_for
+from gateway.dialects.registry import Spoken
 from gateway.errors import InvalidRequest
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import needs_of
@@ -52,8 +52,8 @@ class Plan(Bench):
         if number not in self.learns:
             return target
         learned: dict[str, float] | None = {} if self.speaks is None else None
-        pairs, facts = pairs_for(self.speaks), facts_of("other")
-        around = Converting(target.upstream, pairs, facts, self.clock, lambda: "abc", learned=learned)
+        spoken = Spoken("other", self.speaks)
+        around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=learned)
         return replace(target, detours=around.detours, learn=around.learn)
 
     async def ask(self, body: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -125,3 +125,19 @@ async def test_a_large_call_finds_out_at_the_target() -> None:
 
     assert (await plan.ask(REFUSED, large=large))["id"] == "r"
     assert plan.paths() == [[], ["responses"]]
+
+
+LOSSY = {"model": "m", "input": "hi", "truncation": "auto"}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_a_call_that_may_lose_nothing_goes_where_it_can_be_said(is_large: bool) -> None:
+    """Whether its body was looked at before, or only by the target's own conversion."""
+    plan = Plan([whole(IN_CHAT), whole(IN_CHAT)], [whole(SAID)], speaks=frozenset(("chat",)))
+    large = Large(tokens=1, needs=needs_of({}, 1)) if is_large else None
+    strict = replace(plan.policy.models["m"], on_loss="refuse")
+
+    assert (await plan.ask(LOSSY, large=large, model=strict))["id"] == "r"
+    await plan.ask(LOSSY, large=large)
+    await plan.ask(PLAIN, large=large, model=strict)  # of which nothing is lost
+    assert plan.paths() == [["completions", "completions"], ["responses"]]

@@ -522,9 +522,12 @@ VERTEX_ROWS = [
     told("vertex", 429, openai("Quota exceeded for aiplatform.googleapis.com/generate_content_requests"), RL_REQ),
     told("vertex", 429, openai("Quota exceeded for aiplatform.googleapis.com/online_prediction_input_tokens"), RL_TOK),
     told("vertex", 401, google(401, "UNAUTHENTICATED"), AUTH),
+    told("vertex", 400, google(400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."), AUTH),
+    told("gemini", 400, google(400, "INVALID_ARGUMENT", "API key expired. Please renew the API key."), AUTH),
     told("vertex", 503, google(503, "UNAVAILABLE"), OVER),
     told("vertex", 400, google(400, "FAILED_PRECONDITION"), PERM),
     told("vertex", 200, {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL"}]}, MAL),
+    told("vertex", 200, {"error": {"message": "it gave up (OTHER): validation", "code": "malformed_response"}}, MAL),
     told("vertex", 529, anthropic("overloaded_error"), OVER),
 ]
 
@@ -796,6 +799,13 @@ BEDROCK_ROWS = [
     bedrock(403, "InvalidClientTokenId", AUTH),
     bedrock(403, "UnrecognizedClientException", AUTH),
     bedrock(403, "ExpiredTokenException", AUTH),
+    bedrock(403, "InvalidSignatureException", AUTH, scope="key"),
+    bedrock(403, "MissingAuthenticationTokenException", AUTH),
+    bedrock(403, "AccessDeniedException", PERM, "Access denied: the model is not for sale here."),
+    bedrock(403, "ValidationException", AUTH, "Authentication failed: Please make sure your API Key is valid."),
+    bedrock(
+        400, "ValidationException", GONE, "Invocation of model ID x with on-demand throughput isn\u2019t supported."
+    ),
     bedrock(404, "ResourceNotFoundException", NF),
     bedrock(400, "ValidationException", GONE, "The provided model identifier is invalid."),
     bedrock(404, "FTUFormNotFilled", GONE),

@@ -260,3 +260,6 @@ def test_a_price_is_tokens_times_rates() -> None:
     assert cost_usd(rates, 1000, 500, cached_tokens=400) == pytest.approx(0.0056)
     assert cost_usd(rates, 0, 0) == 0.0
     assert cost_usd(None, 1000, 500) is None
+    written = Rates(rates.input_usd, rates.output_usd, rates.cached_input_usd, 2 * rates.input_usd)
+    assert cost_usd(written, 1000, 0, cache_written=400) == pytest.approx(1400 * rates.input_usd)
+    assert cost_usd(rates, 1000, 0, cache_written=400) == cost_usd(rates, 1000, 0)

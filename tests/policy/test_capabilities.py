@@ -48,6 +48,28 @@ def said(*content: Any) -> list[dict[str, Any]]:
         pytest.param({"messages": said(TEXT, PICTURE)}, Needs(images=True), id="chat: a picture"),
         pytest.param({"messages": said(PICTURE) + said(TEXT) * 50}, Needs(images=True), id="a picture long ago"),
         pytest.param({"input": said(SHOWN)}, Needs(images=True), id="responses: a picture"),
+        pytest.param({"messages": said({"type": "image", "source": {}})}, Needs(images=True), id="messages: a picture"),
+        pytest.param(
+            {"messages": said({"type": "tool_result", "content": [{"type": "image"}]})},
+            Needs(images=True),
+            id="messages: a picture in a tool's result",
+        ),
+        pytest.param({"messages": said({"type": "tool_result", "content": "image"})}, Needs(), id="messages: a result"),
+        pytest.param(
+            {"messages": said({"type": "document", "source": {"type": "base64"}})},
+            Needs(images=True),
+            id="messages: a document of pages",
+        ),
+        pytest.param(
+            {"messages": said({"type": "document", "source": {"type": "text"}})},
+            Needs(),
+            id="messages: a text document",
+        ),
+        pytest.param(
+            {"output_config": {"format": {"type": "json_schema"}}},
+            Needs(structured_output=True),
+            id="messages: structured output",
+        ),
         pytest.param({"input": [SHOWN]}, Needs(images=True), id="responses: a part among the messages"),
         pytest.param(
             {"input": [{"type": "function_call_output", "output": [SHOWN]}]},
@@ -111,7 +133,7 @@ ALL = Needs(tools=True, images=True, structured_output=True, tokens=10**9)
         pytest.param(Capabilities(tools=False), "tools", id="tools"),
         pytest.param(Capabilities(images=False), "images", id="images"),
         pytest.param(Capabilities(structured_output=False), "structured output", id="structured output"),
-        pytest.param(Capabilities(context_window=128_000), "context window", id="context window"),
+        pytest.param(Capabilities(context_window=128_000), "a larger context window", id="context window"),
     ],
 )
 def test_what_is_missing_is_named(capabilities: Capabilities, missing: str | None) -> None:
@@ -121,7 +143,9 @@ def test_what_is_missing_is_named(capabilities: Capabilities, missing: str | Non
     assert capabilities.is_restricted == (missing is not None)
 
 
-@pytest.mark.parametrize(("tokens", "missing"), [(1000, None), (1250, None), (1251, "context window"), (0, None)])
+@pytest.mark.parametrize(
+    ("tokens", "missing"), [(1000, None), (1250, None), (1251, "a larger context window"), (0, None)]
+)
 def test_a_context_window_is_missed_by_a_quarter_at_least(tokens: int, missing: str | None) -> None:
     """Estimates err: who may fit goes, and the provider has the last word."""
     assert lacks(Needs(tokens=tokens), Capabilities(context_window=1000)) == missing

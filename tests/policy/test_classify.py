@@ -312,7 +312,7 @@ def test_the_emulators_faults_are_what_their_names_say(dialect: str, fault: str)
 def test_the_emulators_throttles_are_rate_limits(dialect: str, is_bare: bool) -> None:
     """With the delay that they name; without any hint they are still no quota."""
     config = EmulatorConfig(dialect=dialect, rpm=60, tpm=1000)
-    reply = open_account(config, "m", 0.0, lambda: WALL).throttle(20.0, 0.0, is_bare=is_bare)
+    reply = open_account(config, "m", 0.0, lambda: WALL).throttle(20.0, 0.0, is_bare=is_bare).reply(dialect)
     diagnosis = table_of(dialect).diagnose(Phase.ANSWERED, reply.status, reply.headers, reply.body, WALL)
 
     assert diagnosis.error_class in (E.RATE_LIMIT_REQUESTS, E.RATE_LIMIT_TOKENS)
@@ -322,8 +322,9 @@ def test_the_emulators_throttles_are_rate_limits(dialect: str, is_bare: bool) ->
 def test_what_the_emulator_can_never_serve_never_fits() -> None:
     """OpenAI's words for a request above the limit itself."""
     config = EmulatorConfig(tpm=1000)
-    reply = open_account(config, "m", 0.0, lambda: WALL).admit(RequestDemand(5000), 0.0)
-    assert reply is not None
+    refusal = open_account(config, "m", 0.0, lambda: WALL).admit(RequestDemand(5000), 0.0)
+    assert refusal is not None
+    reply = refusal.reply("openai")
     diagnosis = table_of("openai").diagnose(Phase.ANSWERED, reply.status, reply.headers, reply.body, WALL)
 
     assert (diagnosis.error_class, diagnosis.never_fits) == (E.RATE_LIMIT_TOKENS, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -72,6 +73,26 @@ def test_responses_say_it_in_their_own_words(asked: dict[str, Any], lower_to: di
     if found is not None:
         names = {"reasoning.effort" if one == "reasoning" else one for one in lower_to or ()}
         assert (set(found.fields), found.max_tokens) == (names, 512 if "max_output_tokens" in names else None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "lower_to"),
+    [
+        ({"max_tokens": 999}, {"max_tokens": 512}),
+        ({"max_tokens": 9}, None),
+        ({"max_tokens": 9, "output_config": {"effort": "max"}}, {"output_config": {"effort": "low"}}),
+        ({"max_tokens": 9, "output_config": {"format": {}}}, None),
+        ({"max_tokens": 999, "thinking": {"type": "enabled", "budget_tokens": 600}}, None),
+    ],
+)
+def test_messages_say_it_in_their_own_words(asked: dict[str, Any], lower_to: dict[str, Any] | None) -> None:
+    """An effort that is not named is not, since not every model knows one; what it thinks stays below the bound."""
+    body = {"model": "m", **asked}
+    for effort in ("none", "low"):
+        found = lowered(
+            "messages", orjson.dumps(body), body, None, replace(RULES, set={**RULES.set, "reasoning_effort": effort})
+        )
+        assert (None if found is None else orjson.loads(found.body)) == (lower_to and {**body, **lower_to})
 
 
 def test_a_bound_has_the_name_of_its_endpoint() -> None:

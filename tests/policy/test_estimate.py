@@ -24,10 +24,11 @@ words = st.sampled_from(
     [
         *("messages", "role", "content", "type", "text", "image_url", "detail", "tools", "tool_calls", "function"),
         *("arguments", "input", "prompt", "response_format", "instructions", "output"),
+        *("tool_use", "tool_result", "document", "thinking", "source", "data", "system"),
     ]
 )
 json_values = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4), max_leaves=20
+    plain | words, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4), max_leaves=20
 )
 json_objects = st.dictionaries(words, json_values, max_size=5)
 
@@ -97,6 +98,28 @@ def test_pictures_go_by_their_detail_not_by_their_bytes() -> None:
     assert estimate(messages=said([{"type": "image_url", "image_url": {**url, "detail": "low"}}])) == 85 + 7
     assert estimate(messages=said([{"type": "image_url", "image_url": url}])) == 765 + 7
     assert estimate(messages=said([{"type": "image", "source": {"data": "A" * 1000}}])) == 765 + 7
+
+
+def test_the_blocks_of_messages_are_input_too() -> None:
+    """Calls, results and what is in them, thoughts, documents that are text; of others a page's worth."""
+    empty = estimate(messages=said(""))
+    picture = {"type": "image", "source": {"type": "base64", "data": "A" * 9999}}
+    text = {"type": "text", "text": "abcd" * 10}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text, picture]}
+    for block, tokens in (
+        ({"type": "tool_use", "id": "t", "name": "f", "input": {"a": "x" * 100}}, 4 + 31),
+        ({"type": "tool_result", "tool_use_id": "t", "content": "abcd" * 10}, 4 + 10),
+        (result, 4 + 10 + 765),
+        ({"type": "tool_result", "tool_use_id": "t", "content": [result]}, 4),
+        ({"type": "thinking", "thinking": "abcd" * 5, "signature": "s" * 999}, 4 + 5),
+        ({"type": "document", "source": {"type": "text", "data": "abcd" * 7}}, 4 + 7),
+        ({"type": "document", "source": {"type": "base64", "data": "A" * 9999}}, 765),
+    ):
+        assert estimate(messages=said([block])) == empty + tokens, block
+    assert estimate(messages=said(""), system=[text]) == empty + 10
+    odds: tuple[dict[str, Any], ...] = ({"type": []}, {"type": {}}, {"type": "tool_result", "content": [{"type": []}]})
+    for odd in odds:
+        assert estimate(messages=said([odd])) == empty + 4 + 4 * ("content" in odd), odd
 
 
 def test_tools_and_their_calls_are_input_too() -> None:
@@ -223,3 +246,12 @@ def test_output_is_what_nine_of_ten_answers_stay_under() -> None:
 
     assert calibration.output_estimate(None) in range(100, 120)
     assert calibration.output_estimate(50) == 50
+
+
+def test_contents_of_geminis_count_by_their_words() -> None:
+    """Not by the bytes of their pictures."""
+    parts: list[Any] = [{"text": "x" * 400}, {"inlineData": {"data": "A" * 90_000}}]
+    words = {"contents": [{"parts": parts[:1]}], "systemInstruction": {"parts": [{"text": "y" * 400}]}}
+    shown = {"contents": [{"parts": parts}]}
+    assert estimate_input_tokens(orjson.dumps(words), words) in range(200, 215)
+    assert estimate_input_tokens(orjson.dumps(shown), shown) in range(800, 900)

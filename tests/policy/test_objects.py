@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.policy.objects.answers import Announcements, Filling, Page, ids_in_answer, read_page
 from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
-from gateway.policy.objects.objects import RESPONSES, Concern, ObjectPath, ids_in_path, key_of, read_path, scope_of
+from gateway.policy.objects.objects import (
+    MESSAGES,
+    RESPONSES,
+    Concern,
+    ObjectPath,
+    ids_in_path,
+    key_of,
+    read_path,
+    scope_of,
+)
 from gateway.policy.objects.rules import ObjectRules
 from tests.rows import rows
 
@@ -263,6 +272,7 @@ def test_tenants_below_one_that_names_others_are_known() -> None:
             ["r", "rs_1", "msg_1"],
         ),
         (ObjectPath("responses", "r", "input_items"), "GET", {"data": [{"id": "msg_1"}]}, []),
+        (MESSAGES, "POST", {"id": "msg_1", "container": {"id": "no"}}, ["msg_1"]),
     ],
 )
 def test_answers_name_what_becomes_the_tenants(
@@ -288,6 +298,15 @@ def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> N
             assert found == ["resp_1"]
 
     assert found == ["resp_1"]
+
+
+def test_a_stream_names_the_message_from_which_a_thread_goes_on() -> None:
+    event = b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message"}}\n\n'
+
+    assert Announcements(Concern(MESSAGES)).read(event) == ["msg_1"]
+    assert [*ids_in_body(b'{"thread":{"previous_message_id":"msg_1"}}', None, b"")] == [
+        ("msg_1", "previous_message_id")
+    ]
 
 
 def test_a_stream_names_each_of_its_items_once() -> None:

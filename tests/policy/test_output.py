@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.policy.conversion.convert import as_stream
 from gateway.policy.openai.sse import json_object
 from gateway.policy.output.answers import OutputText, added_usage, texts_of, with_texts
 from gateway.policy.output.check import NO_JSON, violation_of
@@ -202,6 +203,16 @@ def message(text: str, kind: str = "output_text") -> Json:
     return {"type": "message", "content": [{"type": kind, ("refusal" if kind == "refusal" else "text"): text}]}
 
 
+def claudes(*texts: str, stop_reason: str = "end_turn") -> Json:
+    """A message of Anthropic's."""
+    blocks = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        *({"type": "text", "text": one} for one in texts),
+    ]
+    about = {"id": "msg_1", "type": "message", "role": "assistant", "model": "c", "stop_sequence": None}
+    return {**about, "content": blocks, "stop_reason": stop_reason, "usage": {"input_tokens": 1, "output_tokens": 2}}
+
+
 CALL = {"type": "function_call", "name": "f", "arguments": "{}"}
 
 
@@ -225,6 +236,10 @@ CALL = {"type": "function_call", "name": "f", "arguments": "{}"}
         ),
         ("responses", response(message("I look"), CALL), OutputResult.SKIPPED),
         ("responses", response({"type": "reasoning"}, message("{}")), None),
+        ("messages", claudes("{", stop_reason="max_tokens"), OutputResult.SKIPPED),
+        ("messages", claudes("I look", stop_reason="tool_use"), OutputResult.SKIPPED),
+        ("messages", claudes("", stop_reason="refusal"), OutputResult.REFUSED),
+        ("messages", claudes("{}", stop_reason="stop_sequence"), None),
     ],
 )
 def test_refusals_cuts_and_tool_calls_are_no_violations(
@@ -263,6 +278,9 @@ def test_another_text_takes_the_place_and_nothing_else_moves() -> None:
     told = with_texts("responses", whole, {1: "{}"}, None)
     assert texts_of("responses", told) == [OutputText(1, "{}")]
     assert told["output_text"] == "{}"
+    told = with_texts("messages", claudes("b", "ad"), {0: "{}"}, None)
+    assert [block["type"] for block in told["content"]] == ["thinking", "text"]
+    assert texts_of("messages", told) == [OutputText(0, "{}")]
 
 
 @given(st.lists(st.text(max_size=20), max_size=6), st.integers(1, 40))
@@ -277,6 +295,13 @@ def test_a_stream_says_what_the_whole_answer_says_however_it_is_cut(pieces: list
     for at in range(0, len(frames), size):
         read.feed(frames[at : at + size])
     assert read.texts() == texts_of("chat", chat("".join(pieces)))
+
+    whole = claudes(*pieces)
+    frames = as_stream("messages", orjson.dumps(whole), include_usage=False) or b""
+    read = StreamedTexts("messages")
+    for at in range(0, len(frames), size):
+        read.feed(frames[at : at + size])
+    assert read.texts() == texts_of("messages", whole) == [OutputText(0, "".join(pieces))]
 
 
 def test_a_streamed_response_is_read_from_its_last_event_or_its_items() -> None:

@@ -41,6 +41,19 @@ def test_the_question_of_a_chat_is_its_last_user_message() -> None:
     assert orjson.loads(question.rest)["messages"] == [SYSTEM, earlier, {"role": "user", "content": ""}]
 
 
+def test_the_question_of_a_message_leaves_its_system_and_tools_with_the_rest() -> None:
+    """A picture, or a tool's result, is no question."""
+    parts = [{"type": "text", "text": "Why?"}]
+    said = {"system": "Be brief.", "tools": [{"name": "f"}], "max_tokens": 5}
+    question = asked(chat({"role": "user", "content": parts}, **said), "messages")
+
+    assert question.text == "Why?"
+    rest = orjson.loads(question.rest)
+    assert {name: rest[name] for name in said} == said
+    result = [{"type": "tool_result", "tool_use_id": "t", "content": "Why?"}]
+    assert last_question("messages", chat({"role": "user", "content": result}, **said)) is None
+
+
 def test_parts_of_text_are_joined() -> None:
     """Whatever else they carry must match exactly."""
     parts = [{"type": "text", "text": "Why"}, {"type": "text", "text": "blue?", "cache_control": {"type": "ephemeral"}}]

@@ -158,8 +158,10 @@ def test_whatever_is_around_a_body_keeps_calls_apart() -> None:
     found = [exact(call) for call in [*calls, asking(body, model=entry)]]
     assert len(set(found)) == len(found)
     assert exact(calls[0], Caching(version="2")) not in found
+    assert exact(asking(body, model=replace(calls[0].model, on_loss="refuse"))) not in found
     repeated = [asking(body, **changes) for name, changes in CHANGES if name not in OF_THE_OWNER]
-    assert len({fingerprint(call) for call in [calls[0], *repeated]}) == 1 + len(repeated)
+    strict = asking(body, model=replace(calls[0].model, on_loss="refuse"))
+    assert len({fingerprint(call) for call in [calls[0], strict, *repeated]}) == 2 + len(repeated)
 
 
 def test_sdks_may_differ_in_what_they_tell_of_themselves() -> None:

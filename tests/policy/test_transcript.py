@@ -8,8 +8,17 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.openai.sse import PENDING_LIMIT, EventCutter, event_json
-from gateway.policy.openai.transcript import Form, Transcript, is_plain_chat, is_plain_response
+from gateway.policy.openai.sse import (
+    PENDING_LIMIT,
+    EventCutter,
+    Form,
+    event_json,
+    is_plain_chat,
+    is_plain_generated,
+    is_plain_message,
+    is_plain_response,
+)
+from gateway.policy.openai.transcript import Transcript
 from gateway.words import Usage
 from tests.policy.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
 from tests.rows import rows
@@ -45,7 +54,7 @@ def heard(*blocks: bytes, form: Form = "chat", strips_usage: bool = False) -> tu
         (DONE, False),
         (DELTA + DELTA, False),
         (DELTA.replace(b"\n", b"\r\n"), False),
-        (DELTA[:-3] + b"\n\n", False),
+        (DELTA[:-5] + b"\n\n", False),
         (DELTA[6:], False),
         (b": x\n\n", False),
         (b"", False),
@@ -73,6 +82,26 @@ def test_a_plain_chat_event_is_one_whole_line_without_an_end(block: bytes, plain
 def test_a_plain_response_event_is_one_delta(block: bytes, plain: bool) -> None:
     """By its name, and on one line."""
     assert is_plain_response(block) is plain
+
+
+DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{}}\n\n'
+
+
+@rows(
+    ("block", "plain"),
+    [
+        (DELTA, True),
+        (DELTA + DELTA, False),
+        (DELTA.replace(b"\n", b"\r\n"), False),
+        (DELTA[:-5] + b"\n\n", False),
+        (DELTA.replace(b"_delta", b"_start"), False),
+        (DELTA.partition(b"\n")[2], False),
+        (b"", False),
+    ],
+)
+def test_a_plain_event_of_messages_is_one_delta(block: bytes, plain: bool) -> None:
+    """By its name, and on one line."""
+    assert is_plain_message(block) is plain
 
 
 # -- the end of a stream --------------------------------------------------------------------------------------------------
@@ -146,6 +175,34 @@ def test_a_stream_in_anthropics_form_ends_with_message_stop() -> None:
     assert said.is_complete(one, is_clean=False)
 
 
+GENERATED = b'data: {"candidates":[{"content":{"parts":[{"text":"a"}]},"index":0}]}\r\n\r\n'
+ENDED = (
+    b'data: {"candidates":[{"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":3,"totalTokenCount":9}}\r\n\r\n'
+)
+BLOCKED = b'data: {"promptFeedback":{"blockReason":"SAFETY"}}\n\n'
+
+
+def test_a_stream_of_geminis_ends_with_a_reason_and_cleanly() -> None:
+    """A prompt that was blocked has ended, too; errors of ours have Google's form."""
+    for blocks, is_clean, complete in (
+        ((GENERATED, ENDED), True, True),
+        ((GENERATED, ENDED), False, False),
+        ((GENERATED,), True, False),
+        ((BLOCKED,), True, True),
+    ):
+        said, passed = heard(*blocks, form="generate")
+        assert said.is_complete(one, is_clean=is_clean) is complete
+        assert passed == b"".join(blocks)
+    said, _ = heard(GENERATED, ENDED, form="generate")
+    assert said.usage == Usage(3, 6)
+    assert is_plain_generated(GENERATED)
+    assert not is_plain_generated(ENDED)
+    assert not is_plain_generated(GENERATED + GENERATED)
+    said, _ = heard(GENERATED, b"data: nonsense\n\n", form="generate")
+    assert said.failure is not None
+    assert b'"status":"INTERNAL"' in said.failure.event
+
+
 def test_other_streams_end_when_they_end() -> None:
     """Of images we know no last event."""
     said, _ = heard(b'data: {"type":"image_generation.completed"}\n\n', form="other")
@@ -215,6 +272,19 @@ def test_the_providers_own_error_ends_the_stream(name: str) -> None:
         assert shown == event
     else:
         assert parsed == {"error": error}
+
+
+def test_an_error_in_a_stream_of_messages_has_their_form() -> None:
+    """Anthropic's own passes as it came; another server's is put into that form, which is all that their clients read."""
+    own = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"m"}}\n\n'
+    said, passed = heard(own, form="messages")
+    assert (passed, said.failure and said.failure.outcome) == (own, "stream_error")
+    said, passed = heard(b'data: {"error":{"message":"m","code":"c"}}\n\n', form="messages")
+    assert passed == b""
+    assert said.failure is not None
+    error = {"type": "api_error", "message": "m", "code": "c"}
+    assert event_json(said.failure.event) == {"type": "error", "error": error}
+    assert said.failure.event.startswith(b"event: error\n")
 
 
 @rows(
@@ -318,6 +388,23 @@ def test_usage_is_kept_where_it_was_asked_for() -> None:
 def test_usage_is_found_wherever_providers_put_it(holder: str) -> None:
     """Groq's, Responses', Anthropic's."""
     assert heard(data({holder: {"usage": {"input_tokens": 4, "output_tokens": 2}}}))[0].usage == Usage(4, 2)
+
+
+@rows(
+    ("end", "usage"),
+    [
+        ({"output_tokens": 9}, Usage(112, 9, 100, cache_written=5)),
+        ({"input_tokens": 0, "output_tokens": 9}, Usage(112, 9, 100, cache_written=5)),
+        ({"input_tokens": 3, "cache_read_input_tokens": None, "output_tokens": 9}, Usage(108, 9, 100, cache_written=5)),
+        ({"input_tokens": 0, "cache_read_input_tokens": 40, "output_tokens": 9}, Usage(45, 9, 40, cache_written=5)),
+    ],
+)
+def test_the_last_numbers_of_a_message_hold(end: dict[str, Any], usage: Usage) -> None:
+    """They are of all so far, and none of input is no news; at the start it may have been estimated."""
+    start = {"input_tokens": 7, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 100, "output_tokens": 1}
+    told = data({"type": "message_start", "message": {"usage": start}}), data({"type": "message_delta", "usage": end})
+    for form in ("messages", "other"):
+        assert heard(*told, form=form)[0].usage == usage
 
 
 # -- long events ----------------------------------------------------------------------------------------------------------

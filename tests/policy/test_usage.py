@@ -91,6 +91,34 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
         ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(5, 0, 5)),
         ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -9}}, Usage(5, 0, 0)),
         ({"prompt_tokens": 5, "completion_tokens": None}, Usage(5, 0)),
+        (
+            {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}},
+            Usage(9, 0, 4, cache_written=3),
+        ),
+        (
+            {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 8}},
+            Usage(9, 0, 4, cache_written=5),
+        ),
+        (
+            {"input_tokens": 9, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 300, "output_tokens": 2},
+            Usage(349, 2, 40, cache_written=300),
+        ),
+        ({"input_tokens": 9, "cache_read_input_tokens": None, "output_tokens": 2}, Usage(9, 2)),
+        (
+            {"prompt_tokens": 100, "completion_tokens": 3, "cache_read_input_tokens": 90}
+            | {"cache_creation_input_tokens": 0, "prompt_tokens_details": {"cached_tokens": 90}},
+            Usage(100, 3, 90),
+        ),
+        ({"input_tokens": 9, "output_tokens": 2, "estimated": True}, Usage(9, 2, estimated=True)),
+        (
+            {"promptTokenCount": 9, "toolUsePromptTokenCount": 1, "totalTokenCount": 15, "cachedContentTokenCount": 4},
+            Usage(10, 5, 4),
+        ),
+        (
+            {"promptTokenCount": 9, "candidatesTokenCount": 2, "thoughtsTokenCount": 3, "totalTokenCount": 14},
+            Usage(9, 5),
+        ),
+        ({"totalTokenCount": "x"}, None),
         ({"prompt_tokens": -1}, None),
         ({"prompt_tokens": "5", "completion_tokens": True}, None),
         ({"prompt_tokens": 2**53}, None),
