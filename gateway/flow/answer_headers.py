@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway.call import Call, Replay
 from gateway.flow.settle import known_usd, overhead_s
-from gateway.words import shown
+from gateway.words import Gap, shown
 
 MOST_SHOWN = 200
 
@@ -46,12 +48,10 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def with_gaps(headers: list[tuple[bytes, bytes]], call: Call) -> list[tuple[bytes, bytes]]:
-    """Adds to a provider's headers what was lost on the way there, by name: that belongs to the answer, whoever gets it."""
-    if call.attempts and (gaps := call.attempts[-1].gaps):
-        told = ", ".join(f"{gap.field}({gap.how})" for gap in gaps)
-        headers.append((b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")))
-    return headers
+def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
+    """What was lost on the way to a provider, by name: that belongs to the answer, whoever gets it."""
+    told = ", ".join(f"{gap.field}({gap.how})" for gap in gaps)
+    return b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")
 
 
 def _tell_source(headers: list[tuple[bytes, bytes]], replay: Replay, *, is_served: bool) -> None:

@@ -19,7 +19,7 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.deferred import Deferred
-from gateway.flow.answer_headers import answer_headers, with_gaps
+from gateway.flow.answer_headers import answer_headers, lossy_header
 from gateway.flow.attempt import Attempts
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.degrade.slow_models import SlowModels
@@ -106,9 +106,8 @@ class Pipeline:
     ) -> None:
         """`draw` gives uniform numbers from [0, 1); without it no backoff is random.
 
-        `kept_clock` is the clock by which answers grow old, that of the store; absent: `clock`.
-
-        `runs` is where runs are counted; absent: they are not.
+        `kept_clock` is the clock by which answers grow old, that of the store; absent: `clock`. `runs` is where runs are
+        counted; absent: they are not.
         """
         self._clock = clock
         self._admission = admission
@@ -310,7 +309,8 @@ class Pipeline:
     def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
         """Returns the provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
-        return with_gaps(returned.keep(opened.headers), call)
+        gaps = call.attempts[-1].gaps if call.attempts else ()
+        return [*returned.keep(opened.headers), lossy_header(gaps)] if gaps else returned.keep(opened.headers)
 
     def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
         """Returns the usage of a whole answer that reports no output tokens, or no usage at all."""

@@ -15,6 +15,7 @@ from gateway.config.reading.source import read_document
 from gateway.config.schema import TimeoutsSet
 from gateway.exchange import Clocks
 from gateway.ingress import passthrough, routes
+from gateway.ingress.generate import door
 from gateway.words import LANES
 from tests.config.support import ROOT
 from tests.rows import rows
@@ -74,7 +75,8 @@ def test_the_shipped_file_says_what_is_built_in() -> None:
 
 def test_the_endpoints_are_those_that_exist() -> None:
     """A new endpoint must be named here too."""
-    assert list(ENDPOINTS) == [endpoint.name for endpoint in (*routes.ENDPOINTS, passthrough.OTHER)]
+    served = (*routes.ENDPOINTS, door.GENERATE, door.COUNT, passthrough.OTHER)
+    assert sorted(ENDPOINTS) == sorted(endpoint.name for endpoint in served)
     assert list(ENDPOINTS) == list(timing.ClockEndpoints.model_fields)
     assert list(LANES) == list(timing.ClockLanes.model_fields)
 

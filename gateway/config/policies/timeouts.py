@@ -37,7 +37,7 @@ ENDPOINTS: Final = (
     "transcriptions",
     PASSTHROUGH,
 )
-"""Keep in step with the table in ingress/routes.py, and with ingress/generate.py."""
+"""Keep in step with the table in ingress/routes.py, and with those of ingress/generate/door.py."""
 
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")
@@ -100,6 +100,8 @@ class ClockEndpoints(Entry):
     responses: Section = Field(default_factory=dict)
     messages: Section = Field(default_factory=dict)
     count_tokens: Section = Field(default_factory=dict)
+    generate: Section = Field(default_factory=dict)
+    count_generated: Section = Field(default_factory=dict)
     moderations: Section = Field(default_factory=dict)
     images: Section = Field(default_factory=dict)
     speech: Section = Field(default_factory=dict)

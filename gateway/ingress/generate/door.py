@@ -32,9 +32,9 @@ from gateway.words import Endpoint
 GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both")
 """Its path is a name inside the gateway."""
 VERSIONS: Final = ("/v1beta", "/v1")
-_COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input")
+COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input")
 _STREAM: Final = "streamGenerateContent"
-_VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": _COUNT}
+_VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT}
 
 
 class GenerateDoor:
@@ -50,7 +50,7 @@ class GenerateDoor:
         asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         take_key(cycle.index, asked)
         scope["query_string"] = cycle.query = b""  # it may hold the key
-        model, _, verb = scope["path_params"]["name"].rpartition(":")
+        model, verb = scope["path_params"]["name"], scope["path_params"]["verb"]
         error: NotFound | InvalidRequest | None = None
         if verb not in _VERBS:
             told = f"'{verb[:100]}' is not served here; use {' or '.join(_VERBS)}."
@@ -84,7 +84,8 @@ def generate_routes(door: GenerateDoor, policies: Policies) -> list[BaseRoute]:
     async def show_model(request: Request) -> Response:
         return googles_model(request, policies.current)
 
-    routes: list[BaseRoute] = [Route(f"{version}/models/{{name:path}}", door, methods=["POST"]) for version in VERSIONS]
+    asked = "/models/{name:path}:{verb}"
+    routes: list[BaseRoute] = [Route(version + asked, door, methods=["POST"]) for version in VERSIONS]
     routes.append(Route("/v1beta/models", list_models, methods=["GET"]))
     routes.append(Route("/v1beta/models/{name:path}", show_model, methods=["GET"]))
     return routes
