@@ -110,7 +110,7 @@ def _hot() -> Iterator[tuple[str, Row]]:
 def _generate() -> Iterator[tuple[str, Row]]:
     for version in ("/v1beta", "/v1"):
         yield (
-            f"POST {version}/models/{{name:path}}",
+            f"POST {version}/models/{{name:path}}:{{verb}}",
             Row("callers", f"{version}/models/gpt-4o:generateContent", CONTENTS),
         )
     yield "GET|HEAD /v1beta/models", Row("callers")
