@@ -104,6 +104,7 @@ class OutputCheck:
             sum([one.cached for one in parts]),
             any(one.estimated for one in parts),
             sum([one.cache_written for one in parts]),
+            sum([one.cache_written_1h for one in parts]),
         )
 
 

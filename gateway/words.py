@@ -62,6 +62,8 @@ class Usage:
     estimated: bool = False
     cache_written: int = 0
     """The part of `input` that the provider put into its cache for later calls, where it tells."""
+    cache_written_1h: int = 0
+    """The part of `cache_written` that stays there for an hour, where the provider has several prices."""
 
 
 @dataclass(slots=True)

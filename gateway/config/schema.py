@@ -195,6 +195,7 @@ class PriceEntry(Entry):
     output_usd_per_million: Usd = 0.0
     cached_input_usd_per_million: Usd | None = None
     cache_write_usd_per_million: Usd | None = None
+    cache_write_1h_usd_per_million: Usd | None = None
     audio_input_usd_per_million: Usd | None = None
     audio_output_usd_per_million: Usd | None = None
     cached_audio_input_usd_per_million: Usd | None = None

@@ -15,6 +15,9 @@ from gateway.words import Gap, How
 
 Json = dict[str, Any]
 _MOST_TOKENS: Final = 1 << 53
+_WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+BY_TTL: Final = "cache_creation_token_details"
+"""Among the details of an input, what was written to a cache by how long it stays there (see `written_by_ttl`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,16 @@ def count_in(usage: object, name: str) -> int:
     """Returns a count that a provider tells; 0 where it tells none, or one that nobody could have counted."""
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if type(count) is int and 0 <= count < _MOST_TOKENS else 0
+
+
+def written_by_ttl(told: object) -> Json:
+    """Returns what was written to a cache for five minutes, and for an hour; empty where nothing is told of it.
+
+    They have prices of their own. Chat completions have no word for it but the one of LiteLLM's, which is taken for both of
+    OpenAI's languages.
+    """
+    found = {name: count_in(told, name) for name in _WRITTEN} if isinstance(told, dict) else {}
+    return found if any(found.values()) else {}
 
 
 def text_of(value: object) -> str:

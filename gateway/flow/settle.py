@@ -43,7 +43,7 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
     if target is None or usage is None:
         return None
     rates = target.find_rates(upstream_model(call, target))
-    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
+    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written, usage.cache_written_1h)
 
 
 class Accounts:

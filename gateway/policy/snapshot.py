@@ -87,6 +87,8 @@ class Rates:
     cached_input_usd: float
     cache_write_usd: float | None = None
     """Of input that the provider puts into its cache; None: as any other."""
+    cache_write_1h_usd: float | None = None
+    """Of input that it puts there for an hour; None: as for shorter."""
     audio_input_usd: float | None = None
     """Of input that is sound, in realtime sessions; None: as any other."""
     audio_output_usd: float | None = None

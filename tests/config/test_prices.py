@@ -68,6 +68,18 @@ def test_known_host_is_priced_as_itself() -> None:
     assert price_finder(groq, NOW)("gpt-4o") is None
 
 
+def test_what_is_cached_for_an_hour_has_a_price_of_its_own() -> None:
+    """Anthropic takes twice the input's price for it, and a quarter more for five minutes."""
+    claude = Provider(name="p", dialect="anthropic", base_url="https://api.anthropic.com")
+    rates = price_finder(claude, NOW)("claude-sonnet-4-6")
+
+    assert rates is not None
+    assert (rates.cache_write_usd, rates.cache_write_1h_usd) == pytest.approx(
+        (1.25 * rates.input_usd, 2 * rates.input_usd)
+    )
+    assert fixed_rates(1, 2, None, 3, 4)("any") == Rates(1e-6, 2e-6, 1e-6, 3e-6, 4e-6)
+
+
 def test_lookups_are_remembered_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated name costs nothing; a stream of new ones does not grow the memory."""
     assert prices.MAX_REMEMBERED <= 4096

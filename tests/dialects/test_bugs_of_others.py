@@ -179,14 +179,16 @@ def test_an_end_behind_the_calls_chunk_is_that_of_calls() -> None:
     "spoken, usage",
     [
         ("messages", {"input_tokens": 10, "cache_read_input_tokens": 700, "cache_creation_input_tokens": 90,
+                      "cache_creation": {"ephemeral_5m_input_tokens": 50, "ephemeral_1h_input_tokens": 40},
                       "output_tokens": 5}),
         ("converse", {"inputTokens": 10, "cacheReadInputTokens": 700, "cacheWriteInputTokens": 90, "outputTokens": 5,
+                      "cacheDetails": [{"ttl": "5m", "inputTokens": 50}, {"ttl": "1h", "inputTokens": 40}],
                       "totalTokens": 805}),
     ],
 )  # fmt: skip
 def test_what_the_cache_held_is_counted_and_paid_once(spoken: str, usage: Json) -> None:
     """18: streamed or whole, whoever asks; at the price of the sheet."""
-    rates = Rates(1.0, 10.0, 0.1, 1.25)
+    rates = Rates(1.0, 10.0, 0.1, 1.25, 2.0)
     wholes: dict[str, Json] = {
         "messages": {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn", "usage": usage},
         "converse": {"output": {"message": {"role": "assistant", "content": [{"text": "x"}]}}, "stopReason": "end_turn",
@@ -204,8 +206,8 @@ def test_what_the_cache_held_is_counted_and_paid_once(spoken: str, usage: Json) 
         read = read_usage(whole)
         assert read is not None
         assert (read.input, read.output, read.cached, read.cache_written) == (800, 5, 700, 90)
-        cost = cost_usd(rates, read.input, read.output, cached_tokens=read.cached, cache_written=read.cache_written)
-        assert cost == pytest.approx(10 * 1.0 + 700 * 0.1 + 90 * 1.25 + 5 * 10.0)
+        cost = cost_usd(rates, read.input, read.output, read.cached, read.cache_written, read.cache_written_1h)
+        assert cost == pytest.approx(10 * 1.0 + 700 * 0.1 + 50 * 1.25 + 40 * 2.0 + 5 * 10.0)
 
 
 def test_a_call_is_known_by_its_call_id() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -263,3 +264,6 @@ def test_a_price_is_tokens_times_rates() -> None:
     written = Rates(rates.input_usd, rates.output_usd, rates.cached_input_usd, 2 * rates.input_usd)
     assert cost_usd(written, 1000, 0, cache_written=400) == pytest.approx(1400 * rates.input_usd)
     assert cost_usd(rates, 1000, 0, cache_written=400) == cost_usd(rates, 1000, 0)
+    longer = replace(written, cache_write_1h_usd=3 * rates.input_usd)
+    assert cost_usd(longer, 1000, 0, 0, 400, 100) == pytest.approx(1500 * rates.input_usd)
+    assert cost_usd(written, 1000, 0, 0, 400, 100) == cost_usd(written, 1000, 0, 0, 400)

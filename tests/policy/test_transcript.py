@@ -393,15 +393,22 @@ def test_usage_is_found_wherever_providers_put_it(holder: str) -> None:
 @rows(
     ("end", "usage"),
     [
-        ({"output_tokens": 9}, Usage(112, 9, 100, cache_written=5)),
-        ({"input_tokens": 0, "output_tokens": 9}, Usage(112, 9, 100, cache_written=5)),
-        ({"input_tokens": 3, "cache_read_input_tokens": None, "output_tokens": 9}, Usage(108, 9, 100, cache_written=5)),
-        ({"input_tokens": 0, "cache_read_input_tokens": 40, "output_tokens": 9}, Usage(45, 9, 40, cache_written=5)),
+        ({"output_tokens": 9}, Usage(112, 9, 100, cache_written=5, cache_written_1h=2)),
+        ({"input_tokens": 0, "output_tokens": 9}, Usage(112, 9, 100, cache_written=5, cache_written_1h=2)),
+        (
+            {"input_tokens": 3, "cache_read_input_tokens": None, "output_tokens": 9},
+            Usage(108, 9, 100, cache_written=5, cache_written_1h=2),
+        ),
+        (
+            {"input_tokens": 0, "cache_read_input_tokens": 40, "output_tokens": 9},
+            Usage(45, 9, 40, cache_written=5, cache_written_1h=2),
+        ),
     ],
 )
 def test_the_last_numbers_of_a_message_hold(end: dict[str, Any], usage: Usage) -> None:
     """They are of all so far, and none of input is no news; at the start it may have been estimated."""
-    start = {"input_tokens": 7, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 100, "output_tokens": 1}
+    start = {"input_tokens": 7, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 100, "output_tokens": 1,
+             "cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 2}}  # fmt: skip
     told = data({"type": "message_start", "message": {"usage": start}}), data({"type": "message_delta", "usage": end})
     for form in ("messages", "other"):
         assert heard(*told, form=form)[0].usage == usage

@@ -103,6 +103,21 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
             {"input_tokens": 9, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 300, "output_tokens": 2},
             Usage(349, 2, 40, cache_written=300),
         ),
+        (
+            {"input_tokens": 9, "cache_creation_input_tokens": 300, "output_tokens": 2}
+            | {"cache_creation": {"ephemeral_5m_input_tokens": 200, "ephemeral_1h_input_tokens": 100}},
+            Usage(309, 2, cache_written=300, cache_written_1h=100),
+        ),
+        (
+            {
+                "prompt_tokens": 9,
+                "prompt_tokens_details": {
+                    "cache_write_tokens": 3,
+                    "cache_creation_token_details": {"ephemeral_1h_input_tokens": 8},
+                },
+            },
+            Usage(9, 0, cache_written=3, cache_written_1h=3),
+        ),
         ({"input_tokens": 9, "cache_read_input_tokens": None, "output_tokens": 2}, Usage(9, 2)),
         (
             {"prompt_tokens": 100, "completion_tokens": 3, "cache_read_input_tokens": 90}

@@ -53,7 +53,7 @@ def test_sound_has_prices_of_its_own() -> None:
     assert event.usage == SpokenUsage(100, 50, 30, audio_input=60, audio_output=40, audio_cached=20)
     as_text = Rates(4.0, 16.0, 0.4)
     assert session_usd(as_text, event.usage) == pytest.approx(70 * 4 + 30 * 0.4 + 50 * 16)
-    as_sound = Rates(4.0, 16.0, 0.4, None, 32.0, 64.0, 0.5)
+    as_sound = Rates(4.0, 16.0, 0.4, None, None, 32.0, 64.0, 0.5)
     text_usd = 30 * 4 + 10 * 0.4 + 10 * 16
     assert session_usd(as_sound, event.usage) == pytest.approx(text_usd + 40 * 32 + 20 * 0.5 + 40 * 64)
     assert session_usd(None, event.usage) is None

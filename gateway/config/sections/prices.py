@@ -85,13 +85,14 @@ def fixed_rates(
     output_usd: float,
     cached_input_usd: float | None,
     cache_write_usd: float | None = None,
+    cache_write_1h_usd: float | None = None,
     audio: Audio = (None, None, None),
 ) -> Callable[[str], Rates | None]:
     """Returns a function with the same rates for every model; the arguments are per million tokens."""
     cached = input_usd if cached_input_usd is None else cached_input_usd
-    written = None if cache_write_usd is None else cache_write_usd * _PER_MILLION
+    written = [None if usd is None else usd * _PER_MILLION for usd in (cache_write_usd, cache_write_1h_usd)]
     sound = [None if usd is None else usd * _PER_MILLION for usd in audio]
-    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION, written, *sound)
+    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION, *written, *sound)
     return lambda _model: rates
 
 
@@ -101,10 +102,11 @@ def _rates(price: ModelPrice) -> Rates | None:
         return None
     paid = _per_token(price.input_mtok)
     cached = paid if price.cache_read_mtok is None else _per_token(price.cache_read_mtok)
-    written = None if price.cache_write_mtok is None else _per_token(price.cache_write_mtok)
+    longer = getattr(price, "cache_write_1h_mtok", None)
+    written = [None if usd is None else _per_token(usd) for usd in (price.cache_write_mtok, longer)]
     sound = (price.input_audio_mtok, price.output_audio_mtok, price.cache_audio_read_mtok)
     audio = [None if usd is None else _per_token(usd) for usd in sound]
-    return Rates(paid, _per_token(price.output_mtok), cached, written, *audio)
+    return Rates(paid, _per_token(price.output_mtok), cached, *written, *audio)
 
 
 def _per_token(price: Decimal | TieredPrices | None) -> float:

@@ -180,6 +180,7 @@ def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callabl
         price.output_usd_per_million,
         price.cached_input_usd_per_million,
         price.cache_write_usd_per_million,
+        price.cache_write_1h_usd_per_million,
         audio=(
             price.audio_input_usd_per_million,
             price.audio_output_usd_per_million,

@@ -8,7 +8,17 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.anthropic.from_chat.thoughts import FORMAT
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.base import (
+    BY_TTL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+    written_by_ttl,
+)
 from gateway.dialects.bedrock.signed_turns import keep_content
 
 _FINISH: Final = {
@@ -162,9 +172,15 @@ def usage_of_chat(usage: Json) -> Json:
     """Returns the usage in the words of chat completions, whose input includes what the cache held or was given."""
     read, written = count_in(usage, "cacheReadInputTokens"), count_in(usage, "cacheWriteInputTokens")
     came, went = count_in(usage, "inputTokens") + read + written, count_in(usage, "outputTokens")
+    details: Json = {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0}
+    told = {
+        f"ephemeral_{one.get('ttl')}_input_tokens": one.get("inputTokens") for one in objects(usage.get("cacheDetails"))
+    }
+    if by_ttl := written_by_ttl(told):
+        details[BY_TTL] = by_ttl
     return {
         "prompt_tokens": came,
         "completion_tokens": went,
         "total_tokens": came + went,
-        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0},
+        "prompt_tokens_details": details,
     }

@@ -9,7 +9,17 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.base import (
+    BY_TTL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+    written_by_ttl,
+)
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.policy.openai.sse import json_object
 from gateway.policy.responses.response_object import ECHOED
@@ -88,12 +98,12 @@ def usage_of_response(usage: Any) -> Json | None:
     read, written = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     came = usage.get("prompt_tokens_details")
     thought = count_in(usage.get("completion_tokens_details"), "reasoning_tokens")
+    details: Json = {name: count_in(came, name) for name in ("cached_tokens", "cache_write_tokens")}
+    if by_ttl := written_by_ttl(object_of(came).get(BY_TTL)):
+        details[BY_TTL] = by_ttl
     return {
         "input_tokens": read,
-        "input_tokens_details": {
-            "cached_tokens": count_in(came, "cached_tokens"),
-            "cache_write_tokens": count_in(came, "cache_write_tokens"),
-        },
+        "input_tokens_details": details,
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": count_in(usage, "total_tokens") or read + written,

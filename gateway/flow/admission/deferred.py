@@ -94,7 +94,8 @@ class Deferred:
         usage = read_usage(reported) if isinstance(reported, dict) else None
         if usage is not None:
             charge = self._charges.pop(id)
-            real_usd = cost_usd(charge.rates, usage.input, usage.output, usage.cached, usage.cache_written) or 0.0
+            read = usage.cached, usage.cache_written, usage.cache_written_1h
+            real_usd = cost_usd(charge.rates, usage.input, usage.output, *read) or 0.0
             self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)
 
     async def watched(self, call: Call, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -201,7 +201,8 @@ class _Taking:
         del self.names[answer.number]
         usage, usd = answer.usage, None
         if usage is not None:
-            usd = cost_usd(self._rates, usage.input, usage.output, usage.cached, usage.cache_written)
+            read = usage.cached, usage.cache_written, usage.cache_written_1h
+            usd = cost_usd(self._rates, usage.input, usage.output, *read)
         return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
 
 

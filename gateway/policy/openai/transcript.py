@@ -290,4 +290,5 @@ def _merged(known: Usage, news: Usage) -> Usage:
         max(known.output, news.output),
         max(known.cached, news.cached),
         cache_written=max(known.cache_written, news.cache_written),
+        cache_written_1h=max(known.cache_written_1h, news.cache_written_1h),
     )

@@ -61,13 +61,20 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
     if "prompt_tokens" not in usage and ("cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage):
         read = _count(usage.get("cache_read_input_tokens")) or 0
         written = _count(usage.get("cache_creation_input_tokens")) or 0
-        return Usage(known + read + written, output_tokens or 0, read, cache_written=written)
+        hourly = _hourly(usage.get("cache_creation"), written)
+        return Usage(known + read + written, output_tokens or 0, read, cache_written=written, cache_written_1h=hourly)
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):
         return Usage(known, output_tokens or 0, estimated=usage.get("estimated") is True)
     cached = min(_count(details.get("cached_tokens")) or 0, known)
     written = min(_count(details.get("cache_write_tokens")) or 0, known - cached)
-    return Usage(known, output_tokens or 0, cached, cache_written=written)
+    hourly = _hourly(details.get("cache_creation_token_details"), written)
+    return Usage(known, output_tokens or 0, cached, cache_written=written, cache_written_1h=hourly)
+
+
+def _hourly(told: object, written: int) -> int:
+    """Returns how much of what was written to the cache stays there for an hour, which Anthropic's usage tells apart."""
+    return min(_count(told.get("ephemeral_1h_input_tokens")) or 0, written) if isinstance(told, dict) else 0
 
 
 def _googles(usage: dict[str, Any]) -> Usage | None:

@@ -198,11 +198,17 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
 
 
 def cost_usd(
-    rates: Rates | None, input_tokens: int, output_tokens: int, cached_tokens: int = 0, cache_written: int = 0
+    rates: Rates | None,
+    input_tokens: int,
+    output_tokens: int,
+    cached_tokens: int = 0,
+    cache_written: int = 0,
+    cache_written_1h: int = 0,
 ) -> float | None:
     """Returns the price of the tokens in US dollars; None: the model has no price.
 
-    `cached_tokens` and `cache_written` are parts of the input: read from the provider's cache, and put into it.
+    `cached_tokens` and `cache_written` are parts of the input: read from the provider's cache, and put into it, of that
+    `cache_written_1h` for an hour.
     """
     if rates is None:
         return None
@@ -210,4 +216,6 @@ def cost_usd(
     usd = fresh * rates.input_usd + cached_tokens * rates.cached_input_usd + output_tokens * rates.output_usd
     if cache_written and rates.cache_write_usd is not None:
         usd += cache_written * (rates.cache_write_usd - rates.input_usd)
+        if cache_written_1h and rates.cache_write_1h_usd is not None:
+            usd += cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
     return usd

@@ -21,7 +21,7 @@ def encode_step(about: StepAbout) -> bytes:
             [[name.decode("latin-1"), value.decode("latin-1")] for name, value in about.headers],
             about.is_stream,
             about.endpoint,
-            None if usage is None else [usage.input, usage.output, usage.cached, usage.estimated, usage.cache_written],
+            None if usage is None else _counts(usage),
             about.cost_usd,
             about.model,
             about.target,
@@ -32,6 +32,11 @@ def encode_step(about: StepAbout) -> bytes:
             about.bytes,
         ]
     )
+
+
+def _counts(usage: Usage) -> list[int]:
+    written = usage.cache_written, usage.cache_written_1h
+    return [usage.input, usage.output, usage.cached, usage.estimated, *written]
 
 
 def decode_step(tenant: str, run: str, step: str, raw: bytes) -> StepAbout:

@@ -31,7 +31,7 @@ def step(jobs: Jobs, name: str = "extract", body: bytes = b'{"id":1}', **fields:
         "headers": HEADERS,
         "is_stream": False,
         "endpoint": "chat",
-        "usage": Usage(10, 5, 3),
+        "usage": Usage(10, 5, 3, cache_written=2, cache_written_1h=1),
         "cost_usd": 0.25,
         "model": "gpt",
         "target": "openai/gpt",

@@ -11,7 +11,17 @@ import orjson
 
 from gateway.dialects.anthropic.from_chat.signed_turns import keep_message
 from gateway.dialects.anthropic.from_chat.thoughts import detail_of
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.base import (
+    BY_TTL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+    written_by_ttl,
+)
 
 FINISH: Final = {
     "max_tokens": "length",
@@ -123,10 +133,13 @@ def usage_of_chat(usage: Json) -> Json:
     read, written = count_in(usage, "cache_read_input_tokens"), count_in(usage, "cache_creation_input_tokens")
     came, went = count_in(usage, "input_tokens") + read + written, count_in(usage, "output_tokens")
     thought = count_in(object_of(usage.get("output_tokens_details")), "thinking_tokens")
+    details: Json = {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0}
+    if by_ttl := written_by_ttl(usage.get("cache_creation")):
+        details[BY_TTL] = by_ttl
     return {
         "prompt_tokens": came,
         "completion_tokens": went,
         "total_tokens": came + went,
-        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
     }

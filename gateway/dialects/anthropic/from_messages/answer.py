@@ -11,6 +11,7 @@ import orjson
 
 from gateway.dialects.anthropic.from_messages import ids, thinking
 from gateway.dialects.base import (
+    BY_TTL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
@@ -19,6 +20,7 @@ from gateway.dialects.base import (
     objects,
     strings,
     text_of,
+    written_by_ttl,
 )
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
 from gateway.policy.openai.first_event import failed_finish_message, failed_reason
@@ -102,6 +104,8 @@ def usage_of(said: Json) -> Json | None:
         "cache_read_input_tokens": read,
         "output_tokens": count_in(usage, "completion_tokens"),
     }
+    if by_ttl := written_by_ttl(came.get(BY_TTL)):
+        made["cache_creation"] = by_ttl
     if thought := count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"):
         made["output_tokens_details"] = {"thinking_tokens": thought}
     return made | tier_of(said)
