@@ -114,6 +114,8 @@ class ConvertedRequest:
     """What does not arrive as it was said; None: that was not looked for on the way."""
     place: str | None = None
     """Where it is asked below the base URL, where that is not the pair's usual place."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of the tools that go by another one there, by that one."""
     read: int | None = None
     """The tokens that were read, where a header of its answer tells them."""
     via: ConvertedRequest | None = None

@@ -18,6 +18,7 @@ from tests.docs.support import PAGES, ROOT, rows, section, words
 
 DIALECTS = ROOT / "gateway/dialects"
 CHAT = ("anthropic/from_chat",)
+SHARED = ("tools.py", "tool_names.py")
 EMBEDDINGS = tuple(f"embeddings/{name}.py" for name in ("over_generate", "common", "over_invoke"))
 PAGES_OF = {
     "docs/dialects/anthropic.md": ("## What does not", CHAT, anthropic.CHAT_ONLY),
@@ -79,7 +80,7 @@ def test_each_field_that_is_lost_is_told_of_with_what_becomes_of_it(page: str) -
         for how in hows.split(", ")
     }
 
-    code = {*made(places), *((name, row[0]) for name, row in table.items())}
+    code = {*made((*places, *SHARED)), *((name, row[0]) for name, row in table.items())}
 
     assert sorted({(name, str(how)) for name, how in code} - told) == []
 
@@ -88,7 +89,7 @@ def test_each_field_that_is_lost_is_told_of_with_what_becomes_of_it(page: str) -
 def test_no_field_is_told_of_that_nothing_loses(page: str) -> None:
     """Bedrock shares what Claude and it have in common with Anthropic's modules."""
     heading, places, table = PAGES_OF[page]
-    known = texts((*places, *CHAT, "tools.py")) | table.keys()
+    known = texts((*places, *CHAT, *SHARED)) | table.keys()
 
     named = [name for names, _, _ in rows(section(PAGES[page], heading)) for name in words(names)]
 

@@ -20,6 +20,7 @@ from gateway.dialects.bedrock import answer
 from gateway.dialects.bedrock.frames import Frame, FrameReader
 from gateway.dialects.bedrock.signed_turns import OpenContent
 from gateway.dialects.events import TOO_LONG, UNSAYABLE, chat_failure
+from gateway.dialects.tool_names import with_own_name
 from gateway.policy.openai.sse import json_object
 
 _AFTER: Final = b'},"finish_reason":null}]}\n\n'
@@ -172,7 +173,7 @@ class ConverseAsChat:
         if type(block) is not dict:
             return b""
         try:
-            made = answer.tool_call(block, is_whole=False)
+            made = with_own_name(answer.tool_call(block, is_whole=False), self._sent.names)
         except MalformedAnswer as error:
             return self._fail({"message": str(error), "code": _MALFORMED})
         self._tools[place] = tool = _OpenUse(self._calls)

@@ -10,6 +10,7 @@ from gateway.dialects.bedrock.answer import chat_of_converse
 from gateway.dialects.bedrock.options import ConverseOptions, takes_thoughts_back
 from gateway.dialects.bedrock.request import converse_body
 from gateway.dialects.bedrock.stream import ConverseAsChat
+from gateway.dialects.tool_names import CONVERSES, gaps_of_names, with_allowed_names, with_own_names
 from gateway.words import Gap
 
 
@@ -20,18 +21,20 @@ class ChatOverConverse:
         return _gaps(body, facts, ConverseOptions(body, facts))
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        settled = ConverseOptions(body, facts)
+        named, names = with_allowed_names(body, CONVERSES)
+        settled = ConverseOptions(named, facts)
         lost = _gaps(body, facts, settled)
         memory = facts.memory if takes_thoughts_back(facts) else None
-        return ConvertedRequest(converse_body(body, facts, settled), body, new_id(), now, memory=memory, gaps=lost)
+        made = converse_body(named, facts, settled)
+        return ConvertedRequest(made, body, new_id(), now, memory=memory, gaps=lost, names=names)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        return chat_of_converse(sent, body)
+        return with_own_names(chat_of_converse(sent, body), sent.names)
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         return ConverseAsChat(sent)
 
 
 def _gaps(body: Json, facts: ServerFacts, settled: ConverseOptions) -> Sequence[Gap]:
-    found = settled.gaps + gaps.gaps_at_top(body)
+    found = settled.gaps + gaps.gaps_at_top(body) + gaps_of_names(body, CONVERSES)
     return once(found + gaps.gaps_of_messages(body, facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts))

@@ -12,6 +12,7 @@ from gateway.dialects.gemini.from_chat.options import GenerateOptions
 from gateway.dialects.gemini.from_chat.request import generate_body
 from gateway.dialects.gemini.from_chat.stream import GenerateAsChat
 from gateway.dialects.remembered import gaps_of_foreign
+from gateway.dialects.tool_names import GEMINIS, gaps_of_names, with_allowed_names
 from gateway.words import Gap
 
 
@@ -24,10 +25,12 @@ class ChatOverGenerate:
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         echoed = with_echoes(body, facts.memory)
-        settled = GenerateOptions(echoed, facts)
+        named, names = with_allowed_names(echoed, GEMINIS)
+        settled = GenerateOptions(named, facts)
         lost = _gaps(body, echoed, facts, settled)
-        made = generate_body(echoed, facts, settled)
-        return ConvertedRequest(made, body, new_id(), now, issuer=facts.issuer, memory=facts.memory, gaps=lost)
+        made = generate_body(named, facts, settled)
+        memory = facts.memory
+        return ConvertedRequest(made, body, new_id(), now, issuer=facts.issuer, memory=memory, gaps=lost, names=names)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return chat_of_generated(sent, body)
@@ -38,5 +41,5 @@ class ChatOverGenerate:
 
 def _gaps(body: Json, echoed: Json, facts: ServerFacts, settled: GenerateOptions) -> Sequence[Gap]:
     """`echoed` is the request with what was remembered of it."""
-    found = gaps_of_foreign(body.get("messages"), facts.memory)
+    found = gaps_of_foreign(body.get("messages"), facts.memory) + gaps_of_names(body, GEMINIS)
     return once(found + settled.gaps + gaps.gaps_at_top(echoed) + gaps.gaps_of_messages(echoed, facts))

@@ -16,6 +16,7 @@ import orjson
 from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
 from gateway.dialects.events import ConvertingReader, chat_failure, data_of
 from gateway.dialects.openai import chat_answer as answer
+from gateway.dialects.tool_names import with_own_name
 from gateway.policy.openai.sse import DONE, error_in, event_data, is_silent, json_object
 
 _BEGINS = frozenset(("response.created", "response.in_progress", "response.queued"))
@@ -136,7 +137,7 @@ class ResponsesAsChat(ConvertingReader):
             return b""
         is_custom = item["type"] == "custom_tool_call"
         call = self._calls[place] = _OpenCall(len(self._calls), is_custom=is_custom)
-        made = answer.tool_call(item)
+        made = with_own_name(answer.tool_call(item), self._sent.names)
         call.is_told = bool(made["custom"]["input"] if is_custom else made["function"]["arguments"])
         return self._delta({"tool_calls": [{"index": call.index, **made}]})
 

@@ -13,6 +13,7 @@ from gateway.dialects.openai.responses_answer import response_of_chat
 from gateway.dialects.openai.responses_request import chat_body, custom_tools
 from gateway.dialects.openai.responses_stream import ChatAsResponses
 from gateway.dialects.remembered import gaps_of_foreign
+from gateway.dialects.tool_names import OPENAIS, gaps_of_names, with_allowed_names, with_own_names
 from gateway.words import Gap, How
 
 
@@ -41,7 +42,7 @@ class ChatOverResponses:
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
         found = gaps_of_fields(body, gaps.CHAT_ONLY) + gaps.gaps_of_messages(body, facts)
-        found += gaps_of_foreign(body.get("messages"), facts.memory)
+        found += gaps_of_foreign(body.get("messages"), facts.memory) + gaps_of_names(body, OPENAIS)
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         if isinstance(most, int) and most < LEAST_TOKENS:
             found.append(Gap("max_tokens", How.APPROXIMATED, f"Responses take no less than {LEAST_TOKENS}"))
@@ -49,10 +50,11 @@ class ChatOverResponses:
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         lost = self.gaps(body, facts)
-        return ConvertedRequest(responses_body(body, facts), body, new_id(), now, gaps=lost)
+        named, names = with_allowed_names(body, OPENAIS)
+        return ConvertedRequest(responses_body(named, facts), body, new_id(), now, gaps=lost, names=names)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        return chat_of_response(sent, body)
+        return with_own_names(chat_of_response(sent, body), sent.names)
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         return ResponsesAsChat(sent)

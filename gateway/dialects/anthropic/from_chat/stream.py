@@ -18,6 +18,7 @@ from gateway.dialects.anthropic.from_chat.signed_turns import OpenTurn
 from gateway.dialects.anthropic.from_chat.thoughts import FORMAT, detail_of
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects
 from gateway.dialects.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+from gateway.dialects.tool_names import with_own_name
 from gateway.policy.openai.sse import error_in, event_data, is_silent, json_object
 
 _AFTER: Final = b'},"finish_reason":null}]}\n\n'
@@ -205,7 +206,7 @@ class MessagesAsChat(ConvertingReader):
         if kind != "tool_use":
             return b""
         try:
-            made = answer.tool_call(block)
+            made = with_own_name(answer.tool_call(block), self._sent.names)
         except MalformedAnswer as error:
             return self._fail({"message": str(error), "code": _MALFORMED})
         self._tools[place] = tool = _OpenTool(self._calls, block.get("input"))

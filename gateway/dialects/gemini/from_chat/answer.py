@@ -165,7 +165,7 @@ class Candidate:
             "index": index,
             "id": id,
             "type": "function",
-            "function": {"name": name, "arguments": _arguments(given)},
+            "function": {"name": self._sent.names.get(name, name), "arguments": _arguments(given)},
         }
         if signature:
             made["extra_content"] = told_of_call(signature, self._issuer)

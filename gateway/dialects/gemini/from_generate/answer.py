@@ -81,9 +81,8 @@ def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call:
     args = json_object(text.encode()) if text.strip() else {}
     if args is None or not name or is_too_deep(text.encode()):
         raise MalformedAnswer(f"the arguments of the call of '{name}' are not a JSON object")
-    made: Json = {
-        "functionCall": {"name": name, "args": args, "id": text_of(call.get("id")) or f"call_{sent.id}{place:02}"}
-    }
+    id = text_of(call.get("id")) or f"call_{sent.id}{place:02}"
+    made: Json = {"functionCall": {"name": sent.names.get(name, name), "args": args, "id": id}}
     extra = object_of(call.get("extra_content"))
     google = object_of(extra.get("google"))
     signature = text_of(google.get("thought_signature"))

@@ -12,6 +12,7 @@ from gateway.dialects.gemini.from_generate.marks import held_by
 from gateway.dialects.gemini.from_generate.media import FORMATS, OWN_FILES
 from gateway.dialects.gemini.from_generate.names import camel, inner, listed
 from gateway.dialects.media import type_of_name
+from gateway.dialects.tool_names import GAP, OPENAIS
 from gateway.words import Gap, How
 
 _HINT: Final = "the target has no such option"
@@ -81,7 +82,7 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     if given.get("serviceTier") and not (facts.takes_developer or facts.takes_details):
         found.append(Gap("serviceTier", How.DROPPED, _HINT))
     _add_config(found, inner(given, "generationConfig"), facts)
-    _add_tools(found, given)
+    _add_tools(found, given, facts)
     for content in listed(given.get("contents")):
         for part in listed(camel(content).get("parts")):
             if isinstance(part, dict):
@@ -120,11 +121,13 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
         found.append(Gap("generationConfig.responseModalities", How.REFUSED, "the target answers with text"))
 
 
-def _add_tools(found: list[Gap], given: Json) -> None:
+def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     for tool in map(camel, listed(given.get("tools"))):
         for name in tool.keys() - {"functionDeclarations"}:
             found.append(Gap(f"tools.{name if name in _TOOLS else 'other'}", How.REFUSED, _AWAY))
     for one in request.declarations(given):
+        if not facts.takes_details and OPENAIS.allowed.fullmatch(text_of(one.get("name"))) is None:
+            found.append(GAP)
         if one.get("response") is not None or one.get("responseJsonSchema") is not None:
             found.append(Gap("tools.response", How.DROPPED, "what a tool answers is not described there"))
         if any(name not in _SAID_OF_FUNCTIONS and not name.startswith("response") for name in one):

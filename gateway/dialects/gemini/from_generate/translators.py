@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, once
 from gateway.dialects.gemini.from_generate.answer import generated
 from gateway.dialects.gemini.from_generate.gaps import gaps_of
 from gateway.dialects.gemini.from_generate.request import chat_body
 from gateway.dialects.gemini.from_generate.stream import ChatAsGenerate
+from gateway.dialects.tool_names import OPENAIS, with_allowed_names
 from gateway.words import Gap
 
 
@@ -19,7 +20,11 @@ class GenerateOverChat:
         return once(gaps_of(body, facts))
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        return ConvertedRequest(chat_body(body, facts), body, new_id(), now, gaps=once(gaps_of(body, facts)))
+        made = chat_body(body, facts)
+        names: Mapping[str, str] = {}
+        if not facts.takes_details:  # behind another conversion, that one knows which names are allowed
+            made, names = with_allowed_names(made, OPENAIS)
+        return ConvertedRequest(made, body, new_id(), now, gaps=self.gaps(body, facts), names=names)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return generated(sent, body)
