@@ -274,6 +274,7 @@ class ModelEntry(Entry):
     output: Section | None = None
     degrade: Section | None = None
     on_loss: OnLoss = "report"
+    prefer_native: Flag = True
     remember_thinking: Flag = True
     thinks: Flag | None = None
 

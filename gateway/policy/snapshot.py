@@ -167,12 +167,14 @@ class Model:
     grouping: GroupRules | None = None
     """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
+    """What its answers have to be, by its policy; None: whatever they are."""
     on_loss: OnLoss = "report"
+    prefers_native: bool = True
+    """Of one tier, targets that speak the caller's language go before those that a call is converted for."""
     remembers_thinking: bool = True
     """Keep what its answers are signed with for callers that do not send it back."""
     degrade: LatencyRules | None = field(default=None, repr=False)
     """When its calls ask for less than their callers did; None: never."""
-    """What its answers have to be; None: whatever they are."""
     pipeline: PipelinePlan | None = field(default=None, repr=False)
     """What its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True

@@ -916,6 +916,23 @@ def test_weights_that_do_nothing_are_announced(tmp_path: Path) -> None:
     )
 
 
+def test_weights_among_languages_are_announced(tmp_path: Path) -> None:
+    """Where those of the caller's language go first whatever the weights say, and only there."""
+    providers = f"providers: {{openai: {{{OPENAI}}}, claude: {{dialect: anthropic, api_key: k}}}}\n"
+    mixed = "targets: [{provider: openai, weight: 2}, claude/x]"
+    apart = "targets: [{provider: openai, weight: 2}, openai/x, {provider: claude, order: 2}]"
+    models = (
+        f"{{a: {{{mixed}}}, b: {{{mixed}, prefer_native: false}}, c: {{{apart}}}, d: {{targets: [openai, claude]}}}}"
+    )
+
+    notices = load_text(tmp_path, providers + f"models: {models}\n").notices
+
+    assert [notice for notice in notices if "weights count" in notice] == [
+        "weights count among targets that speak the caller's language, and these go before the others of their order: "
+        "model a; prefer_native: false lets weights alone decide"
+    ]
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_readable_file_with_a_literal_secret_is_announced(tmp_path: Path, mode: int) -> None:
     """Only literal secrets count: a variable or a digest gives nothing away."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -12,6 +12,7 @@ from gateway.call import Call
 from gateway.errors import InvalidRequest
 from gateway.policy.openai.capabilities import Capabilities
 from tests.flow.support import Bench, ScriptedUpstream, whole
+from tests.rows import rows
 
 EVERYTHING = Capabilities()
 NO_TOOLS = Capabilities(tools=False)
@@ -54,11 +55,43 @@ async def test_a_model_that_is_known_to_read_less_is_passed_over() -> None:
         call = asking(two, LONG)
         first, second = call.model.targets
         first = replace(first, find_most_input={first.model or "m": most}.get, gaps={"chat": lambda _body: ()})
-        call.model = replace(call.model, targets=(first, second), plan=(first, second))
+        call.model = replace(call.model, targets=(first, second), plan=(first, second), prefers_native=False)
 
         await two.pipeline.handle(call)
 
         assert sent(two) == expected
+
+
+@rows(
+    ("converted", "orders", "prefers", "failing", "expected"),
+    [
+        ((0,), (1, 1, 1), True, (), [1]),
+        ((0,), (1, 1, 1), False, (), [0]),
+        ((0,), (1, 1, 1), True, (1,), [1, 2]),
+        ((0,), (1, 1, 1), True, (1, 2), [1, 2, 0]),
+        ((0,), (1, 2, 2), True, (), [0]),
+        ((0, 1), (1, 1, 2), True, (0,), [0, 1]),
+        ((0, 1, 2), (1, 1, 1), True, (), [0]),
+    ],
+)
+async def test_who_speaks_the_callers_language_goes_first(
+    converted: Sequence[int], orders: Sequence[int], prefers: bool, failing: Sequence[int], expected: list[int]
+) -> None:
+    """Of one order, before those that its call is converted for; of one kind, as they are listed."""
+    three = bench(EVERYTHING, EVERYTHING, EVERYTHING)
+    for number in failing:
+        three.upstreams[number].scripts[0] = whole(b'{"error": {"message": "no"}}', 500)
+    call = asking(three, {})
+    targets = tuple(
+        replace(target, order=order, gaps={"chat": lambda _body: ()} if number in converted else {})
+        for number, (target, order) in enumerate(zip(call.model.targets, orders, strict=True))
+    )
+    call.model = replace(call.model, targets=targets, plan=targets, prefers_native=prefers)
+
+    await three.pipeline.handle(call)
+
+    asked = [[target.name for target in targets].index(attempt.target) for attempt in call.attempts]
+    assert asked == expected
 
 
 async def test_a_fallback_stands_in_for_what_the_model_lacks() -> None:

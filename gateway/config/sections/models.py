@@ -203,6 +203,7 @@ def _model(
         grouping=route.grouping,
         output=output,
         on_loss=entry.on_loss,
+        prefers_native=entry.prefer_native,
         remembers_thinking=entry.remember_thinking,
         degrade=route.degrade,
         include_usage=policies.admission[entry.admission].include_usage,

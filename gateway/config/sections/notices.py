@@ -47,6 +47,14 @@ def find_notices(
     ordered = [name for name, model in models.items() if model.choice == "in_order" and _is_weighted(model)]
     if ordered:
         notices.append(f"weights do nothing where targets are chosen in_order: model {', '.join(ordered)}")
+    mixed = [
+        name for name, model in models.items() if model.prefers_native and _is_weighted(model) and _is_mixed(model)
+    ]
+    if mixed:
+        notices.append(
+            "weights count among targets that speak the caller's language, and these go before the others of their order: "
+            f"model {', '.join(mixed)}; prefer_native: false lets weights alone decide"
+        )
     closed = [] if shared else list(dict.fromkeys(_closed(models, keys)))
     if closed:
         notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
@@ -146,3 +154,8 @@ def _is_readable_by_others(file: str) -> bool:
 
 def _is_weighted(model: Model) -> bool:
     return any(target.weight != 1.0 for target in model.targets)
+
+
+def _is_mixed(model: Model) -> bool:
+    spoken = {(target.order, frozenset(target.gaps)) for target in model.targets}
+    return len(spoken) > len({order for order, _ in spoken})

@@ -17,7 +17,7 @@ from gateway.flow.admission.gates import Gates
 from gateway.policy.limits.estimate import estimate_input_tokens
 from gateway.policy.openai.capabilities import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
 from gateway.policy.openai.sse import json_object
-from gateway.policy.retry.balancing import Tiers
+from gateway.policy.retry.balancing import Tiers, order_of
 from gateway.policy.retry.retry import Plan
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
@@ -62,6 +62,8 @@ class Planner:
                 for targets in (model.targets, model.others, model.context_plan)
             )
         )
+        if model.prefers_native:
+            able = able._replace(own=sorted(able.own, key=_rank_for(call)))
         if not able.own and not able.others:
             if able.context and CONTEXT_WINDOW in missing.values():
                 return able._replace(own=able.context)
@@ -106,7 +108,8 @@ class Planner:
         is_restricted = is_restricted or call.unsayable is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
-        tiers = Tiers(self.plan(call).own) if is_restricted else model.tiers
+        rank_of = _rank_for(call) if model.prefers_native else order_of
+        tiers = Tiers(self.plan(call).own, rank_of) if is_restricted else model.tiers
         return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
 
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
@@ -183,6 +186,12 @@ class Planner:
         rank = RANKS[call.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
+
+
+def _rank_for(call: Call) -> Callable[[Target], tuple[int, bool]]:
+    """Returns the tiers in which a call prefers targets: of one `order`, those that speak its language go first."""
+    endpoint = call.endpoint.name
+    return lambda target: (target.order, endpoint in target.gaps)
 
 
 def _missing(call: Call) -> dict[str, str | None]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import log
-from operator import attrgetter
-from typing import Generic, Literal, Protocol, TypeVar, assert_never
+from typing import Any, Generic, Literal, Protocol, TypeVar, assert_never
 
 from gateway.policy.health.latency import Latency
 
@@ -58,16 +57,21 @@ LoadOf = Callable[[T], Load]
 Draw = Callable[[], float]
 
 
+def order_of(target: Listed) -> int:
+    """Returns the rank of a target that holds for every call."""
+    return target.order
+
+
 class Tiers(Generic[T]):
-    """A model's targets by `order`, made once when its policy is compiled."""
+    """A model's targets by `order`, or another rank; made once for all calls that prefer the same."""
 
     __slots__ = ("_tiers", "has_choice", "listed")
 
-    def __init__(self, targets: Sequence[T]) -> None:
-        by_order = attrgetter("order")
-        self.listed = tuple(sorted(targets, key=by_order))
-        """The targets with the lowest `order` first, and within one `order` as they were listed."""
-        self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=by_order)])
+    def __init__(self, targets: Sequence[T], rank_of: Callable[[T], Any] = order_of) -> None:
+        """Targets of one rank are a tier."""
+        self.listed = tuple(sorted(targets, key=rank_of))
+        """The targets with the lowest rank first, and within one rank as they were listed."""
+        self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=rank_of)])
         self.has_choice = len(self._tiers) < len(self.listed)
         """Some tier has more than one target."""
 
