@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from contextlib import suppress
 from typing import Any
@@ -25,7 +26,7 @@ from tests.rows import rows
 Json = dict[str, Any]
 PAIR = GenerateOverChat()
 OTHER = ServerFacts()
-OPENAI = ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_reasoning=False)
+OPENAI = ServerFacts("max_completion_tokens", takes_developer=True, requires_all=True, takes_reasoning=False)
 GO: Json = {"role": "user", "parts": [{"text": "go"}]}
 OBJECT = {"type": "object", "properties": {"city": {"type": "string"}}}
 THEIRS = {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}}
@@ -185,6 +186,37 @@ def test_their_schemas_become_json_schemas() -> None:
         "required": ["a_b"],
         "properties": {"a_b": {"type": "array", "minItems": 2, "items": {"type": "string", "enum": ["x"]}}},
     }
+
+
+def test_what_may_be_nothing_may_be_nothing_there_too() -> None:
+    """Also where a schema says by alternatives, or by values, what it is."""
+    theirs = {"anyOf": [{"type": "STRING"}, {"type": "INTEGER"}], "nullable": True}
+    assert json_schema(theirs) == {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]}
+    assert json_schema({"type": "STRING", "enum": ["x", None], "nullable": True})["enum"] == ["x", None]
+
+
+def test_a_schema_has_a_name_that_openai_takes() -> None:
+    """Its title may be any words; and it is asked for by itself, without a word of JSON."""
+    made = sent(asked(generationConfig={"responseSchema": {"title": "My [x]", "type": "OBJECT"}}), OPENAI)
+
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", made["response_format"]["json_schema"]["name"])
+
+
+@rows("required,strict", [([], False), (["a"], True)])
+def test_checked_arguments_have_a_schema_that_openai_checks(required: list[str], strict: bool) -> None:
+    """It refuses one with an optional property, or one that is not closed."""
+    parameters = {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}, "required": required}
+    body = asked(
+        tools=[{"functionDeclarations": [{"name": "f", "parameters": parameters}]}],
+        toolConfig={"functionCallingConfig": {"mode": "VALIDATED"}},
+    )
+    function = sent(body, OPENAI)["tools"][0]["function"]
+
+    assert function.get("strict", False) is strict
+    assert function["parameters"].get("additionalProperties", True) is not strict
+    lost = ("toolConfig.functionCallingConfig.mode", "dropped")
+    assert (lost in gaps(body, OPENAI)) is not strict
+    assert sent(body, HUB)["tools"][0]["function"]["strict"] is True
 
 
 def answer(finish: str = "stop", **message: Any) -> Json:

@@ -138,6 +138,11 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     if config.get("retrievalConfig"):
         found.append(Gap("toolConfig.retrievalConfig", How.DROPPED, _HINT))
     calling = inner(config, "functionCallingConfig")
+    if facts.requires_all and text_of(calling.get("mode")).upper() == request.CHECKED:
+        schemas = (request.parameters_of(one) for one in request.declarations(given))
+        if any(request.checked_schema(schema, facts) is None for schema in schemas):
+            why = "arguments are held to a schema without optional properties alone"
+            found.append(Gap("toolConfig.functionCallingConfig.mode", How.DROPPED, why))
     if len(strings(calling.get("allowedFunctionNames"))) > 1:
         why = "the other tools are left out"
         found.append(Gap("toolConfig.functionCallingConfig.allowedFunctionNames", How.APPROXIMATED, why))

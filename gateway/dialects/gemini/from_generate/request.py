@@ -12,6 +12,8 @@ from gateway.dialects.gemini.from_chat.options import BUDGETS
 from gateway.dialects.gemini.from_generate.contents import ContentsOfCaller, system_of
 from gateway.dialects.gemini.from_generate.names import camel, inner, listed
 from gateway.dialects.gemini.from_generate.schema import json_schema
+from gateway.dialects.schema import SchemaTooDeep, object_schema, size_of, strict_schema
+from gateway.dialects.tool_names import OPENAIS
 from gateway.errors import InvalidRequest
 
 MOST_STOPS: Final = 4
@@ -27,6 +29,8 @@ _PLAIN: Final = (
 )
 SAMPLING: Final = frozenset(("temperature", "topP", "topK"))
 _MODES: Final = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+CHECKED: Final = "VALIDATED"
+"""The mode in which arguments are held to their schemas."""
 _TIERS: Final = {"flex": "flex", "priority": "priority", "standard": "default"}
 
 
@@ -50,7 +54,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         made |= {"top_logprobs": config["logprobs"]} if config.get("logprobs") else {}
     if (effort := effort_of(inner(config, "thinkingConfig"))) is not None:
         made["reasoning_effort"] = effort
-    made |= _form(config, facts) | _tools(given)
+    made |= _form(config, facts) | _tools(given, facts)
     if (tier := _TIERS.get(text_of(given.get("serviceTier")).lower())) and (
         facts.takes_developer or facts.takes_details
     ):
@@ -107,12 +111,11 @@ def _messages(given: Json, facts: ServerFacts) -> list[Json]:
 
 def _form(config: Json, facts: ServerFacts) -> Json:
     made: Json = {"modalities": modalities} if (modalities := modalities_of(config)) else {}
-    if text_of(config.get("responseMimeType")) != _JSON:
-        return made
     schema = schema_asked(config)
     if not isinstance(schema, dict):
-        return made | {"response_format": {"type": "json_object"}}
-    named = {"name": text_of(schema.get("title")) or "output", "schema": schema, "strict": False}
+        is_json = text_of(config.get("responseMimeType")) == _JSON
+        return made | ({"response_format": {"type": "json_object"}} if is_json else {})
+    named = {"name": OPENAIS.of(text_of(schema.get("title")) or "output"), "schema": schema, "strict": False}
     return made | {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
@@ -122,7 +125,7 @@ def declarations(given: Json) -> list[Json]:
     return [camel(one) for tool in tools for one in objects(listed(tool.get("functionDeclarations")))]
 
 
-def _tools(given: Json) -> Json:
+def _tools(given: Json, facts: ServerFacts) -> Json:
     calling = inner(inner(given, "toolConfig"), "functionCallingConfig")
     mode, allowed = text_of(calling.get("mode")).upper(), strings(calling.get("allowedFunctionNames"))
     functions = declarations(given)
@@ -130,7 +133,8 @@ def _tools(given: Json) -> Json:
         functions = [one for one in functions if one.get("name") in allowed]
     if not functions:
         return {}
-    made: Json = {"tools": [_tool(one, number, is_strict=mode == "VALIDATED") for number, one in enumerate(functions)]}
+    is_checked = mode == CHECKED
+    made: Json = {"tools": [_tool(one, number, facts, is_checked=is_checked) for number, one in enumerate(functions)]}
     if mode == "ANY" and len(allowed) == 1:
         made["tool_choice"] = {"type": "function", "function": {"name": allowed[0]}}
     elif mode in _MODES and mode != "AUTO":
@@ -138,7 +142,26 @@ def _tools(given: Json) -> Json:
     return made
 
 
-def _tool(one: Json, number: int, *, is_strict: bool) -> Json:
+def checked_schema(parameters: Any, facts: ServerFacts) -> Any:
+    """Returns the schema that arguments can be held to; None: OpenAI takes none with optional properties, or of no end."""
+    if not facts.requires_all:
+        return object_schema(parameters)
+    try:
+        closed = strict_schema(object_schema(parameters))
+    except SchemaTooDeep:
+        return None
+    return None if size_of(closed).optional else closed
+
+
+def parameters_of(function: Json) -> Any:
+    """Returns the JSON Schema of a function's arguments; None: it has none."""
+    if (parameters := function.get("parametersJsonSchema")) is not None:
+        return parameters
+    parameters = function.get("parameters")
+    return None if parameters is None else json_schema(parameters)
+
+
+def _tool(one: Json, number: int, facts: ServerFacts, *, is_checked: bool) -> Json:
     name = one.get("name")
     if not isinstance(name, str) or not name:
         place = f"tools[0].functionDeclarations[{number}].name"
@@ -146,9 +169,10 @@ def _tool(one: Json, number: int, *, is_strict: bool) -> Json:
     made: Json = {"name": name}
     if one.get("description"):
         made["description"] = one["description"]
-    parameters = one.get("parametersJsonSchema")
-    if parameters is None and one.get("parameters") is not None:
-        parameters = json_schema(one["parameters"])
+    parameters = parameters_of(one)
+    if is_checked and (checked := checked_schema(parameters, facts)) is not None:
+        parameters = checked
+        made["strict"] = True
     if parameters is not None:
         made["parameters"] = parameters
-    return {"type": "function", "function": made | ({"strict": True} if is_strict else {})}
+    return {"type": "function", "function": made}

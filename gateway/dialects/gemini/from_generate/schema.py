@@ -9,6 +9,7 @@ from gateway.dialects.gemini.from_generate.names import camel
 MOST_DEPTH: Final = 60
 _NUMBERS: Final = frozenset(("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties"))
 """Numbers that Google's JSON has as strings, because they are of 64 bits."""
+_NULL: Final = {"type": "null"}
 _NOT_THERE: Final = frozenset(("nullable", "propertyOrdering", "example"))
 """What JSON Schema says otherwise, or not at all."""
 
@@ -34,8 +35,15 @@ def json_schema(schema: Any, depth: int = MOST_DEPTH) -> Any:
             made[name] = int(value)
         elif name != "format" or value != "enum":
             made[name] = value
-    if given.get("nullable") is True and isinstance(made.get("type"), str):
+    return _nullable(made) if given.get("nullable") is True else made
+
+
+def _nullable(made: dict[str, Any]) -> dict[str, Any]:
+    """Lets nothing be a value, too: in each word that says what the values are."""
+    if isinstance(made.get("type"), str) and made["type"] != "null":
         made["type"] = [made["type"], "null"]
-        if isinstance(made.get("enum"), list):
-            made["enum"] = [*made["enum"], None]
+    if isinstance(made.get("enum"), list) and None not in made["enum"]:
+        made["enum"] = [*made["enum"], None]
+    if isinstance(made.get("anyOf"), list) and _NULL not in made["anyOf"]:
+        made["anyOf"] = [*made["anyOf"], _NULL]
     return made
