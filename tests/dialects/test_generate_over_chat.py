@@ -317,6 +317,19 @@ def merged(said: bytes) -> list[Json]:
     return [part for part in parts if part != {"text": ""}]
 
 
+def test_what_an_answer_cites_is_told_whole_and_streamed() -> None:
+    """A stream tells it with its end."""
+    note = {"type": "url_citation", "url_citation": {"url": "u", "start_index": 0, "end_index": 2, "title": "t"}}
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    whole = PAIR.answer(converted(), answer(content="so", annotations=[note]))["candidates"][0]
+    streamed = read(event(content="so") + event(annotations=[note]) + end, converted()).split(b"\n\n")[-2]
+
+    assert whole["citationMetadata"] == {"citationSources": [{"uri": "u", "startIndex": 0, "endIndex": 2}]}
+    assert (
+        orjson.loads(streamed.removeprefix(b"data: "))["candidates"][0]["citationMetadata"] == whole["citationMetadata"]
+    )
+
+
 @pytest.mark.parametrize("fields", [SHOWN, {}], ids=["shown", "hidden"])
 def test_signed_thoughts_of_others_come_back_as_they_were(fields: Json) -> None:
     """Whole or streamed, shown or not: the detail that the client's echo makes is the provider's own, byte for byte."""

@@ -35,6 +35,7 @@ class _Candidate:
         self.calls: dict[int, _Call] = {}
         self.details: dict[int, Json] = {}
         """Signed thoughts, whose pieces come."""
+        self.cited: list[Json] = []
         self.has_told_thoughts = False
         self.refusal = ""
         self.end: Json | None = None
@@ -134,6 +135,7 @@ class ChatAsGenerate:
             if thought and self._shows:
                 parts.append({"text": thought, "thought": True})
                 candidate.has_told_thoughts = True
+            candidate.cited += objects(delta.get("annotations"))
             pieces = pieces_in(delta)
             if text or pieces or delta.get("refusal"):
                 parts += self._vouch(candidate)
@@ -171,7 +173,8 @@ class ChatAsGenerate:
         self._is_over = True
         empty = {"parts": [{"text": ""}], "role": "model"}
         ended: list[Json] = [
-            {"content": empty, **(one.end or {}), "index": index} for index, one in sorted(self._candidates.items())
+            {"content": empty, **(one.end or {}), "index": index, **answer.citations_of({"annotations": one.cited})}
+            for index, one in sorted(self._candidates.items())
         ]
         made = {"candidates": ended} | ({"usageMetadata": self._usage} if self._usage else {}) | self._head
         return b"data: %b\n\n" % orjson.dumps(made)
