@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gateway.dialects.base import MalformedAnswer, ServerFacts
 from gateway.dialects.openai.translators import ResponsesOverChat
-from gateway.dialects.registry import facts_of
+from gateway.dialects.registry import facts_of, pair_of
 from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
@@ -117,6 +117,19 @@ def test_pictures_of_a_tool_follow_its_results() -> None:
     assert found[1]["content"] == "here"
     assert [part["type"] for part in found[3]["content"]] == ["text", "image_url"]
     assert gaps(input=[RESULT | {"output": output}]) == {"input.function_call_output": "approximated"}
+
+
+def test_what_a_tool_shows_stays_in_its_result_where_the_target_has_it_there() -> None:
+    """Claude, Gemini and Bedrock take pictures in results; moved to a user, they are somebody else's words."""
+    output = [{"type": "input_text", "text": "here"}, {"type": "input_image", "image_url": "data:image/png;base64,AA"}]
+    body = {"model": "m", "input": [{"role": "user", "content": "go"}, CALL, RESULT | {"output": output}]}
+
+    claude = pair_of("responses", "messages").translator
+    made = claude.request(body, ServerFacts(issuer="anthropic"), 0.0, lambda: "abc")
+
+    assert [part["type"] for part in made.body["messages"][-1]["content"][0]["content"]] == ["text", "image"]
+    assert len(made.body["messages"][-1]["content"]) == 1
+    assert {gap.field for gap in made.gaps or ()} == {"tools"}
 
 
 def test_tools_and_their_choice_are_nested() -> None:
@@ -283,6 +296,10 @@ def test_options_have_their_other_names() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "https://x"}]}]},
             {"input.input_file.file_url": "refused"},
         ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "https://x"}]}]},
+            {"input.input_image": "refused"},
+        ),
     ],
     ids=str,
 )
@@ -300,6 +317,7 @@ def test_what_is_lost_is_told(body: dict[str, Any], expected: dict[str, str]) ->
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "smell"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "assistant", "content": [{"text": "x"}, {"type": "input_file"}]}]}, "input[0].content[1]"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "x", "instructions": 5}, "instructions"),

@@ -63,6 +63,8 @@ REASONING_FORMAT: Final = "openai-responses-v1"
 _OF_WORDS: Final = ("annotations", "logprobs")
 _OF_ITEMS: Final = frozenset(("async", "caller", "namespace", "phase"))
 _WORDS: Final = ("output_text", "input_text", "text")
+SAID: Final = (*_WORDS, "refusal")
+"""The parts of what a model has said before."""
 MOST_NAMED: Final = 60
 """The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
@@ -105,6 +107,9 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
         for part in objects(content) if type(content) is list else ():
             if len(part) != 2 or part.get("type") not in _WORDS:
                 found += _gaps_of_part(part, facts, of_tool=of_tool)
+                if item.get("role") == "assistant" and (said := text_of(part.get("type", "text"))) not in SAID:
+                    name = f"input.{said}"[:MOST_NAMED]
+                    found.append(Gap(name, How.REFUSED, "chat completions have no such part in what the model said"))
     return found
 
 
@@ -129,7 +134,7 @@ def _gaps_of_part(part: Json, facts: ServerFacts, *, of_tool: bool) -> list[Gap]
     if kind == "input_file" and part.get("file_url"):
         return [Gap("input.input_file.file_url", How.REFUSED, "the target fetches no files, and the gateway does not")]
     found = []
-    if of_tool and kind in ("input_image", "input_file"):
+    if of_tool and kind in ("input_image", "input_file") and not facts.takes_details:
         found.append(
             Gap("input.function_call_output", How.APPROXIMATED, "its pictures and files follow in a user message")
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
-from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, is_reference
+from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, SAID, is_reference
 from gateway.errors import InvalidRequest
 
 _OWN: Final = frozenset(
@@ -163,9 +163,11 @@ class _Messages:
             parts = _content(output, f"{place}.output", self._facts)
             texts = [part for part in parts if part["type"] == "text"]
             shown = [part for part in parts if part["type"] != "text"]
+            if shown and self._facts.takes_details:  # what follows knows whether its target has pictures there
+                texts, shown = parts, []
             if shown:
                 self._pictures += [{"type": "text", "text": f"Of the result of {id}:"}, *shown]
-            is_marked = any("prompt_cache_breakpoint" in part for part in texts)
+            is_marked = texts is parts or any("prompt_cache_breakpoint" in part for part in texts)
             output = texts if is_marked else "".join(part["text"] for part in texts)
         else:
             output = _text_at(output, f"{place}.output")
@@ -201,6 +203,10 @@ def _said(content: Any, place: str) -> Json:
     """Returns what an assistant said, as fields of its message."""
     if not isinstance(content, list):
         return {"content": _text_at(content, f"{place}.content")}
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type", "text") not in SAID:
+            where = f"{place}.content[{number}]"
+            raise InvalidRequest(f"'{where}' is no part that this model's provider takes there.", param=where)
     text = "".join(text_of(part.get("text")) for part in objects(content))
     refusal = "".join(text_of(part.get("refusal")) for part in objects(content))
     return {"content": text if text or not refusal else None} | ({"refusal": refusal} if refusal else {})
