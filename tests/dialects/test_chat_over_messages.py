@@ -257,6 +257,10 @@ def test_a_budget_needs_the_thoughts_before_the_calls() -> None:
     kept = [USER, {**TURN, "reasoning_details": [THOUGHT]}, RESULT]
     assert sent(messages=kept, reasoning_effort="low")["thinking"]["type"] == "enabled"
     assert sent(ADAPTIVE, messages=said, reasoning_effort="low")["thinking"] == {"type": "adaptive"}
+    own = {"type": "enabled", "budget_tokens": 2000}
+    assert "thinking" not in sent(messages=said, thinking=own)
+    assert gaps(messages=said, thinking=own) == {"thinking": "dropped", "tools": "approximated"}
+    assert sent(messages=kept, thinking=own)["thinking"] == own
 
 
 # Marks for the cache.

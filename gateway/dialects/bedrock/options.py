@@ -83,7 +83,8 @@ class ConverseOptions:
 
     def _settle_as_claude(self) -> None:
         given = {name: self._body[name] for name in _CLAUDES if name in self._body}
-        if self._facts.memory is not None or (self._model.thinking == "budget" and "reasoning_effort" in given):
+        by_budget = "thinking" in given or (self._model.thinking == "budget" and "reasoning_effort" in given)
+        if self._facts.memory is not None or by_budget:
             given["messages"] = self._body.get("messages")
         settled = ChatOptions(given, self._facts)
         self.recalled = settled.recalled

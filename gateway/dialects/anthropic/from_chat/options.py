@@ -61,7 +61,10 @@ class ChatOptions:
 
     def _think(self) -> None:
         asked, model = self._body.get("reasoning_effort"), self._model
-        if isinstance(own := self._body.get("thinking"), dict):
+        own = self._body.get("thinking")
+        if isinstance(own, dict) and own.get("type") == "enabled" and self._lacks_thoughts("thinking"):
+            own = None
+        if isinstance(own, dict):
             self.fields["thinking"] = own
             if own.get("type") == "disabled":
                 self.recalled = NOTHING
@@ -101,10 +104,16 @@ class ChatOptions:
         if self._model.thinking_off != "disabled":
             self._lose("reasoning_effort", How.APPROXIMATED, "the model still thinks between calls of tools")
 
-    def _think_by_budget(self, effort: str) -> None:
-        if lacks_thoughts(self._body.get("messages"), self.recalled.contents):
+    def _lacks_thoughts(self, name: str) -> bool:
+        """Returns whether the model cannot think by a budget now, as the field of this name asks it to."""
+        found = lacks_thoughts(self._body.get("messages"), self.recalled.contents)
+        if found:
             why = "the model does not go on thinking where its thoughts before the calls did not come back"
-            self._lose("reasoning_effort", How.DROPPED, why)
+            self._lose(name, How.DROPPED, why)
+        return found
+
+    def _think_by_budget(self, effort: str) -> None:
+        if self._lacks_thoughts("reasoning_effort"):
             return
         budget, most = BUDGETS[effort], self.fields["max_tokens"]
         if type(most) is int and most <= budget:
