@@ -103,6 +103,15 @@ def test_what_is_built_in(model: str, facts: ModelFacts) -> None:
     assert read_models(None).of(model) == facts
 
 
+@rows(
+    ("model", "sampling"),
+    [("o3", False), ("gpt-5-mini", False), ("gpt-5-chat-latest", True), ("gpt-5.2", True), ("gpt-4o", True)],
+)
+def test_openais_models_that_always_think_take_no_sampling(model: str, sampling: bool) -> None:
+    """They refuse a `temperature` (400 `unsupported_value`)."""
+    assert read_models(None).of(model).sampling is sampling
+
+
 def test_the_rows_of_a_user_go_over_those_that_are_built_in_field_by_field(tmp_path: Path) -> None:
     """Whatever the length of their patterns; a longer one of the same file goes over a shorter one."""
     own = table(tmp_path, 'mine: {"claude-3-haiku*": {max_output: 9}, "claude-*": {max_output: 7, logprobs: true}}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ OPENAI = ServerFacts(
     requires_all=True,
     model=THINKER,
 )  # fmt: skip
+CHOOSER = replace(OPENAI, model=replace(THINKER, efforts=("none", "low")))
 OTHER = ServerFacts()
 HUB = ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_details=True)
 HELLO: list[Json] = [{"role": "user", "content": "hi"}]
@@ -183,6 +185,8 @@ FIELDS: list[tuple[str, Json, Json, ServerFacts]] = [
     ("no stops", {"stop_sequences": []}, {"stop": None}, OPENAI),
     ("sampling", {"temperature": 0, "top_p": 0.5}, {"temperature": 0, "top_p": 0.5}, OPENAI),
     ("a model without", {"temperature": 0}, {"temperature": None}, ServerFacts(model=ModelFacts(sampling=False))),
+    ("sampling while it thinks", {"temperature": 0, "output_config": {"effort": "low"}}, {"temperature": None}, CHOOSER),
+    ("sampling without a thought", {"temperature": 0, "thinking": {"type": "disabled"}}, {"temperature": 0}, CHOOSER),
     ("top_k", {"top_k": 5}, {"top_k": None}, OPENAI),
     ("top_k, further on", {"top_k": 5}, {"top_k": 5}, HUB),
     ("an effort", {"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}, OPENAI),
@@ -254,7 +258,9 @@ LOSSES: list[tuple[Json, dict[str, str], ServerFacts]] = [
     ({"max_tokens": 99}, {"max_tokens": "approximated"}, ServerFacts(model=ModelFacts(max_output=10))),
     ({"stop_sequences": list("abcde")}, {"stop_sequences": "approximated"}, OPENAI),
     ({"stop_sequences": list("abcde")}, {}, HUB),
-    ({"temperature": 1}, {"temperature": "dropped"}, ServerFacts(model=ModelFacts(sampling=False))),
+    ({"temperature": 0.9, "top_p": 1}, {"temperature": "dropped"}, ServerFacts(model=ModelFacts(sampling=False))),
+    ({"temperature": 1}, {}, ServerFacts(model=ModelFacts(sampling=False))),
+    ({"top_p": 0.9, "output_config": {"effort": "low"}}, {"top_p": "dropped"}, CHOOSER),
     ({"system": "x-anthropic-billing-header: cch=1;"}, {"system": "approximated"}, OPENAI),
     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"thinking.budget_tokens": "approximated"}, OPENAI),
     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"thinking": "dropped"}, OTHER),

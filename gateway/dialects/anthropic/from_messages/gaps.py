@@ -132,9 +132,9 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
         found.append(Gap("max_tokens", How.REFUSED, "the target does not fill its cache without an answer"))
     elif type(most) is int and most > 0 and request.bound(body, facts) < most:
         found.append(Gap("max_tokens", How.APPROXIMATED, f"the model answers with {model.max_output} at most"))
-    if not request.sampling(facts):
-        dropped = [name for name in ("temperature", "top_p") if body.get(name) is not None]
-        found += [Gap(name, How.DROPPED, "the model takes none") for name in dropped]
+    for name in request.unsampled(body, facts):
+        if (value := body.get(name)) is not None and (value != 1 or value is True):  # 1 is what holds without it
+            found.append(Gap(name, How.DROPPED, "the model takes none"))
     if body.get("top_k") is not None and not facts.takes_details:
         found.append(Gap("top_k", How.DROPPED, _HINT))
     if len(strings(body.get("stop_sequences"))) > request.MOST_STOPS and not facts.takes_details:

@@ -27,14 +27,14 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _BY_BUDGET: Final = ((2048, "low"), (10_000, "medium"), (16_384, "high"))
 _TIERS: Final = {"auto": "auto", "standard_only": "default"}
 _CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}
-_SAME: Final = ("model", "temperature", "top_p")
+SAMPLING: Final = ("temperature", "top_p")
+_SAME: Final = ("model", *SAMPLING)
 
 
 def chat_body(body: Json, facts: ServerFacts) -> Json:
     """Returns the chat completion. Raises InvalidRequest where the messages make no sense."""
-    made = {name: body[name] for name in _SAME if body.get(name) is not None}
-    if not sampling(facts):
-        made = {name: value for name, value in made.items() if name == "model"}
+    unsaid = unsampled(body, facts)
+    made = {name: body[name] for name in _SAME if body.get(name) is not None and name not in unsaid}
     made["messages"] = _system(body.get("system"), facts) + _turns(body, facts)
     made |= _tools(body, facts)
     made[facts.bound_field] = bound(body, facts)
@@ -61,9 +61,17 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
     return made
 
 
-def sampling(facts: ServerFacts) -> bool:
-    """Returns whether the request may say how the model draws; behind another conversion, that one decides."""
-    return facts.takes_details or facts.model.sampling
+def unsampled(body: Json, facts: ServerFacts) -> tuple[str, ...]:
+    """Returns what the model is not told of how to draw; behind another conversion, that one decides.
+
+    OpenAI's models that can be told not to think draw as they are told only then.
+    """
+    if facts.takes_details:
+        return ()
+    may_think = facts.takes_developer and "none" in facts.model.efforts
+    if facts.model.sampling and not (may_think and effort_for(body, facts) not in (None, "none")):
+        return ()
+    return SAMPLING
 
 
 def bound(body: Json, facts: ServerFacts) -> int:
