@@ -90,6 +90,7 @@ class SocketEnd(asyncio.Protocol):
         self.resume()  # before what follows may pause it again
         early, self._early = self._early, []
         for frame in early:
+            self.received += 1
             on_frame(frame.opcode, cast(bytes, frame.data), frame.fin)
         if self._closed_with is not None:
             self._tell(*self._closed_with)
