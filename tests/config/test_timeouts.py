@@ -16,6 +16,7 @@ from gateway.config.schema import TimeoutsSet
 from gateway.exchange import Clocks
 from gateway.ingress import passthrough, routes
 from gateway.ingress.generate import door
+from gateway.ingress.realtime.door import REALTIME
 from gateway.words import LANES
 from tests.config.support import ROOT
 from tests.rows import rows
@@ -47,6 +48,7 @@ def test_the_built_in_clocks_fit_language_models() -> None:
     assert clocks_of(timeouts, "embeddings", "interactive") == Clocks(5, 60, 60, 60, 120, 0.01, 300)
     assert clocks_of(timeouts, "embeddings", "background").first_byte_s == 60
     assert clocks_of(timeouts, "moderations", "batch").total_s == 60
+    assert clocks_of(timeouts, "realtime", "background").first_byte_s == 5
 
 
 def test_only_what_differs_is_kept() -> None:
@@ -75,7 +77,7 @@ def test_the_shipped_file_says_what_is_built_in() -> None:
 
 def test_the_endpoints_are_those_that_exist() -> None:
     """A new endpoint must be named here too."""
-    served = (*routes.ENDPOINTS, door.GENERATE, door.COUNT, passthrough.OTHER)
+    served = (*routes.ENDPOINTS, door.GENERATE, door.COUNT, REALTIME, passthrough.OTHER)
     assert sorted(ENDPOINTS) == sorted(endpoint.name for endpoint in served)
     assert list(ENDPOINTS) == list(timing.ClockEndpoints.model_fields)
     assert list(LANES) == list(timing.ClockLanes.model_fields)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket as socket_module
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -129,6 +131,24 @@ async def test_the_next_target_is_tried_before_the_first_frame(start: StartRealt
         (line,) = await lines_of(gateway)
     assert len(line["attempts"]) == 2
     assert line["outcome"] == "ok"
+
+
+async def test_a_handshake_without_an_answer_is_tried_at_the_next_target(start: StartRealtime, tmp_path: Path) -> None:
+    """It has a clock of its own: clients do not wait as long as for an answer that has to be thought of."""
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "timeouts.yaml").write_text("default: {endpoints: {realtime: {first_byte: 50ms}}}\n")
+    with socket_module.create_server(("127.0.0.1", 0)) as mute:
+        async with provider() as well:
+            url = f"http://127.0.0.1:{mute.getsockname()[1]}/v1"
+            gateway = await start(url, well.url, policies=str(policies))
+            async with session(gateway) as socket:
+                assert await socket.recv() == created()
+            (line,) = await lines_of(gateway)
+    assert [attempt.partition("(")[0] for attempt in line["attempts"]] == [
+        "p0/gpt-realtime-2:timeout",
+        "p1/gpt-realtime-2:101",
+    ]
 
 
 async def test_a_providers_error_is_the_answer_to_the_handshake(start: StartRealtime) -> None:

@@ -35,9 +35,10 @@ ENDPOINTS: Final = (
     "images",
     "speech",
     "transcriptions",
+    "realtime",
     PASSTHROUGH,
 )
-"""Keep in step with the table in ingress/routes.py, and with those of ingress/generate/door.py."""
+"""Keep in step with the table in ingress/routes.py, and with those of ingress/generate/door.py and ingress/realtime/door.py."""
 
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")
@@ -106,6 +107,7 @@ class ClockEndpoints(Entry):
     images: Section = Field(default_factory=dict)
     speech: Section = Field(default_factory=dict)
     transcriptions: Section = Field(default_factory=dict)
+    realtime: Section = Field(default_factory=dict)
     passthrough: Section = Field(default_factory=dict)
 
 
@@ -142,6 +144,7 @@ BUILT_IN: Final = _Words(
         "images": {"first_byte": 300.0, "total": 900.0},
         "speech": {"first_byte": 120.0, "idle": 60.0, "total": 900.0},
         "transcriptions": {"total": 1200.0},
+        "realtime": {"first_byte": 5.0},  # a handshake thinks of nothing, and clients give one up after 10 s
     },
 )
 
