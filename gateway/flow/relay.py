@@ -249,9 +249,13 @@ class SseRelay:
     def _choices(self) -> int:
         if self._call.large is not None:
             return self._call.large.choices
-        asked = sse.json_object(self._call.body)
-        count = asked.get("n") if asked is not None else None
-        return count if isinstance(count, int) else 1
+        asked = sse.json_object(self._call.body) or {}
+        if self._call.endpoint.sse == "generate":
+            options = asked.get("generationConfig")
+            count = options.get("candidateCount") if isinstance(options, dict) else None
+        else:
+            count = asked.get("n")
+        return count if isinstance(count, int) and count > 0 else 1
 
     def _last_event(self, why: str, code: str) -> bytes:
         """An error event. Raises StreamBroken inside an event: the client could not tell where that ends."""

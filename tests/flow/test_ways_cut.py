@@ -35,7 +35,7 @@ SHORT = {
     "converse": (0, 3, 5, 10, 11),
 }  # fmt: skip
 """The events of each stream that make a small one of it."""
-END_MARKS = (b"[DONE]", b"message_stop", b"response.completed", b'"finish_reason":"')
+END_MARKS = (b"[DONE]", b"message_stop", b"response.completed", b'"finish_reason":"', b'"finishReason"')
 HELD = (ErrorClass.STREAM_INTERRUPTED, ErrorClass.CONNECTION)
 
 
@@ -97,6 +97,19 @@ async def test_a_call_whose_stream_is_cut_is_told_and_settled(asked: str, spoken
                 assert not body.endswith(b"[DONE]\n\n")
                 assert b"message_stop" not in body
                 assert b"response.completed" not in body
+                assert asked != "generate" or not got.is_ended or number > ENDING[spoken]
+
+
+@pytest.mark.parametrize("ended", [1, 2])
+async def test_a_stream_of_geminis_own_ends_with_all_candidates(ended: int) -> None:
+    """That were asked for: one that has told why it ended does not end another one."""
+    candidates = [f'{{"index":{index},"finishReason":"STOP"}}'.encode() for index in range(ended)]
+    ends = [b'data: {"candidates":[%b]}\r\n\r\n' % one for one in candidates]
+    bench = Ways(["generate"], [stream_of("generate", STREAMS["generate"][1], *ends)])
+    _, body = await bench.serve(**bench.asking("generate", more={"generationConfig": {"candidateCount": 2}}))
+
+    assert bench.account.outcome == ("ok" if ended == 2 else "stream_interrupted")
+    assert (b"error" in body) is (ended < 2)
 
 
 async def told(asked: str, spoken: str, *chunks: Any) -> str:

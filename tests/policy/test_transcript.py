@@ -159,6 +159,8 @@ def test_an_error_of_ours_has_the_next_number() -> None:
         b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":7}\n\n'
     )
     assert b'"sequence_number":8' in said.error_event("cut", "x")
+    said.read(b'event: response.x\ndata: {"type":"response.x","sequence_number":18446744073709551615}\n\n')
+    assert b'"sequence_number":8' in said.error_event("cut", "x")
 
 
 def test_a_stream_in_anthropics_form_ends_with_message_stop() -> None:
@@ -201,6 +203,21 @@ def test_a_stream_of_geminis_ends_with_a_reason_and_cleanly() -> None:
     said, _ = heard(GENERATED, b"data: nonsense\n\n", form="generate")
     assert said.failure is not None
     assert b'"status":"INTERNAL"' in said.failure.event
+
+
+def test_every_candidate_has_to_end() -> None:
+    """As many as were asked for, unless the prompt was blocked; what is no number counts as the first."""
+    second = ENDED.replace(b'"finishReason"', b'"index":1,"finishReason"')
+    for blocks, complete in (
+        ((GENERATED, ENDED), False),
+        ((GENERATED, second), False),
+        ((GENERATED, ENDED, second), True),
+        ((BLOCKED,), True),
+    ):
+        assert heard(*blocks, form="generate")[0].is_complete(lambda: 2, is_clean=True) is complete
+    for index in (b"[]", b"{}", b'"x"', b"null"):
+        odd = ENDED.replace(b'"finishReason"', b'"index":%b,"finishReason"' % index)
+        assert heard(odd, form="generate")[0].is_complete(one, is_clean=True)
 
 
 def test_other_streams_end_when_they_end() -> None:
@@ -452,6 +469,19 @@ def test_a_long_last_event_is_the_last() -> None:
     assert passed == TEXT + last
     assert said.is_over
     assert said.usage == Usage(7, 2)
+
+
+def test_a_long_last_event_of_geminis_has_a_reason() -> None:
+    """A picture comes with the end of its answer."""
+    part = {"inlineData": {"mimeType": "image/png", "data": "x" * 2 * PENDING_LIMIT}}
+    end = {"content": {"parts": [part]}, "finishReason": "STOP", "index": 0}
+    stream = data({"candidates": [end], "usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 9}})
+
+    said, passed = relayed(stream, 30_000, "generate")
+
+    assert passed == stream
+    assert said.is_complete(one, is_clean=True)
+    assert said.usage == Usage(3, 6)
 
 
 def test_a_long_event_that_is_no_json_never_ends_for_the_client() -> None:

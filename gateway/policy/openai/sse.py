@@ -269,10 +269,19 @@ def plain_events_of(form: Form) -> Callable[[bytes], bool]:
     return _PLAIN.get(form, _is_never_plain)
 
 
-def ended_candidates(event: dict[str, Any]) -> list[object]:
-    """Returns the candidates of an event of Gemini's that have ended; a prompt that was blocked has ended, too."""
+PROMPT = -1
+"""Stands for the prompt where candidates are told by their numbers."""
+
+
+def ended_candidates(event: dict[str, Any]) -> list[int]:
+    """Returns the candidates of an event of Gemini's that have ended; PROMPT, where that was blocked."""
     candidates = event.get("candidates")
     given = candidates if isinstance(candidates, list) else []
-    ended: list[object] = [one.get("index", 0) for one in given if isinstance(one, dict) and one.get("finishReason")]
+    ended = [_index_of(one) for one in given if isinstance(one, dict) and one.get("finishReason")]
     feedback = event.get("promptFeedback")
-    return [*ended, 0] if isinstance(feedback, dict) and feedback.get("blockReason") else ended
+    return [*ended, PROMPT] if isinstance(feedback, dict) and feedback.get("blockReason") else ended
+
+
+def _index_of(candidate: dict[str, Any]) -> int:
+    index = candidate.get("index")
+    return index if isinstance(index, int) else 0

@@ -29,11 +29,13 @@ _LAST_NAME = re.compile(
     rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|incomplete)|message_stop)"',
     re.MULTILINE,
 )
-_FINISH = re.compile(rb'(?<!\\)"finish_reason" ?: ?"')
+_FINISH = re.compile(rb'(?<!\\)"(?:finish_reason|finishReason)" ?: ?"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _HEAD_BYTES = 256
 _TAIL_BYTES = 32_768
 """The bytes kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
+_MOST_NUMBER = 1 << 53
+"""No event has a number that is as high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Transcript:
         how many there have to be. Four kinds of stream:
 
         1. Those that end with an event of their own. 2. Chats end with `[DONE]`; some providers leave it out, then a clean
-        end behind a finish reason for every choice will do. 3. Gemini's, in which a reason and a clean end are all there is.
+        end behind a finish reason for every choice will do. 3. Gemini's, in which that is all there is.
         4. Others, of which we know no last event: a clean end is all.
         """
         if self.is_over or self._head:
@@ -125,7 +127,7 @@ class Transcript:
         if self._form == "chat":
             return is_clean and len(self.finished) >= choices()
         if self._form == "generate":
-            return is_clean and bool(self.finished)
+            return is_clean and (sse.PROMPT in self.finished or len(self.finished) >= choices())
         return is_clean and self._form == "other"
 
     def error_event(self, message: str, code: str) -> bytes:
@@ -264,7 +266,7 @@ class Transcript:
 
 def _number_of(event: dict[str, Any]) -> int:
     number = event.get("sequence_number")
-    return number if isinstance(number, int) else -1
+    return number if isinstance(number, int) and abs(number) < _MOST_NUMBER else -1
 
 
 def _is_usage_event(parsed: dict[str, Any]) -> bool:
