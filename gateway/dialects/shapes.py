@@ -105,6 +105,13 @@ def message_error(raw: Mapping[str, Any]) -> Json:
     return {**rest, "type": anthropic_type(_status_of(raw), text_of(raw.get("type"))), "message": message}
 
 
+def generate_error(raw: Mapping[str, Any]) -> Json:
+    """Returns a provider's error, of which any form is known, as the one of a stream of Gemini's (AIP-193)."""
+    told = chat_error(raw)
+    made: Json = error("generate", told["message"], status=_status_of(raw), code=told["code"])["error"]
+    return made
+
+
 def chat_error(raw: Mapping[str, Any]) -> Json:
     """Returns a provider's error, of which any form is known, as the one of a stream of chat completions.
 

@@ -374,8 +374,40 @@ def test_a_stream_leaves_as_it_comes_and_ends_when_it_ended() -> None:
     end = stream.index(b'"finish_reason":"tool_calls"')
     for cut in range(0, end, 7):
         assert b"finishReason" not in read(stream[:cut], converted(), is_clean=True)
-    broken = event(content="s") + b'data: {"error":{"message":"overloaded","code":503}}\n\n' + event(content="never")
-    assert read(broken, converted()).endswith(b'data: {"error":{"message":"overloaded","code":503}}\n\n')
+
+
+def test_an_error_is_the_last_event_and_googles() -> None:
+    """Behind output; before any it is the provider's own, by which another target is looked for. An end is the last, too."""
+    raw = b'data: {"error":{"message":"overloaded","code":503,"x":1}}\n\n'
+    for begun, error in (
+        (event(content="s"), {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}),
+        (event(content=""), {"code": 503, "message": "overloaded", "x": 1}),
+    ):
+        reader = PAIR.reader(converted())
+        last = reader.feed(begun + raw + event(content="never")).split(b"\n\n")[-2]
+        assert orjson.loads(last.removeprefix(b"data: "))["error"].items() >= error.items()
+        assert reader.feed(event(content="never") + b"x" * 100) + reader.close(is_clean=True) == b""
+    reader = PAIR.reader(converted())
+    assert b"finishReason" in reader.feed(chat_stream())
+    assert reader.feed(raw) + reader.close(is_clean=True) == b""
+
+
+def test_what_cannot_be_said_again_ends_the_stream() -> None:
+    """A provider's nesting is an error in the stream, and none of ours."""
+    deep = b'{"content":[{"token":"s","logprob":%b}]}' % (b'{"a":' * 300 + b"1" + b"}" * 300)
+    stream = b'data: {"choices":[{"index":0,"delta":{"content":"s"},"logprobs":%b}]}\n\n' % deep
+    assert b"nested too deeply" in read(event(content="s") + stream, converted())
+
+
+def test_pieces_of_a_call_without_a_number_are_of_the_last_one() -> None:
+    """Of all that came."""
+    pieces = [
+        event(tool_calls=[{"id": "b", "index": 3, "function": {"name": "f", "arguments": '{"x"'}}]),
+        event(tool_calls=[{"function": {"arguments": ":1}"}}]),
+    ]
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}\n\ndata: [DONE]\n\n'
+    (part,) = merged(read(b"".join([*pieces, end]), converted()))
+    assert part["functionCall"]["args"] == {"x": 1}
 
 
 @given(st.lists(st.integers(0, len(chat_stream())), max_size=12))

@@ -143,6 +143,9 @@ async def test_an_error_before_any_output_has_the_callers_shape(asked: str, spok
         assert said["error"]["message"], name
         if asked == "messages":
             assert (said["type"], said["error"]["type"][-6:]) == ("error", "_error"), name
+        elif asked == "generate":
+            assert said["error"]["code"] == reply.status, name
+            assert said["error"]["status"].isupper(), name
         elif (asked, spoken) not in OWN:
             assert said["error"].keys() >= {"message", "type", "param", "code"}, name
 

@@ -25,7 +25,13 @@ from tests.flow.support import CHAT, RESPONSES, Bench, Script, ScriptedUpstream
 
 Json = dict[str, Any]
 MESSAGES: Final = Endpoint("messages", "/messages", sse="messages", tokens="both")
-CALLERS: Final[Mapping[str, Endpoint]] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both")
+CALLERS: Final[Mapping[str, Endpoint]] = {
+    "chat": CHAT,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "generate": GENERATE,
+}
 FRAMES: Final = (b"content-type", b"application/vnd.amazon.eventstream")
 SSE: Final = (b"content-type", b"text/event-stream")
 CLAUDE: Final = "us.anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -43,6 +49,11 @@ ASKED: Final[Mapping[str, Json]] = {
         "max_tokens": 50,
         "messages": [{"role": "user", "content": "go"}],
         "tools": [{"name": "f", "input_schema": TOOL}],
+    },
+    "generate": {
+        "contents": [{"role": "user", "parts": [{"text": "go"}]}],
+        "tools": [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": TOOL}]}],
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
     },
 }
 """What the callers of each language ask."""
@@ -70,6 +81,7 @@ WAYS: Final = [
     ("messages", "claude"),
     ("messages", "claude_at_vertex"),
     ("chat", "claude_at_vertex"),
+    ("generate", "claude_at_vertex"),
 ]
 """The caller's language and the provider's; where they are one, bytes go through."""
 
@@ -210,7 +222,8 @@ class Ways(Bench):
         """What a call in this language is made of."""
         endpoint = CALLERS[asked]
         stream = changes.pop("stream", True)
-        body = orjson.dumps({"model": "m", **ASKED[asked], "stream": stream, **changes.pop("more", {})})
+        front = {"model": "m"} | ({"stream": True} if stream else {})
+        body = orjson.dumps(front | ASKED[asked] | changes.pop("more", {}))
         return {"endpoint": endpoint, "path": endpoint.path, "body": body, "stream": stream, **changes}
 
 
@@ -255,12 +268,20 @@ def heard(asked: str, stream: bytes) -> Heard:
             error = _error(asked, said)
             continue
         is_ended = is_ended or said.get("type") in _ENDS
+        for candidate in said.get("candidates", ()):
+            is_ended = is_ended or "finishReason" in candidate
+            text += "".join(map(_part, candidate["content"]["parts"]))
         for choice in said.get("choices", ()):
             is_ended = is_ended or choice["finish_reason"] is not None
             text += _grown(choice["delta"])
         delta = said.get("delta")
         text += delta if said.get("type") in _GROWS else _grown(delta) if isinstance(delta, dict) else ""
     return Heard(text, is_ended, error)
+
+
+def _part(part: Json) -> str:
+    call = part.get("functionCall")
+    return part.get("text", "") if call is None else orjson.dumps(call["args"]).decode()
 
 
 def _grown(delta: Json) -> str:
@@ -276,6 +297,10 @@ def _error(asked: str, said: Json) -> Json:
         return said
     error: Json = said["error"]
     assert error["message"]
+    if asked == "generate":
+        assert type(error["code"]) is int
+        assert error["status"].isupper()
+        return error
     if asked == "chat":
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["type"] in ("server_error", "rate_limit_error", "invalid_request_error")

@@ -5,9 +5,9 @@ Thoughts in words are told where the caller wants them (`includeThoughts`); what
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
 from gateway.dialects.gemini.from_chat.signatures import FORMATS
 from gateway.dialects.gemini.from_generate.marks import marked
 from gateway.dialects.gemini.from_generate.names import camel, inner
@@ -51,9 +51,9 @@ def usage_of(body: Json) -> Json | None:
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return None
-    read, said = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-    thought = min(said, _number(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"))
-    cached = _number(object_of(usage.get("prompt_tokens_details")), "cached_tokens")
+    read, said = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
+    thought = min(said, count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"))
+    cached = count_in(object_of(usage.get("prompt_tokens_details")), "cached_tokens")
     made = {"promptTokenCount": read, "candidatesTokenCount": said - thought, "totalTokenCount": read + said}
     return made | {
         name: value for name, value in (("thoughtsTokenCount", thought), ("cachedContentTokenCount", cached)) if value
@@ -176,8 +176,3 @@ def _held(detail: Json, *, shows: bool) -> Json:
 
 def _token(one: Json) -> Json:
     return {"token": text_of(one.get("token")), "logProbability": one.get("logprob")}
-
-
-def _number(usage: Any, name: str) -> int:
-    value = usage.get(name)
-    return value if type(value) is int and value > 0 else 0

@@ -10,13 +10,17 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, objects, text_of
-from gateway.dialects.events import TOO_LONG, EventReader, EventTooLong, data_of
+from gateway.dialects.events import ConvertingReader, data_of
 from gateway.dialects.gemini.from_generate import answer
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
+from gateway.dialects.shapes import generate_error
 from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.sse import DONE, event_data, is_silent, json_object
+from gateway.policy.openai.sse import DONE, error_json, event_data, is_silent, json_object
 
 _BEFORE: Final = b'data: {"candidates":[{"content":{"parts":[{"text":%b}],"role":"model"},"index":0}]%b\n\n'
+
+_GROWING: Final = ("text", "summary", "signature", "data")
+"""The fields of a detail of reasoning that come in pieces."""
 
 
 class _Call:
@@ -28,45 +32,50 @@ class _Call:
         self.text: list[str] = []
 
 
+class _Detail:
+    """A detail of reasoning whose pieces come."""
+
+    def __init__(self) -> None:
+        self.fields: Json = {}
+        self.pieces: dict[str, list[str]] = {}
+
+    def whole(self) -> Json:
+        return self.fields | {name: "".join(pieces) for name, pieces in self.pieces.items()}
+
+
 class _Candidate:
     """What has been told of one choice."""
 
     def __init__(self) -> None:
         self.calls: dict[int, _Call] = {}
-        self.details: dict[int, Json] = {}
+        self.last_call = 0
+        """The highest of their numbers."""
+        self.details: dict[int, _Detail] = {}
         """Signed thoughts, whose pieces come."""
         self.cited: list[Json] = []
         self.has_told_thoughts = False
-        self.refusal = ""
+        self.refusal: list[str] = []
         self.end: Json | None = None
 
 
-class ChatAsGenerate:
+class ChatAsGenerate(ConvertingReader):
     """Reads pieces of a chat completion; implements `base.Reader`."""
 
     def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
         self._sent = sent
-        self._events = EventReader()
         self._shows = answer.shows_thoughts(sent)
         self._candidates: dict[int, _Candidate] = {}
         self._tail = b""
         """What every event ends with, once the model is known."""
         self._head: Json = {}
         self._usage: Json | None = None
-        self._is_over = False
+        self._has_told = False
+        """Some of the answer has left."""
 
-    def feed(self, chunk: bytes) -> bytes:
-        try:
-            events = self._events.feed(chunk)
-        except EventTooLong:
-            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
-        return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
-
-    def close(self, *, is_clean: bool) -> bytes:
-        rest = self._events.rest()
-        last = self._read(rest) if rest else b""
+    def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return last + (self._end() if is_clean else b"")
+        return self._end() if is_clean else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -86,6 +95,7 @@ class ChatAsGenerate:
             ):
                 text = delta.get("content")
                 if type(text) is str and text and not choice.get("logprobs") and len(delta) == 1 + ("role" in delta):
+                    self._has_told = True
                     return _BEFORE % (orjson.dumps(text), self._tail) if not self._is_thinking() else self._take(said)
         return self._read_odd(event) if first_error(event) is not None else self._take(said)
 
@@ -140,10 +150,11 @@ class ChatAsGenerate:
             if text or pieces or delta.get("refusal"):
                 parts += self._vouch(candidate)
             refusal = text_of(delta.get("refusal"))
-            candidate.refusal += refusal
+            if refusal:
+                candidate.refusal.append(refusal)
             parts += [{"text": words} for words in (text, refusal) if words] + answer.pictures_of(delta)
             for piece in pieces:
-                _add_piece(candidate.calls, piece)
+                _add_piece(candidate, piece)
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and candidate.end is None:
             parts += self._vouch(candidate)
@@ -151,17 +162,19 @@ class ChatAsGenerate:
                 text = "".join(call.text)
                 if not (answer.is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
                     parts.append(answer.part_of_call(self._sent, place, call.name, text, call.said))
-            candidate.end = answer.end_of(choice, refusal=candidate.refusal)
+            candidate.end = answer.end_of(choice, refusal="".join(candidate.refusal))
         told = answer.logprobs_of(choice)
         if not parts and not told:
             return []
+        self._has_told = True
         inner = {"content": {"parts": parts, "role": "model"}, "index": index, **told}
         return [b"data: %b\n\n" % orjson.dumps({"candidates": [inner], **self._head})]
 
     def _vouch(self, candidate: _Candidate) -> list[Json]:
         """Returns the parts that say whose the thoughts are that have been told."""
         details, candidate.details = candidate.details, {}
-        signed = [one for one in details.values() if one.get("data") or one.get("signature")]
+        told = [one.whole() for one in details.values()]
+        signed = [one for one in told if one.get("data") or one.get("signature")]
         has_told = candidate.has_told_thoughts
         made = answer.parts_of_details(signed, shows=has_told)
         return [{**part, "text": ""} if part.get("thought") and has_told else part for part in made]
@@ -180,30 +193,32 @@ class ChatAsGenerate:
         return b"data: %b\n\n" % orjson.dumps(made)
 
     def _fail(self, error: Json) -> bytes:
-        """Tells what the provider has reported; nothing follows."""
+        """Tells what the provider has reported; nothing follows.
+
+        Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
+        """
         self._is_over = True
-        try:
-            return b"data: %b\n\n" % orjson.dumps({"error": error})
-        except orjson.JSONEncodeError:  # nested too deeply to be said again
-            return b"data: %b\n\n" % orjson.dumps({"error": {"message": text_of(error.get("message"))}})
+        return b"data: %b\n\n" % error_json(generate_error(error) if self._has_told else error)
 
 
-def _gather(details: dict[int, Json], detail: Json) -> None:
+def _gather(details: dict[int, _Detail], detail: Json) -> None:
     """Puts a piece of a detail to those before it."""
     index = detail.get("index")
     index = index if type(index) is int else len(details)
-    held = details.setdefault(index, {})
+    held = details.setdefault(index, _Detail())
     for name, value in detail.items():
-        if name in ("text", "summary", "signature", "data") and isinstance(value, str):
-            held[name] = held.get(name, "") + value
-        elif value is not None and name not in held:
-            held[name] = value
+        if name in _GROWING and isinstance(value, str):
+            held.pieces.setdefault(name, []).append(value)
+        elif value is not None and name not in held.fields:
+            held.fields[name] = value
 
 
-def _add_piece(calls: dict[int, _Call], piece: Json) -> None:
+def _add_piece(candidate: _Candidate, piece: Json) -> None:
+    calls = candidate.calls
     index: Any = piece.get("index")
     if type(index) is not int:
-        index = len(calls) if piece.get("id") or not calls else max(calls)
+        index = len(calls) if piece.get("id") or not calls else candidate.last_call
+    candidate.last_call = max(index, candidate.last_call)
     call = calls.setdefault(index, _Call())
     named = named_in(piece)
     call.name = call.name or text_of(named.get("name"))
