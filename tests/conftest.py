@@ -16,9 +16,9 @@ from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, 
 # Each run of the suite looks at the same few examples: a change is refused for what it did, not for what chance found in
 # what it never touched. To find that is the work of `make soak`, which looks at other, and at more, examples each time.
 settings.register_profile(
-    "fast", max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "fast", max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )  # "too slow" is a clock of the machine
-settings.register_profile("full", max_examples=500)
+settings.register_profile("full", max_examples=500, deadline=None)
 settings.load_profile("fast")
 SOAKS = Path(__file__).parent / "soak"
 

@@ -27,6 +27,8 @@ from gateway.dialects.remembered import (
 _THOUGHTS: Final = frozenset(("thinking", "redacted_thinking"))
 _KNOWN: Final = _THOUGHTS | {"text", "tool_use"}
 """The blocks of which a caller hears; what has others cannot be repeated by one."""
+_CITATION_CHARACTERS: Final = 64
+"""What a citation is at least, besides the words that it cites."""
 
 
 class Recalled(NamedTuple):
@@ -98,11 +100,12 @@ def keep_message(content: list[Any], memory: TurnMemory | None) -> None:
 class OpenTurn:
     """Puts the blocks of a stream together, as far as there is room."""
 
-    __slots__ = ("_blocks", "_is_lost", "_parts", "_signatures", "_size")
+    __slots__ = ("_blocks", "_citations", "_is_lost", "_parts", "_signatures", "_size")
 
     def __init__(self) -> None:
         self._blocks: dict[int, Json] = {}
         self._parts: dict[int, list[str]] = {}
+        self._citations: dict[int, list[Json]] = {}
         self._signatures: dict[int, str] = {}
         self._size = 0
         self._is_lost = False
@@ -132,9 +135,12 @@ class OpenTurn:
 
     def cite(self, place: Any, citation: Json) -> None:
         """Takes a citation of a text."""
-        block = self._blocks.get(place) if type(place) is int else None
-        if block is not None:
-            self._blocks[place] = {**block, "citations": [*objects(block.get("citations")), citation]}
+        if type(place) is not int or place not in self._blocks:
+            return
+        self._citations.setdefault(place, []).append(citation)
+        self._size += _CITATION_CHARACTERS + len(text_of(citation.get("cited_text")))
+        if self._size > MOST_TURN_BYTES:
+            self._lose()
 
     def keep(self, memory: TurnMemory) -> None:
         """Remembers the turn that has come to its end, if all of it is there."""
@@ -156,11 +162,12 @@ class OpenTurn:
         if block["type"] == "tool_use":
             return {**block, "input": orjson.loads(told) if told else object_of(block.get("input"))}
         if block["type"] == "text":
-            return {**block, "text": told}
+            cited = [*objects(block.get("citations")), *self._citations.get(place, ())]
+            return {**block, "text": told} | ({"citations": cited} if cited else {})
         if block["type"] == "redacted_thinking":
             return block
         return {**block, "thinking": told, "signature": self._signatures.get(place, "")}
 
     def _lose(self) -> None:
         self._is_lost = True
-        self._blocks, self._parts = {}, {}
+        self._blocks, self._parts, self._citations = {}, {}, {}

@@ -5,6 +5,7 @@ The id of the answer is made from `ConvertedRequest.id`, because ids are each pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import orjson
@@ -51,9 +52,8 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     calls = _calls(sent, said, finish, extras)
     blocks += calls
     _put_in(blocks, thought, objects(said.get("reasoning_details")))
-    for call, extra in extras.items():
-        at = next(place for place, block in enumerate(blocks) if block.get("id") == call)
-        blocks.insert(at, thinking.extra_block(call, extra))
+    if extras:
+        blocks = [one for block in blocks for one in _with_extra(block, extras)]
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
@@ -134,6 +134,14 @@ def tier_of(said: Json) -> Json:
 def call_id(sent: ConvertedRequest, number: int) -> str:
     """Returns an id for a call that came without one, unlike those of other turns."""
     return f"toolu_{sent.id}{number:02d}"
+
+
+def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
+    """Yields a block, and before it what its provider has said of a call besides."""
+    id = block.get("id")
+    if id in extras:
+        yield thinking.extra_block(id, extras[id])
+    yield block
 
 
 def _calls(sent: ConvertedRequest, said: Json, finish: str, extras: dict[str, Json]) -> list[Json]:

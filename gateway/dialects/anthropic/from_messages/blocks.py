@@ -31,8 +31,10 @@ class MessageBlocks:
         """The blocks begun so far: the place of the next one."""
         self.told = 0
         """The characters in those that have ended."""
-        self._blank = ""
+        self._blank: list[str] = []
         """White space that no words have followed yet."""
+        self._blanks = 0
+        """The characters of it."""
         self._waiting: deque[_Waiting] = deque()
         """What follows the open call."""
         self._held = 0
@@ -121,19 +123,25 @@ class MessageBlocks:
 
     def _tell(self, made: list[bytes], text: str) -> None:
         if self.open is None or self.open.kind is not TEXT:
-            text, self._blank = self._blank + text, ""
             if not text.strip():
-                self._blank = text[-MOST_HELD:]
+                self._blanks += len(text)
+                if self._blanks <= MOST_HELD:  # models have written nothing else for as long as they were let
+                    self._blank.append(text)
                 return
+            text = "".join((*self._blank, text))
+            self._forget_blank()
         made.append(self._open(made, TEXT).more(text))
 
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
             self._tell_whole(made, thinking.extra_block(call.told_id, call.extra))
-        self._blank = ""
+        self._forget_blank()
         self._begin_block(made, call, call.begun())
         if text := call.release():
             made.append(call.more(text))
+
+    def _forget_blank(self) -> None:
+        self._blank, self._blanks = [], 0
 
     def _open(self, made: list[bytes], kind: str) -> MessageBlock:
         """Returns the open block of this kind; begins it, and ends what is open, if that is another."""

@@ -6,6 +6,7 @@ reference, GenerateContentResponse.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
@@ -205,8 +206,7 @@ def chat_of_generated(sent: ConvertedRequest, body: Json) -> Json:
 def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
     candidate = Candidate(sent, index_of(said, place))
     message: Json = {"role": "assistant", "content": "", "refusal": None}
-    for part in objects(object_of(said.get("content")).get("parts")):
-        _merge(message, candidate.delta(part))
+    message |= _merged(map(candidate.delta, objects(object_of(said.get("content")).get("parts"))))
     if "groundingMetadata" in said and (cited := candidate.words.cited(said["groundingMetadata"])):
         message["annotations"] = cited
     candidate.hear_end(said)
@@ -226,19 +226,26 @@ def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
     }
 
 
-def _merge(message: Json, delta: Json) -> None:
-    for name, value in delta.items():
-        if isinstance(value, str):
-            message[name] = (message.get(name) or "") + value
-        elif name == "reasoning_details":
-            held = message.setdefault(name, [])
-            for detail in value:
-                if held and held[-1]["index"] == detail["index"]:
-                    held[-1]["text"] += detail["text"]
+def _merged(deltas: Iterable[Json]) -> Json:
+    """Returns all that these add to a message."""
+    lists: Json = {}
+    words: dict[str, list[str]] = {}
+    thoughts: dict[int, list[str]] = {}
+    """The pieces of details of reasoning that go on, by their places."""
+    for delta in deltas:
+        for name, value in delta.items():
+            if isinstance(value, str):
+                words.setdefault(name, []).append(value)
+                continue
+            held = lists.setdefault(name, [])
+            for one in value:
+                if name == "reasoning_details" and held and held[-1]["index"] == one["index"]:
+                    thoughts.setdefault(len(held) - 1, [held[-1]["text"]]).append(one["text"])
                 else:
-                    held.append(detail)
-        else:
-            message.setdefault(name, []).extend(value)
+                    held.append(one)
+    for place, pieces in thoughts.items():
+        lists["reasoning_details"][place]["text"] = "".join(pieces)
+    return {name: "".join(pieces) for name, pieces in words.items()} | lists
 
 
 def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:

@@ -6,33 +6,44 @@ them counted from a part's. Source: the Gemini API's reference, GroundingMetadat
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, Final
 
 from gateway.dialects.base import Json, object_of, objects, text_of
 
 MOST_WIDE_BYTES: Final = 1_000_000
 """Of words that are not all ASCII; of more than that no places are known."""
+_STRETCH_CHARACTERS: Final = 1_024
+"""The most of such words that are counted through to find one place."""
 
 
 class Words:
     """How far the words of a candidate have come, in bytes; and those of them that have more bytes than characters."""
 
-    __slots__ = ("_bytes", "_wide", "_wide_bytes")
+    __slots__ = ("_bytes", "_more", "_starts", "_wide", "_wide_bytes")
 
     def __init__(self) -> None:
         self._bytes = self._wide_bytes = 0
-        self._wide: list[tuple[int, bytes]] = []
+        self._wide: list[bytes] = []
+        self._starts: list[int] = []
+        """Where each of these begins, in bytes."""
+        self._more = [0]
+        """How many more bytes than characters there are before each of these."""
 
     def say(self, text: str) -> None:
         """Takes more words."""
         if text.isascii():
             self._bytes += len(text)
             return
-        told = text.encode(errors="replace")
-        self._wide_bytes += len(told)
-        if self._wide_bytes <= MOST_WIDE_BYTES:
-            self._wide.append((self._bytes, told))
-        self._bytes += len(told)
+        for at in range(0, len(text), _STRETCH_CHARACTERS):
+            stretch = text[at : at + _STRETCH_CHARACTERS]
+            told = stretch.encode(errors="replace")
+            self._wide_bytes += len(told)
+            if self._wide_bytes <= MOST_WIDE_BYTES:
+                self._wide.append(told)
+                self._starts.append(self._bytes)
+                self._more.append(self._more[-1] + len(told) - len(stretch))
+            self._bytes += len(told)
 
     def cited(self, grounding: Any) -> list[Json]:
         """Returns the citations of pages, one for each of those that a stretch of words is grounded in."""
@@ -54,13 +65,11 @@ class Words:
 
     def _characters(self, offset: int) -> int:
         """Returns how many characters stand before an offset in bytes."""
-        more = 0
-        for start, told in self._wide:
-            if start >= offset:
-                break
-            before = told[: offset - start]
-            more += len(before) - len(before.decode(errors="ignore"))
-        return offset - more
+        last = bisect_left(self._starts, offset) - 1
+        if last < 0:
+            return offset
+        before = self._wide[last][: offset - self._starts[last]]
+        return offset - self._more[last] - (len(before) - len(before.decode(errors="ignore")))
 
 
 def _offset(value: Any) -> int | None:
