@@ -22,7 +22,7 @@ from gateway.calllog import CallLog
 from gateway.clock import SteadyClock, SystemClock
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
-from gateway.config.reading.fields import SQLITE, is_loopback
+from gateway.config.reading.fields import is_loopback
 from gateway.emulator.inside import Emulators
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines
@@ -60,7 +60,9 @@ from gateway.wiring import (
     drain_jobs,
     response_door,
     semantic_news,
+    shared_turns,
     socket_doors,
+    sqlite_path,
     state_file_of,
     store_routes,
     work_address,
@@ -117,8 +119,8 @@ class Gateway:
         first = self._load(1)
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
         self._policies = Policies(first)
-        path = first.state.removeprefix(SQLITE) if first.state.startswith(SQLITE) else None
-        self._store, self._shared, self._sqlite = open_store(first, path, self._kept_clock.wall)
+        self._store, self._shared, self._sqlite = open_store(first, sqlite_path(first.state), self._kept_clock.wall)
+        self._languages.memory.shared = shared_turns(self._store, self._kept_clock)
         leases = None if self._shared is None else self._shared.leases
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
         self._savings = Savings()

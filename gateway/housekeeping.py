@@ -29,7 +29,7 @@ from gateway.process.memory import find_trim, resident_bytes
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.told.model_lists import ModelLists
-from gateway.upstream.turn_memory import ThoughtMemory
+from gateway.upstream.turns.memory import ThoughtMemory
 
 TICK_S = 1.0
 log = logging.getLogger("gateway")

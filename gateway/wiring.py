@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import BaseRoute
 
 from gateway.clock import Clock
+from gateway.config.reading.fields import SQLITE
 from gateway.exchange import Upstream
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
@@ -46,7 +47,7 @@ from gateway.policy.jobs.rules import IN_REDIS, JobSettings
 from gateway.policy.provider import Provider
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.policy.webhooks.events import deliveries_of
-from gateway.ports import Meter, SharedStore
+from gateway.ports import Meter, SharedStore, Store
 from gateway.settings import Settings
 from gateway.store.jobs.opening import (
     copier_of,
@@ -63,6 +64,7 @@ from gateway.upstream.clouds import Clouds
 from gateway.upstream.outwards.opening import open_outwards
 from gateway.upstream.pools import Pools
 from gateway.upstream.socket_wire import SocketWire
+from gateway.upstream.turns.shared import SharedTurns
 from gateway.upstream.wire import Wire
 
 if TYPE_CHECKING:
@@ -103,6 +105,16 @@ def socket_doors(
         RealtimeDoor(pipeline.realtime, edge.intake, targets, meter, clock, inflight),
         ResponseSocketDoor(edge, responses, policies, meter, clock, inflight),
     )
+
+
+def sqlite_path(state: str) -> str | None:
+    """Returns the file that `state` keeps answers in; None: it is none."""
+    return state.removeprefix(SQLITE) if state.startswith(SQLITE) else None
+
+
+def shared_turns(store: Store, clock: Clock) -> SharedTurns | None:
+    """Returns where processes find each other's signed turns; None: the store is this process's own."""
+    return None if store.is_local else SharedTurns(store.answers, clock.wall)
 
 
 def build_runs(policies: Policies, clock: Clock, meter: RunMeter, shared: SharedStore | None) -> RunTable:

@@ -21,7 +21,7 @@ from gateway.dialects.registry import COUNTS, PATHS, Spoken, own_place, pair_at,
 from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.upstream.addressing import OF_MESSAGES, addressed, at_own_path, unmarked
-from gateway.upstream.turn_memory import ThoughtMemory
+from gateway.upstream.turns.memory import OwnTurns, ThoughtMemory
 from gateway.upstream.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
 
 LEARNED_FOR_S = 600.0
@@ -164,6 +164,8 @@ class Converting:
         headers = outgoing.headers
         convert = partial(pair.request, given, facts, now, self._new_id, refuses_loss=refuses_loss, headers=headers)
         sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
+        if isinstance(facts.memory, OwnTurns) and facts.memory.missed and await facts.memory.fetch():
+            sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
         if outgoing.signs is not None:
             outgoing.signs.gaps = [*outgoing.signs.gaps, *gaps]
         answer = await self._inner.send(addressed(outgoing, pair, sent, body))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.dialects.base import ModelFacts, ServerFacts
 from gateway.dialects.registry import pair_of
 from gateway.dialects.remembered import IN_ID, SaidTurn, SignedElsewhere, UnknownMemory
-from gateway.upstream.turn_memory import ThoughtMemory
+from gateway.upstream.turns.memory import ThoughtMemory
 from tests.dialects.claude import ADAPTIVE, BOUND, BUDGET, OTHER, PAIR, REDACTED, THINKING, TOOL, USER, text
 
 MARK = {"type": "ephemeral"}

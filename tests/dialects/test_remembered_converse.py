@@ -13,7 +13,7 @@ from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
 from gateway.dialects.registry import pair_of
 from gateway.dialects.remembered import IN_ID
-from gateway.upstream.turn_memory import ThoughtMemory
+from gateway.upstream.turns.memory import ThoughtMemory
 from tests.dialects.aws_frames import event
 from tests.dialects.cases import events_of
 from tests.dialects.claude import OTHER, TOOL, USER

@@ -10,7 +10,7 @@ import pytest
 from gateway.dialects.base import ModelFacts, ServerFacts
 from gateway.dialects.gemini.from_chat.signatures import STAND_IN
 from gateway.dialects.gemini.translators import ChatOverGenerate
-from gateway.upstream.turn_memory import ThoughtMemory
+from gateway.upstream.turns.memory import ThoughtMemory
 
 PAIR = ChatOverGenerate()
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,6 +23,36 @@ async def _reload(gateway: Running) -> None:
     gateway.write_config(gateway.config_path.read_text().replace("sk-ant-ours", "sk-ant-ours-2"))
     gateway.gateway.reload()
     await until(lambda: gateway.gateway._reloading.last is not before)
+
+
+async def test_turns_go_back_over_a_restart_with_a_state(start: StartGateway, tmp_path: Path) -> None:
+    """What one process was told, the next one finds in the file."""
+    async with AnthropicServer() as server:
+
+        def config(url: str) -> Mapping[str, Any]:
+            made = config_of(url)
+            made["providers"]["ant"] = {"dialect": "anthropic", "base_url": server.url, "api_key": "sk-ant-ours"}
+            return made | {
+                "models": {"claude": {"targets": ["ant/claude-x"]}},
+                "state": f"sqlite:///{tmp_path}/state.db",
+            }
+
+        server.script += [(200, SAID | {"content": CONTENT}), (200, SAID)]
+        asked: dict[str, Any] = {"model": "claude", "tools": [TOOL, OTHER]}
+        first = await start(config)
+        async with first.sdk() as sdk:
+            said = (await sdk.chat.completions.create(**asked | {"messages": [GO]})).choices[0].message
+        await first.stop()
+        calls = [one.model_dump(include={"id", "type", "function"}) for one in said.tool_calls or ()]
+        message = {"role": "assistant", "content": said.content, "tool_calls": calls}
+        results = [{"role": "tool", "tool_call_id": one["id"], "content": "ok"} for one in calls]
+        second = await start(config)
+        async with second.sdk() as sdk:
+            await sdk.chat.completions.create(**asked | {"messages": [GO, message, *results]})
+        await second.idle()
+
+    sent = orjson.loads(server.seen[1][2])["messages"]
+    assert [one["content"] for one in sent if one["role"] == "assistant"] == [CONTENT]
 
 
 async def test_turns_go_back_over_a_reload(start: StartGateway) -> None:

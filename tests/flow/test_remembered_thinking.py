@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.registry import Spoken, gaps_by_endpoint
+from gateway.policy.process import StoreBounds
 from gateway.policy.snapshot import Model, Target
+from gateway.store.memory.store import MemoryStore
 from gateway.upstream.converting import Converting
-from gateway.upstream.turn_memory import KEPT_FOR_S, ThoughtMemory
+from gateway.upstream.turns.memory import KEPT_FOR_S, ThoughtMemory
+from gateway.upstream.turns.shared import SharedTurns
+from gateway.words import THINKING
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL
 from tests.dialects.test_remembered import SAID, events
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole
@@ -123,6 +128,27 @@ async def test_thirty_rounds_keep_all_they_thought(is_stream: bool) -> None:
     assert agents.memory is not None
     assert agents.memory.counts.hit == sum(range(ROUNDS))
     assert (agents.memory.counts.miss, agents.memory.counts.changed) == (0, 0)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_another_process_goes_on_where_both_share_a_store(is_stream: bool) -> None:
+    """Round by round in turn, every request has every earlier turn as it came; alone, each would know half."""
+    turns = [turn(number) for number in range(6)]
+    both = [Agents(answers(turns[number::2], is_stream=is_stream)) for number in (0, 1)]
+    store = MemoryStore(StoreBounds({THINKING: 1_000_000}, 0), both[0].clock.wall)
+    for one in both:
+        assert one.memory is not None
+        one.memory.shared = SharedTurns(store.answers, one.clock.wall)
+    messages: list[Any] = [GO]
+    for number in range(len(turns)):
+        message, headers = await both[number % 2].say(messages, is_stream=is_stream)
+        assert b"x-gateway-lossy" not in headers
+        messages += [message, *results(message)]
+        await asyncio.sleep(0)
+
+    assert [sent for pair in zip(*(one.turns_sent() for one in both), strict=True) for sent in pair] == [
+        turns[:number] for number in range(len(turns))
+    ]
 
 
 async def test_another_tenant_finds_nothing() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.remembered import SaidTurn
-from gateway.upstream.turn_memory import ENTRY_BYTES, KEPT_FOR_S, ThoughtMemory
+from gateway.upstream.turns.memory import ENTRY_BYTES, KEPT_FOR_S, ThoughtMemory
 
 TENANTS = ("a", "b")
 KEPT = st.tuples(

@@ -8,7 +8,7 @@ model whose calls go to other places has another version, so that no answer of a
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -38,7 +38,8 @@ from gateway.config.schema import Entry
 from gateway.policy.output.rules import OutputRule
 from gateway.policy.process import StoreBounds
 from gateway.policy.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model
+from gateway.policy.snapshot import Model, Target
+from gateway.words import THINKING
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""
@@ -47,6 +48,7 @@ _BUILT_IN: Final = Caching()
 _SEMANTIC: Final = SemanticRule("")
 _RECORD_BYTES: Final = 256 * 1024 * 1024
 _VERSION_CHARS: Final = 16
+_THINKING_BYTES: Final = 32 * 1024 * 1024
 
 
 class CacheSet(Entry):
@@ -250,10 +252,21 @@ def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], rule: Outpu
     return replace(caching, version=total.hexdigest()[:_VERSION_CHARS])
 
 
-def store_bounds(models: Iterable[Model], record_bytes: int) -> StoreBounds:
-    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks."""
+def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
+    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks.
+
+    And room for what turns were signed with, where calls are converted.
+    """
     used = {model.caching.name: model.caching for model in models}
     keeping = {name: one for name, one in used.items() if one.exact.requests != "off" or one.semantic is not None}
     sizes = [one.semantic.max_entries for one in keeping.values() if one.semantic is not None]
     answers = {name: one.exact.max_bytes for name, one in keeping.items()}
+    if any(model.remembers_thinking and any(map(_is_anothers, model.plan)) for model in models):
+        answers[THINKING] = _THINKING_BYTES
     return StoreBounds(answers, record_bytes, max(sizes, default=_SEMANTIC.max_entries))
+
+
+def _is_anothers(target: Target) -> bool:
+    return (
+        target.find_most_input is not None
+    )  # something has to be known of the model: its language is none of OpenAI's

@@ -1,6 +1,7 @@
 """What models' turns were signed with, kept in this process for callers that do not send it back.
 
-It lives as long as the process, whatever the config becomes. Each tenant has its own, and so has each credential that callers
+It lives as long as the process, whatever the config becomes; where several processes share a store, what one of them keeps the
+others find there. Each tenant has its own, and so has each credential that callers
 bring themselves; nobody finds what another one was told. When it is full, what was not asked for the longest goes first.
 """
 
@@ -16,11 +17,14 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.remembered import MOST_TURN_BYTES, SaidTurn, SignedElsewhere
+from gateway.upstream.turns.shared import SharedTurn, SharedTurns
 
 MOST_BYTES: Final = 32 * 1024 * 1024
 """All of it, what it takes to find it included."""
 KEPT_FOR_S: Final = 3600.0
 """How long a turn is kept that nobody asks for."""
+UNKNOWN_FOR_S: Final = 60.0
+"""How long a turn that other processes do not know either is not asked of them again."""
 ENTRY_BYTES: Final = 600
 """What an entry takes besides what was signed, at most: its key, its place, the objects around it."""
 _OWNER_BYTES: Final = 12
@@ -34,6 +38,7 @@ class _Entry:
     issuer: str
     digest: bytes
     signed: bytes
+    """Empty: nobody knows the turn."""
     until: float
     """In monotonic seconds."""
 
@@ -63,6 +68,8 @@ class ThoughtMemory:
         self.bytes = 0
         """What it takes, no less than it does."""
         self.counts = TurnCounts()
+        self.shared: SharedTurns | None = None
+        """Where other processes find them; None: there is no such place."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,12 +86,23 @@ class ThoughtMemory:
 
     def put(self, key: Key, issuer: str, digest: bytes, signed: bytes) -> None:
         """Remembers a turn, and forgets others as there is need."""
-        now = self._monotonic()
+        self._put(key, _Entry(issuer, digest, signed, self._monotonic() + KEPT_FOR_S))
+        if self.shared is not None:
+            self.shared.put(*key, SharedTurn(issuer, digest, signed))
+
+    def heard(self, key: Key, turn: SharedTurn | None) -> None:
+        """Remembers what other processes say of a turn; None: they do not know it."""
+        if turn is not None:
+            self._put(key, _Entry(*turn, self._monotonic() + KEPT_FOR_S))
+        else:
+            self._put(key, _Entry("", b"", b"", self._monotonic() + UNKNOWN_FOR_S))
+
+    def _put(self, key: Key, entry: _Entry) -> None:
         with self._lock:
             self._drop(key)
-            self._entries[key] = _Entry(issuer, digest, signed, now + KEPT_FOR_S)
-            self.bytes += _size(key, signed)
-            self._trim(now)
+            self._entries[key] = entry
+            self.bytes += _size(key, entry.signed)
+            self._trim(self._monotonic())
 
     def get(self, key: Key) -> _Entry | None:
         """Returns a turn, which is then kept for longer; None: it is not known."""
@@ -95,8 +113,9 @@ class ThoughtMemory:
             entry = self._entries.get(key)
             if entry is None or entry.until <= now:
                 return None
-            entry.until = now + KEPT_FOR_S
-            self._entries.move_to_end(key)
+            if entry.signed:
+                entry.until = now + KEPT_FOR_S
+                self._entries.move_to_end(key)
             return entry
 
     def forget_old(self) -> None:
@@ -126,12 +145,16 @@ def _size(key: Key, signed: bytes) -> int:
 class OwnTurns:
     """The turns of one owner, as one call sees them. Implements `dialects.remembered.TurnMemory`."""
 
-    __slots__ = ("_all", "_found", "_issuer", "_keeps_all", "_owner")
+    __slots__ = ("_all", "_found", "_issuer", "_keeps_all", "_owner", "missed")
 
     def __init__(self, memory: ThoughtMemory, owner: str, issuer: str, *, keeps_all: bool) -> None:
         self._all, self._owner, self._issuer, self._keeps_all = memory, owner, issuer, keeps_all
         self._found: dict[str, Any] = {}
         """By the id of the first call: the gaps of a request are looked for before it is converted."""
+        self.missed: list[str] = []
+        """Ids of turns that are not known here, but may be to other processes."""
+        if memory.shared is not None:
+            memory.shared.bind()
 
     def keep(self, turn: SaidTurn, signed: Any, *, has_thoughts: bool) -> None:
         if not self._issuer or not (has_thoughts or self._keeps_all):
@@ -153,7 +176,10 @@ class OwnTurns:
 
     def _look(self, turn: SaidTurn) -> Any:
         counts, entry = self._all.counts, self._all.get((self._owner, turn.id))
-        if entry is None:
+        if entry is None and self._issuer and self._all.shared is not None:
+            self.missed.append(turn.id)
+            return None
+        if entry is None or not entry.signed:
             counts.miss += 1
             return None
         if entry.digest != turn.digest():
@@ -164,3 +190,18 @@ class OwnTurns:
             return SignedElsewhere.BY_ANOTHER
         counts.hit += 1
         return orjson.loads(entry.signed)
+
+    async def fetch(self) -> bool:
+        """Asks other processes for what was missed; returns whether they knew some of it, and it is to be looked for again."""
+        missed, self.missed = self.missed, []
+        if self._all.shared is None or not missed:
+            return False
+        heard = await self._all.shared.find(self._owner, missed)
+        for id, turn in heard.items():
+            self._all.heard((self._owner, id), turn)
+        if not any(heard.values()):
+            self._all.counts.miss += len(missed)
+            return False
+        for id in missed:
+            self._found.pop(id, None)
+        return True
