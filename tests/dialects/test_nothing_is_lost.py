@@ -20,6 +20,7 @@ from gateway.words import Gap, How
 from tests.dialects.sdk.callers import CALLERS, target_forms
 from tests.dialects.sdk.forms import Forms, Json
 from tests.dialects.sdk.walk import Walk, problems
+from tests.rows import rows
 
 MODELS = read_models(None)
 
@@ -209,3 +210,19 @@ def look(asked: str, target: Target, known: Forms | None = None) -> Heard:
     lost = [place for place in heard.lost if not any(fnmatch(place, one) for one in HARMLESS[asked])]
     assert (lost, heard.unknown, heard.outright) == ([], {}, {})
     return heard
+
+
+@rows("spoken", ["messages", "generate", "converse", "responses"])
+def test_a_field_of_a_message_that_nobody_knows_is_told_of(spoken: str) -> None:
+    """As one at the top is; what says nothing is none, and what only repeats an answer goes without a word."""
+    find = pair_of("chat", spoken).translator.gaps
+    others = (
+        {"role": "user", "content": "x", "prefix": True},
+        {"role": "user", "content": [{"type": "text", "text": "x", "weight": 2}]},
+    )
+    for message in others:
+        assert ("messages.other", How.DROPPED) in [
+            (g.field, g.how) for g in find({"messages": [message]}, ServerFacts())
+        ]
+    said: Json = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "prefix": False}
+    assert find({"messages": [{"role": "user", "content": "x"}, said]}, ServerFacts()) == []

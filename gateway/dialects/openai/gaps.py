@@ -177,7 +177,10 @@ def _cache_options(body: Json) -> list[tuple[str, object]]:
 def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a chat completion's messages and tools."""
     found: list[Gap] = []
-    for _, message in outline(body.get("messages")).notable:
+    looks = outline(body.get("messages"))
+    if looks.has_other:
+        found.append(Gap("messages.other", How.DROPPED, "Responses have no such field"))
+    for _, message in looks.notable:
         if message.get("audio"):
             found.append(Gap("messages.audio", How.REFUSED, "Responses do not hear what they said"))
         if message.get("name") and message.get("role") not in ("tool", "function"):
