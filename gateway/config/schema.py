@@ -135,6 +135,7 @@ class ProviderEntry(Entry):
 
     dialect: Dialect
     base_url: BaseUrl | None = None
+    messages_url: BaseUrl | None = None
     region: Text | None = None
     kind: Kind | None = None
     api_key: ApiKey = Field(default=None, repr=False)

@@ -51,6 +51,8 @@ class Provider:
     """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
     learns_models: bool = False
     """Its list of models is asked for what it tells of them."""
+    messages_url: str | None = None
+    """In place of `base_url` for Anthropic's Messages, at the same server; None: they are beside everything else."""
 
     @property
     def is_callers(self) -> bool:

@@ -18,6 +18,7 @@ from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.policy.provider import Provider
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.splice import Spliced, pieces_of
+from gateway.upstream.addressing import OF_MESSAGES
 from gateway.upstream.certificates import certificate_error, explain
 from gateway.upstream.decoding import unpacked
 from gateway.upstream.http1.exchange import Exchange
@@ -254,6 +255,8 @@ class Wire:
             return httpx.URL(f"{base}/openai/deployments/{_path_segment(model)}{path}?api-version={version}")
         if provider.dialect == "azure":
             base += "/openai/v1"
+        elif provider.messages_url is not None and path in OF_MESSAGES:
+            base = provider.messages_url
         return httpx.URL(base + path + ("?" + query.decode("latin-1") if query else ""))
 
 

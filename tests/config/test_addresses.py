@@ -102,3 +102,37 @@ def test_where_there_is_no_usual_one_it_has_to_be_written(tmp_path: Path) -> Non
 )
 def test_what_is_wrong_with_an_address_is_said_with_its_remedy(tmp_path: Path, entry: str, problem: str) -> None:
     assert problems_of(tmp_path, config(entry)) == [f"config.yaml:1: providers.p.{problem}"]
+
+
+@pytest.mark.parametrize("url", ["https://x.example/anthropic", "https://x.example/anthropic/v1/"])
+def test_messages_may_be_at_another_path_of_the_server(tmp_path: Path, url: str) -> None:
+    entry = f"dialect: openai, base_url: 'https://X.example/v4', speaks: [chat, messages], messages_url: '{url}'"
+
+    assert load_text(tmp_path, config(entry)).providers["p"].messages_url == "https://x.example/anthropic/v1"
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("dialect: anthropic", "is for the dialect openai only: others have one address for all that they speak"),
+        (
+            "dialect: openai, base_url: 'https://x.example/v1'",
+            "is of no use to a provider that is not said to speak messages: add `speaks: [chat, messages]`",
+        ),
+        (
+            "dialect: openai, base_url: 'https://y.example/v1', speaks: [chat, messages]",
+            "is another server's than base_url is: make it a provider of its own, with `dialect: anthropic`",
+        ),
+        (
+            "dialect: openai, base_url: 'https://x.example/v1', speaks: [messages]",
+            'is the address of an endpoint: leave "/messages" out',
+        ),
+    ],
+)
+def test_messages_are_nowhere_else(tmp_path: Path, entry: str, problem: str) -> None:
+    """Each mistake has its remedy."""
+    path = "/v1/messages" if "speaks: [messages]" in entry else "/anthropic"
+
+    problems = problems_of(tmp_path, config(f"{entry}, messages_url: 'https://x.example{path}'"))
+
+    assert problems == [f"config.yaml:1: providers.p.messages_url: {problem}"]

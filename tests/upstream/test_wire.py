@@ -55,6 +55,24 @@ async def sent(provider: Provider, outgoing: Outgoing = CHAT, model: str | None 
     return request
 
 
+@pytest.mark.parametrize(
+    ("path", "query", "url"),
+    [
+        ("/messages", b"beta=true", "https://api.openai.test/anthropic/v1/messages?beta=true"),
+        ("/messages/count_tokens", b"", "https://api.openai.test/anthropic/v1/messages/count_tokens"),
+        ("/chat/completions", b"", "https://api.openai.test/v1/chat/completions"),
+        ("/messages/batches", b"", "https://api.openai.test/v1/messages/batches"),
+    ],
+)
+async def test_messages_go_where_the_server_takes_them(path: str, query: bytes, url: str) -> None:
+    """All else goes to its usual place."""
+    provider = replace(OPENAI, messages_url="https://api.openai.test/anthropic/v1")
+
+    request = await sent(provider, replace(CHAT, path=path, query=query))
+
+    assert str(request.url) == url
+
+
 async def test_openai_gets_its_own_key_and_the_bytes_as_they_came() -> None:
     """The configured key replaces the caller's, configured headers are added, the body is not touched."""
     request = await sent(OPENAI)

@@ -69,6 +69,30 @@ def address_of(document: Document, path: Path, entry: ProviderEntry) -> str:
     return _with_version(entry.base_url, _VERSIONS.get(entry.dialect, ""), entry.dialect)
 
 
+def messages_address_of(document: Document, path: Path, entry: ProviderEntry) -> str | None:
+    """Returns where the server takes Messages, with the version of Anthropic's API; notes where it cannot be there."""
+    url, here = entry.messages_url, (*path, "messages_url")
+    if url is None:
+        return None
+    if entry.dialect != "openai":
+        document.complain(here, "is for the dialect openai only: others have one address for all that they speak")
+    elif "messages" not in (entry.speaks or ()):
+        document.complain(
+            here, "is of no use to a provider that is not said to speak messages: add `speaks: [chat, messages]`"
+        )
+    elif entry.base_url is not None and _server_of(url) != _server_of(entry.base_url):
+        remedy = "make it a provider of its own, with `dialect: anthropic`"
+        document.complain(here, f"is another server's than base_url is: {remedy}")
+    elif found := _ENDPOINT.search(urlsplit(url).path):
+        document.complain(here, f"is the address of an endpoint: leave {quoted(found[0])} out")
+    return _with_version(url, _VERSIONS["anthropic"], "anthropic")
+
+
+def _server_of(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
 def _with_version(base_url: str, version: str, dialect: str) -> str:
     """Returns the base URL with a version; another one that is written holds where the vendor has several."""
     if base_url.endswith(version):

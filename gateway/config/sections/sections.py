@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 
 from gateway.config.policies.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.config.policies.folder import PolicySets
-from gateway.config.providers.addresses import address_of
+from gateway.config.providers.addresses import address_of, messages_address_of
 from gateway.config.providers.clouds import cloud_auth
 from gateway.config.providers.credentials import (
     Groups,
@@ -148,6 +148,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         dialect=entry.dialect,
         speaks=None if entry.speaks is None else tuple(entry.speaks),
         base_url=f"{EMULATOR}default" if emulated else address_of(document, ("providers", name), entry),
+        messages_url=messages_address_of(document, ("providers", name), entry),
         headers=tuple(entry.headers.items()),
         api_version=entry.api_version,
         transport=entry.transport,
