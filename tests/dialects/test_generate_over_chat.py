@@ -116,6 +116,34 @@ LOST = [
     (asked(user({"inlineData": {"mimeType": "video/mp4", "data": "AA"}})), "contents.video", "refused"),
     (asked(user({"executableCode": {}})), "contents.executableCode", "refused"),
     (asked(model({"text": "x", "thoughtSignature": "AA"})), "contents.thoughtSignature", "dropped"),
+    (asked(user({"text": "x", "partMetadata": {"a": 1}})), "contents.other", "dropped"),
+    (asked(user({"toolResponse": {"id": "a"}})), "contents.other", "refused"),
+    (
+        asked(user(result() | {"functionResponse": {"name": "f", "response": {}, "scheduling": "SILENT"}})),
+        "contents.functionResponse.other",
+        "dropped",
+    ),
+    (
+        asked(model({"functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a"}]}})),
+        "contents.functionCall.partialArgs",
+        "refused",
+    ),
+    (
+        asked(systemInstruction={"parts": [{"text": "x", "mediaProcessing": "STATIC"}]}),
+        "systemInstruction.other",
+        "dropped",
+    ),
+    (asked(toolConfig={"includeServerSideToolInvocations": True}), "toolConfig.other", "dropped"),
+    (
+        asked(toolConfig={"functionCallingConfig": {"streamFunctionCallArguments": True}}),
+        "toolConfig.functionCallingConfig.other",
+        "dropped",
+    ),
+    (
+        config(thinkingConfig={"thinkingLevel": "UNHEARD_OF"}),
+        "generationConfig.thinkingConfig.thinkingLevel",
+        "dropped",
+    ),
 ]
 
 
@@ -186,6 +214,13 @@ def test_their_schemas_become_json_schemas() -> None:
         "required": ["a_b"],
         "properties": {"a_b": {"type": "array", "minItems": 2, "items": {"type": "string", "enum": ["x"]}}},
     }
+
+
+def test_properties_come_in_the_order_that_was_asked_for() -> None:
+    """Models say them in the order in which a schema has them; and an example stays one."""
+    a, b = {"type": "STRING", "example": "x"}, {"type": "STRING"}
+    made = json_schema({"type": "OBJECT", "propertyOrdering": ["b", "gone"], "properties": {"a": a, "b": b}})
+    assert list(made["properties"].items()) == [("b", {"type": "string"}), ("a", {"type": "string", "examples": ["x"]})]
 
 
 def test_what_may_be_nothing_may_be_nothing_there_too() -> None:
@@ -324,7 +359,9 @@ def test_what_an_answer_cites_is_told_whole_and_streamed() -> None:
     whole = PAIR.answer(converted(), answer(content="so", annotations=[note]))["candidates"][0]
     streamed = read(event(content="so") + event(annotations=[note]) + end, converted()).split(b"\n\n")[-2]
 
-    assert whole["citationMetadata"] == {"citationSources": [{"uri": "u", "startIndex": 0, "endIndex": 2}]}
+    assert whole["citationMetadata"] == {
+        "citationSources": [{"uri": "u", "title": "t", "startIndex": 0, "endIndex": 2}]
+    }
     assert (
         orjson.loads(streamed.removeprefix(b"data: "))["candidates"][0]["citationMetadata"] == whole["citationMetadata"]
     )

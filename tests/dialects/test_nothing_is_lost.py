@@ -104,8 +104,30 @@ _MESSAGES = {
     "tools?*.eager_input_streaming=False": "so it is without",
     "tools?*.strict=False": "so it is without",
 }
+_GENERATE = {
+    "*=False": "so it is without",
+    "*.fileData?*?.displayName": "pictures have no names in a message",
+    "*.inlineData?*?.displayName": "pictures have no names in a message",
+    "*.fileData?*?.mimeType": "a picture's place tells it to who fetches it",
+    "systemInstruction?Content?.role": "instructions are nobody's turn",
+    "*.logprobs=7": "they are asked for by responseLogprobs",
+    "*.responseModalities=TEXT": "so it is without",
+    "*.responseSchema?Schema?.additionalProperties=*": "an answer has the properties that its schema names",
+    "*?Schema?.propertyOrdering": "it is the order in which the properties stand",
+    "*.thinkingConfig?*.includeThoughts=True": "the answer is told with them",
+    "*.behavior=BLOCKING": "so it is without",
+    "*.allowedFunctionNames": "they are for modes in which functions are called",
+    "*.mode=AUTO": "so it is without",
+    "serviceTier=unspecified": "so it is without",
+}
 _EMBEDDINGS = {"encoding_format=*": "the answer is put into it here", "stream=*": "there is no such field"}
-HARMLESS = {"chat": _CHAT, "responses": _RESPONSES, "messages": _MESSAGES, "embeddings": _EMBEDDINGS}
+HARMLESS = {
+    "chat": _CHAT,
+    "responses": _RESPONSES,
+    "messages": _MESSAGES,
+    "generate": _GENERATE,
+    "embeddings": _EMBEDDINGS,
+}
 """By the caller's language, places whose value changes nothing, and need not be told of, with the reason."""
 
 
@@ -183,6 +205,7 @@ ALONE = {"Claude, which thinks", "Gemini at Vertex", "Llama"}
 """What is asked by callers of chat completions alone: from there on all go the same ways."""
 WAYS = [(asked, name) for asked in ("chat", "responses", "messages") for name in TARGETS
         if TARGETS[name].speaks != asked and not (name in ALONE and asked != "chat")]  # fmt: skip
+WAYS += [("generate", name) for name in ("OpenAI", "a server of its kind", "Claude")]
 EMBED = {
     "Gemini": Target("gemini", "generate", "gemini-embedding-001"),
     "Vertex": Target("vertex", "vertex", "gemini-embedding-001"),

@@ -36,6 +36,11 @@ ASKED: dict[str, Json] = {
     "chat": CHAT,
     "responses": {"model": "m", "input": "x"},
     "messages": {"model": "m", "max_tokens": 9, "messages": CHAT["messages"]},
+    "generate": {
+        "model": "m",
+        "contents": [{"role": "user", "parts": [{"text": "x"}]}],
+        "generationConfig": {"responseLogprobs": True, "thinkingConfig": {"includeThoughts": True}},
+    },
 }
 
 
@@ -321,6 +326,14 @@ FOR_MESSAGES = _FROM_CHAT | {
     "service_tier=*": "Messages know two tiers",
     "usage?*.total_tokens=*": "it is the sum of what is told",
 }
+FOR_GENERATE = _FROM_CHAT | {
+    "choices?Choice?.logprobs?*.bytes=*": "Gemini tells tokens by their text",
+    "choices?Choice?.logprobs?*.refusal?*": "refusals have none there",
+    "created=*": "the Gemini API does not say when",
+    "service_tier=*": "Google's SDK knows no field for it",
+    "usage?*.cache_write_tokens=*": "Gemini has no word for it",
+    "usage?*.total_tokens=*": "it is the sum of what is told",
+}
 WAYS = {
     "Claude": Way("chat", "messages", lambda: recorded_forms("messages", "answer"), OF_CLAUDE, FROM_CLAUDE),
     "Gemini": Way("chat", "generate", lambda: recorded_forms("generate", "answer"), OF_GEMINI, FROM_GEMINI),
@@ -328,6 +341,9 @@ WAYS = {
     "OpenAI by Responses": Way("chat", "responses", lambda: forms_of(Response), OF_RESPONSES, FROM_RESPONSES),
     "chat completions, for Responses": Way(
         "responses", "chat", lambda: forms_of(ChatCompletion), OF_CHAT, FOR_RESPONSES
+    ),
+    "chat completions, for generateContent": Way(
+        "generate", "chat", lambda: forms_of(ChatCompletion), OF_CHAT, FOR_GENERATE
     ),
     "chat completions, for Messages": Way("messages", "chat", lambda: forms_of(ChatCompletion), OF_CHAT, FOR_MESSAGES),
 }

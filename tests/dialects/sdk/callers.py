@@ -91,10 +91,46 @@ def paired_responses(body: Json) -> Json:
     return body | {"input": said}
 
 
+def told_generate(body: Json) -> Json:
+    """Gives each part one thing to be, each call its result, and each result its call."""
+    said: list[Json] = []
+    for content in body["contents"]:
+        parts = [_one_thing(part) for part in content.get("parts", ())]
+        calls = [part["functionCall"] for part in parts if "functionCall" in part]
+        results = [part["functionResponse"] for part in parts if "functionResponse" in part]
+        if results:
+            said.append({"role": "model", "parts": [{"functionCall": {**_named(one), "args": {}}} for one in results]})
+        is_models = calls or any(part.keys() & {"thought", "thoughtSignature"} for part in parts)
+        said.append({**content, "parts": parts} | ({"role": "model"} if is_models else {}))
+        if calls:
+            shown = [{"functionResponse": {**_named(one), "response": {"a": 1}}} for one in calls]
+            said.append({"role": "user", "parts": shown})
+    if said[0].get("role") == "model":
+        said.insert(0, TURN)
+    return body | {"contents": said if said[-1].get("role") != "model" else [*said, TURN]}
+
+
+def _one_thing(part: Json) -> Json:
+    """A part of theirs is words, or something else, with words about it."""
+    beside = {"text", "thought", "thoughtSignature", "mediaProcessing", "mediaResolution", "partMetadata"}
+    is_words = all(name in beside or name.endswith("Metadata") for name in part)
+    made = part if is_words else {name: value for name, value in part.items() if name != "text"}
+    shown = made.get("functionResponse", {}).get("parts", ())
+    if not any("fileData" in one for one in shown):
+        return made
+    parts = [{name: value for name, value in one.items() if name != "inlineData"} for one in shown]
+    return {**made, "functionResponse": {**made["functionResponse"], "parts": parts}}
+
+
+def _named(one: Json) -> Json:
+    return {name: one[name] for name in ("id", "name") if name in one}
+
+
 USER: Json = {"role": "user", "content": "x"}
 CALL: Json = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 USE: Json = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 RESULT: Json = {"type": "tool_result", "tool_use_id": "a", "content": "ok"}
+TURN: Json = {"role": "user", "parts": [{"text": "x"}]}
 FUNCTION: Json = {"name": "f", "parameters": SCHEMA}
 
 CHAT = Given(
@@ -160,6 +196,25 @@ MESSAGES = Given(
     {"max_tokens": 8000},
     paired_messages,
 )  # fmt: skip
+GENERATE = Given(
+    {
+        "Request": {"contents": [TURN], "tools": [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": SCHEMA}]}]},
+        "Content": TURN,
+        "Part": {"text": "x"},
+        "Blob": {"data": CODE, "mimeType": "image/png"},
+        "FileData": {"fileUri": "https://a.b/c.png", "mimeType": "image/png"},
+        "FunctionCall": {"name": "f", "args": {}},
+        "FunctionResponse": {"name": "f", "response": {"a": 1}},
+        "FunctionResponsePart": {"inlineData": {"data": CODE, "mimeType": "image/png"}},
+        "FunctionResponseBlob": {"data": CODE, "mimeType": "image/png"},
+        "FunctionResponseFileData": {"fileUri": "https://a.b/c.png", "mimeType": "image/png"},
+        "FunctionDeclaration": {"name": "f"},
+        "Schema": {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}},
+    },
+    {"maxOutputTokens": 99, "Content.role": "model", "Blob.mimeType": "image/webp", "topK": 7.0,
+     "FunctionResponseBlob.mimeType": "image/webp"},
+    told_generate,
+)  # fmt: skip
 
 
 @cache
@@ -204,5 +259,6 @@ CALLERS: dict[str, tuple[Callable[[], Forms], Given]] = {
     "chat": (chat_forms, CHAT),
     "responses": (lambda: forms_of(response_create_params.ResponseCreateParamsNonStreaming), RESPONSES),
     "messages": (lambda: recorded_forms("messages", "request"), MESSAGES),
+    "generate": (lambda: recorded_forms("generate", "request"), GENERATE),
     "embeddings": (lambda: forms_of(embedding_create_params.EmbeddingCreateParams), EMBEDDINGS),
 }

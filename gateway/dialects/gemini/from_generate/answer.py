@@ -138,7 +138,7 @@ def citations_of(said: Json) -> Json:
     return {"citationMetadata": {"citationSources": sources}} if sources else {}
 
 
-_CITED: Final = (("uri", "url"), ("startIndex", "start_index"), ("endIndex", "end_index"))
+_CITED: Final = (("uri", "url"), ("title", "title"), ("startIndex", "start_index"), ("endIndex", "end_index"))
 
 
 def _candidate(sent: ConvertedRequest, place: int, choice: Json) -> Json:

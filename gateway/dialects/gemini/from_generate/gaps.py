@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final
 
 from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
+from gateway.dialects.gemini.from_chat.options import BUDGETS
 from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
 from gateway.dialects.gemini.from_generate import request
 from gateway.dialects.gemini.from_generate.marks import held_by
@@ -68,6 +69,14 @@ _PARTS: Final = frozenset(
         "toolCall",
     )
 )
+_BESIDE: Final = frozenset(("thought", "thoughtSignature", "videoMetadata", "mediaResolution"))
+"""What a part may have besides what it is."""
+_SAID_OF_CALLING: Final = frozenset(("mode", "allowedFunctionNames"))
+_SAID_OF_CALLS: Final = frozenset(("id", "name", "args", "partialArgs"))
+_SAID_OF_RESULTS: Final = frozenset(("id", "name", "response", "parts"))
+_SHOWN: Final = frozenset(("text", "inlineData", "fileData"))
+_UNSAID: Final[tuple[Any, ...]] = (None, [], {}, False)
+_NO_LEVEL: Final = "thinking_level_unspecified"
 _MIME_TYPES: Final = ("", "text/plain", "application/json")
 
 
@@ -76,13 +85,16 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     given = camel(body)
     found: list[Gap] = []
     for name, value in given.items():
-        if name not in _SAID_AT_TOP and value not in (None, [], {}, False):
+        if name not in _SAID_AT_TOP and value not in _UNSAID:
             how, why = AT_TOP.get(name, (How.DROPPED, _HINT))
             found.append(Gap(name if name in AT_TOP else "other", how, why))
     if given.get("serviceTier") and not (facts.takes_developer or facts.takes_details):
         found.append(Gap("serviceTier", How.DROPPED, _HINT))
     _add_config(found, inner(given, "generationConfig"), facts)
     _add_tools(found, given, facts)
+    for part in map(camel, listed(inner(given, "systemInstruction").get("parts"))):
+        if _more(part, {"text"}):
+            found.append(Gap("systemInstruction.other", How.DROPPED, "instructions are text alone"))
     for content in listed(given.get("contents")):
         for part in listed(camel(content).get("parts")):
             if isinstance(part, dict):
@@ -90,9 +102,14 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     return found
 
 
+def _more(value: Json, said: Set[str]) -> bool:
+    """Whether an object says something besides."""
+    return any(value[name] not in _UNSAID for name in value.keys() - said)
+
+
 def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     for name, value in config.items():
-        if name not in _SAID_IN_CONFIG and value not in (None, [], {}, False):
+        if name not in _SAID_IN_CONFIG and value not in _UNSAID:
             how, why = IN_CONFIG.get(name, (How.DROPPED, _HINT))
             found.append(Gap(f"generationConfig.{name if name in IN_CONFIG else 'other'}", how, why))
     if config.get("topK") is not None and not facts.takes_details:
@@ -114,7 +131,10 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     if kind not in _MIME_TYPES:
         found.append(Gap("generationConfig.responseMimeType", How.REFUSED, "the target has no such format"))
     thinking = inner(config, "thinkingConfig")
-    if type(budget := thinking.get("thinkingBudget")) is int and budget > 0 and not thinking.get("thinkingLevel"):
+    level = text_of(thinking.get("thinkingLevel")).lower()
+    if level and level not in BUDGETS and level != _NO_LEVEL:
+        found.append(Gap("generationConfig.thinkingConfig.thinkingLevel", How.DROPPED, "nobody knows such a level"))
+    if type(budget := thinking.get("thinkingBudget")) is int and budget > 0 and not level:
         found.append(Gap("generationConfig.thinkingConfig.thinkingBudget", How.APPROXIMATED, "it becomes an effort"))
     modalities = request.modalities_of(config)
     if "audio" in modalities or (modalities and not facts.takes_details):
@@ -137,7 +157,11 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     config = inner(given, "toolConfig")
     if config.get("retrievalConfig"):
         found.append(Gap("toolConfig.retrievalConfig", How.DROPPED, _HINT))
+    if _more(config, {"retrievalConfig", "functionCallingConfig"}):
+        found.append(Gap("toolConfig.other", How.DROPPED, _HINT))
     calling = inner(config, "functionCallingConfig")
+    if _more(calling, _SAID_OF_CALLING):
+        found.append(Gap("toolConfig.functionCallingConfig.other", How.DROPPED, _HINT))
     if facts.requires_all and text_of(calling.get("mode")).upper() == request.CHECKED:
         schemas = (request.parameters_of(one) for one in request.declarations(given))
         if any(request.checked_schema(schema, facts) is None for schema in schemas):
@@ -151,6 +175,8 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
 def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
     if not part.keys() & _PARTS and part.get("thoughtSignature") is None:
         found.append(Gap("contents.other", How.REFUSED, "chat completions have no such part"))
+    elif _more(part, _PARTS | _BESIDE):
+        found.append(Gap("contents.other", How.DROPPED, _HINT))
     for name in ("executableCode", "codeExecutionResult", "toolCall"):
         if name in part:
             found.append(Gap(f"contents.{name}"[:MOST_NAMED], How.REFUSED, _AWAY))
@@ -160,10 +186,21 @@ def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
         found.append(Gap("contents.mediaResolution", How.DROPPED, _HINT))
     _add_media(found, part, facts)
     _add_signature(found, part, facts)
+    call = inner(part, "functionCall")
+    if call.get("partialArgs"):
+        found.append(Gap("contents.functionCall.partialArgs", How.REFUSED, "calls are said whole"))
+    if _more(call, _SAID_OF_CALLS):
+        found.append(Gap("contents.functionCall.other", How.DROPPED, _HINT))
     response = inner(part, "functionResponse")
+    if _more(response, _SAID_OF_RESULTS):
+        found.append(Gap("contents.functionResponse.other", How.DROPPED, _HINT))
     if listed(response.get("parts")):
         why = "what a result shows stands behind the results"
         found.append(Gap("contents.functionResponse.parts", How.APPROXIMATED, why))
+    for one in map(camel, listed(response.get("parts"))):
+        _add_media(found, one, facts)
+        if _more(one, _SHOWN):
+            found.append(Gap("contents.functionResponse.parts.other", How.DROPPED, _HINT))
     if object_of(response.get("response")).keys() == {"error"} and not facts.takes_details:
         found.append(Gap("contents.functionResponse.error", How.APPROXIMATED, "it is told in the text"))
 

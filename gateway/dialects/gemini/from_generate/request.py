@@ -5,6 +5,7 @@ The request has the model and whether it is streamed in its path; here they stan
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, Final
 
 from gateway.dialects.base import Json, ServerFacts, objects, strings, text_of
@@ -44,7 +45,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         if (value := config.get(name)) is not None and (takes_sampling or name not in SAMPLING):
             made[theirs] = value
     if facts.takes_details and config.get("topK") is not None:
-        made["top_k"] = config["topK"]
+        made["top_k"] = ceil(top) if isinstance(top := config["topK"], float) else top  # theirs has a fraction
     if (most := config.get("maxOutputTokens")) is not None:
         made[facts.bound_field] = _bounded(most, facts)
     if stops := strings(config.get("stopSequences")):

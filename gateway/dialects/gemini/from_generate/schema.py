@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from gateway.dialects.base import strings
 from gateway.dialects.gemini.from_generate.names import camel
 
 MOST_DEPTH: Final = 60
 _NUMBERS: Final = frozenset(("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties"))
 """Numbers that Google's JSON has as strings, because they are of 64 bits."""
 _NULL: Final = {"type": "null"}
-_NOT_THERE: Final = frozenset(("nullable", "propertyOrdering", "example"))
-"""What JSON Schema says otherwise, or not at all."""
+_NOT_THERE: Final = frozenset(("nullable", "propertyOrdering"))
+"""What JSON Schema says otherwise."""
 
 
 def json_schema(schema: Any, depth: int = MOST_DEPTH) -> Any:
@@ -26,16 +27,26 @@ def json_schema(schema: Any, depth: int = MOST_DEPTH) -> Any:
             made[name] = value.lower()
         elif name == "properties" and isinstance(value, dict):
             # the names in it are the caller's own, and stay as they are
-            made[name] = {key: json_schema(one, depth - 1) for key, one in value.items()}
+            made[name] = {
+                key: json_schema(value[key], depth - 1) for key in _ordered(value, given.get("propertyOrdering"))
+            }
         elif name == "items":
             made[name] = json_schema(value, depth - 1)
         elif name == "anyOf" and isinstance(value, list):
             made[name] = [json_schema(one, depth - 1) for one in value]
         elif name in _NUMBERS and isinstance(value, str) and value.isdigit():
             made[name] = int(value)
+        elif name == "example":
+            made["examples"] = [value]
         elif name != "format" or value != "enum":
             made[name] = value
     return _nullable(made) if given.get("nullable") is True else made
+
+
+def _ordered(properties: dict[str, Any], order: Any) -> list[str]:
+    """Returns the names of properties as they are to come: models keep to the order in which a schema has them."""
+    first = [name for name in strings(order) if name in properties]
+    return [*dict.fromkeys([*first, *properties])]
 
 
 def _nullable(made: dict[str, Any]) -> dict[str, Any]:
