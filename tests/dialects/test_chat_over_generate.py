@@ -281,7 +281,7 @@ def test_which_tool_is_called_is_told(body: Any, config: Any) -> None:
 
 def test_schemas_go_as_they_are() -> None:
     """Unions and all (UKGovernmentBEIS/inspect_ai#3097)."""
-    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": ["string", "null"]}, {"const": 1}]}}}
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": ["string", "null"]}, {"minimum": 1}]}}}
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
 
     assert sent(tools=[tool])["tools"] == [

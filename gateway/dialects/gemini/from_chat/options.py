@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
+from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
 from gateway.dialects.gemini.from_chat.tools import MOST_NAMED, has_tools, tools_and_choice
 from gateway.dialects.schema import described
 from gateway.words import Gap, How
@@ -153,7 +154,7 @@ class GenerateOptions:
         if why is None:
             self._config["responseMimeType"] = _JSON_TYPE
             if isinstance(schema, dict):
-                self._config["responseJsonSchema"] = schema
+                self._config["responseJsonSchema"] = plain_schema(schema)
         elif self._facts.approximates or schema is None:
             told = "it is told in words, at the end of the instructions"
             self.instruction = _JSON if schema is None else _SCHEMA + orjson.dumps(schema).decode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gateway.dialects.base import Json, object_of, objects, text_of
+from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
 from gateway.words import Gap, How
 
 MOST_NAMED: Final = 64
@@ -75,7 +76,7 @@ def _declaration(tool: Json, gaps: list[Gap]) -> Json:
     if named.get("description"):
         made["description"] = named["description"]
     if parameters := named.get("parameters"):
-        made["parametersJsonSchema"] = parameters
+        made["parametersJsonSchema"] = plain_schema(parameters)
     return made
 
 
