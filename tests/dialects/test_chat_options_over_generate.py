@@ -48,6 +48,32 @@ def test_options_arrive(body: Any, made: Any) -> None:
     assert gaps(facts(LEVEL), **body) == {}
 
 
+SAFETY = [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]
+
+
+@rows(
+    "body, made, lost",
+    [
+        ({"safety_settings": SAFETY}, {"safetySettings": SAFETY}, {}),
+        ({"google": {"safety_settings": SAFETY}}, {"safetySettings": SAFETY}, {}),
+        ({"extra_body": {"google": {"cached_content": "cachedContents/a"}}}, {"cachedContent": "cachedContents/a"}, {}),
+        (
+            {"extra_body": {"google": {"thinking_config": {"thinking_budget": 9, "include_thoughts": True}}}},
+            {"generationConfig": {"thinkingConfig": {"thinkingBudget": 9, "includeThoughts": True}}},
+            {},
+        ),
+        ({"extra_body": {"google": {"x": 1}}}, {}, {"other": "dropped"}),
+        ({"extra_body": {"x": 1}, "google": 1}, {}, {"other": "dropped"}),
+    ],
+)
+def test_what_googles_own_chat_completions_know_besides_arrives(body: Any, made: Any, lost: Any) -> None:
+    """The words are those that its clients, and configs for it, are written in already."""
+    said = sent(facts(LEVEL), **body)
+
+    assert {name: one for name, one in said.items() if name != "contents"} == made
+    assert gaps(facts(LEVEL), **body) == lost
+
+
 @rows(
     "model, body, thinking, lost",
     [

@@ -43,7 +43,7 @@ _SETTLED: Final = frozenset(
         "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stop", "stream",
         "stream_options", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "response_format",
         "reasoning_effort", "reasoning", "service_tier", "metadata", "n", "seed", "presence_penalty", "frequency_penalty",
-        "logprobs", "top_logprobs", "modalities",
+        "logprobs", "top_logprobs", "modalities", "extra_body", "google", "safety_settings",
     )
 )  # fmt: skip
 """Fields that are said in a request, or whose gaps depend on more than themselves."""

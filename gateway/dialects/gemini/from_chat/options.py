@@ -14,6 +14,7 @@ import orjson
 from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
 from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
 from gateway.dialects.gemini.from_chat.tools import MOST_NAMED, has_tools, tools_and_choice
+from gateway.dialects.gemini.from_generate.names import camel
 from gateway.dialects.schema import described
 from gateway.words import Gap, How
 
@@ -26,6 +27,8 @@ _JSON_TYPE: Final = "application/json"
 _JSON: Final = "Answer with one JSON object and nothing else."
 _SCHEMA: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
 _LABEL: Final = re.compile(r"[\w-]{0,63}")
+_GOOGLES: Final = {"cached_content": "cachedContent", "safety_settings": "safetySettings"}
+"""What Google's own chat completions know besides, and how generateContent has it. Source: Gemini API, OpenAI compatibility."""
 _PLAIN: Final = (
     ("top_p", "topP"),
     ("top_k", "topK"),
@@ -43,14 +46,16 @@ class GenerateOptions:
         """What has to stand at the end of the instructions."""
         self._body, self._facts, self._model = body, facts, facts.model
         self._config: Json = {}
+        self._googles: Json = {}
         self._bound()
         self._think()
         self._sample()
         self._form()
         self._tell_probabilities()
+        self._take_googles()
         tools = tools_and_choice(body)
         self.gaps += tools.gaps
-        self.fields: Json = dict(tools.fields)
+        self.fields: Json = tools.fields | self._googles
         if self._config:
             self.fields["generationConfig"] = self._config
         self._address()
@@ -180,6 +185,22 @@ class GenerateOptions:
                 self._config["responseLogprobs"] = True
             else:
                 self._config["logprobs"] = value
+
+    def _take_googles(self) -> None:
+        """Takes what callers of Google's own chat completions say beyond OpenAI's fields."""
+        extra, own = self._body.get("extra_body"), self._body.get("google")
+        if isinstance(extra, dict):
+            extra, own = {name: one for name, one in extra.items() if name != "google"}, extra.get("google", own)
+        if extra or not isinstance(own, dict | None):
+            self._lose("other", How.DROPPED, "the target has no such option")
+        safety = self._body.get("safety_settings")
+        for name, value in (object_of(own) | ({"safety_settings": safety} if safety else {})).items():
+            if name == "thinking_config" and isinstance(value, dict):
+                self._config["thinkingConfig"] = camel(value)
+            elif name in _GOOGLES:
+                self._googles[_GOOGLES[name]] = value
+            else:
+                self._lose("other", How.DROPPED, "the target has no such option")
 
     def _address(self) -> None:
         """Settles what is said about the call: how it is served, and what it is filed under."""
