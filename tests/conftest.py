@@ -54,6 +54,8 @@ def _redis_process() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def _cluster_processes() -> Iterator[RedisCluster]:
     with redis_cluster() as cluster:
+        for node in cluster.nodes:  # on a busy machine none is to be taken for dead that waits for its turn
+            node.do("CONFIG", "SET", "cluster-node-timeout", 15000)
         yield cluster
 
 
