@@ -73,6 +73,13 @@ def test_a_providers_address_is_as_in_its_vendors_sdk(tmp_path: Path, entry: str
             ["project: is missing: name the project at Google that pays, as in `project: my-project`"],
         ),
         (
+            "dialect: vertex, project: 'my/p', location: US",
+            [
+                'project: "my/p" is no name that Google gives, such as my-project',
+                'location: "US" is no name that Google gives, such as europe-west1',
+            ],
+        ),
+        (
             "dialect: vertex, project: p, location: 'x.example/'",
             ['location: "x.example/" is no name that Google gives, such as europe-west1'],
         ),

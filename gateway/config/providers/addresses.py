@@ -112,12 +112,11 @@ def _address_at_vertex(document: Document, path: Path, entry: ProviderEntry) -> 
     if entry.location is None and entry.region is None:
         told = "is missing: name the region, as in `location: europe-west1`, or `global`, `us`, `eu`"
         document.complain((*path, "location"), told)
-    for field, said in (("project", entry.project), ("location", entry.location)):
-        if said is not None and not _STEP.fullmatch(said):
-            shown = document.show((*path, field), said)
-            document.complain((*path, field), f"{shown} is no name that Google gives, such as {_SUCH[field]}")
-            return f"{EMULATOR}none"
-    if entry.project is None or entry.location is None:
+    wrong = [field for field in _SUCH if (said := getattr(entry, field)) is not None and not _STEP.fullmatch(said)]
+    for field in wrong:
+        shown = document.show((*path, field), getattr(entry, field))
+        document.complain((*path, field), f"{shown} is no name that Google gives, such as {_SUCH[field]}")
+    if wrong or entry.project is None or entry.location is None:
         return f"{EMULATOR}none"
     base_url = _with_version(entry.base_url or _host_of(entry.location), _VERSIONS["vertex"], "vertex")
     return f"{base_url}{_PROJECTS}{entry.project}/locations/{entry.location}"
