@@ -279,6 +279,14 @@ def test_which_tool_is_called_is_told(body: Any, config: Any) -> None:
     assert gaps(**body) == {}
 
 
+def test_a_number_that_would_lose_digits_stays_a_text() -> None:
+    """Read and written again it would be another one."""
+    long = '{"id": 123456789012345678901}'
+    (_, answered) = contents(TURN, {**RESULT, "content": long})
+
+    assert answered["parts"][0]["functionResponse"]["response"] == {"output": long}
+
+
 def test_schemas_go_as_they_are() -> None:
     """Unions and all (UKGovernmentBEIS/inspect_ai#3097)."""
     schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": ["string", "null"]}, {"minimum": 1}]}}}

@@ -6,6 +6,7 @@ content, each under the name of its tool, by which they are paired (braintrustda
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -21,6 +22,8 @@ from gateway.errors import InvalidRequest
 _REFERENCES: Final = ("$ref", "$defs")
 """Keys that the provider takes for its own schemas', in a result too (vercel/ai#14369)."""
 
+_LONG_NUMBER: Final = re.compile(r"[:\[,]\s*-?\d{20}")
+"""Has more digits than a number keeps that is read and written again."""
 _MOST_DEPTH: Final = 100
 """As deep as they are looked for."""
 _ROLES: Final = {"user": "user", "assistant": "model"}
@@ -161,7 +164,7 @@ def _response(text: str, message: Json) -> Json:
     """Returns what a tool answered as an object, which it has to be."""
     if message.get("is_error") is True:
         return {"error": text}
-    if text.startswith("{"):
+    if text.startswith("{") and _LONG_NUMBER.search(text) is None:
         try:
             found: Json = orjson.loads(text)
         except orjson.JSONDecodeError:
