@@ -45,6 +45,7 @@ DOCUMENT: Json = {"document": {"format": "pdf", "name": "a b", "source": {"bytes
 FORMAT = "anthropic-claude-v1"
 THOUGHT: Json = {"type": "reasoning.text", "text": "hm", "signature": "S", "format": FORMAT, "index": 0}
 HIDDEN: Json = {"type": "reasoning.encrypted", "data": "D", "format": FORMAT, "index": 2}
+GUARD: Json = {"guardrailIdentifier": "g", "guardrailVersion": "1"}
 SCHEMA: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 FORM: Json = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
@@ -168,6 +169,15 @@ def user(*parts: Json) -> Json:
         (NOVA, {"metadata": {"a": "é", "b": "c"}}, {"requestMetadata": {"b": "c"}}, {"metadata": "dropped"}),
         (NOVA, {"user": "u"}, {}, {"user": "dropped"}),
         (NOVA, {"seed": 1, "frequency_penalty": 1}, {}, {"seed": "dropped", "frequency_penalty": "dropped"}),
+        (NOVA, {"guardrailConfig": GUARD}, {"guardrailConfig": GUARD}, {}),
+        (NOVA, {"performanceConfig": {"latency": "optimized"}}, {"performanceConfig": {"latency": "optimized"}}, {}),
+        (
+            NOVA,
+            {"top_k": 5, "additionalModelRequestFields": {"a": 1}},
+            {"additionalModelRequestFields": {"inferenceConfig": {"topK": 5}, "a": 1}},
+            {},
+        ),
+        (NOVA, {"guardrailConfig": 1, "additionalModelRequestFields": 1}, {}, {"other": "dropped"}),
         (NOVA, {"made_up": 1}, {}, {"other": "dropped"}),
         (NOVA, {"stream": True, "stream_options": {"include_usage": True}}, {}, {}),
     ],

@@ -11,6 +11,7 @@ from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
 from gateway.dialects.anthropic.from_chat.thoughts import thought_blocks
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.bedrock.blocks import DOCUMENTS, document_name
+from gateway.dialects.bedrock.options import MORE, OWN
 from gateway.dialects.media import URLS, file_of
 from gateway.dialects.outline import outline
 from gateway.dialects.remembered import gaps_of_foreign
@@ -30,7 +31,7 @@ _SETTLED: Final = frozenset(
     (
         "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stop", "stream",
         "stream_options", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "response_format",
-        "reasoning_effort", "thinking", "metadata", "service_tier",
+        "reasoning_effort", "thinking", "metadata", "service_tier", *OWN, MORE,
     )
 )  # fmt: skip
 """Fields that are said in Converse, or whose gaps depend on more than themselves."""

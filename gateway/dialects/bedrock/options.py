@@ -32,6 +32,10 @@ _CLAUDES: Final[tuple[str, ...]] = (
     "top_k",
 )
 """The options that Claude has as it has them in Messages."""
+OWN: Final = ("guardrailConfig", "performanceConfig")
+"""Converse's own fields that nothing of a chat completion says."""
+MORE: Final = "additionalModelRequestFields"
+"""Converse's own field for what a family of models has besides."""
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TIERS: Final = ("default", "flex", "priority", "reserved")
 _JSON: Final = "Answer with one JSON object and nothing else."
@@ -61,6 +65,7 @@ class ConverseOptions:
             self._sample()
             self._think()
         self._form()
+        self._take_own()
         self._equip()
         self._address()
         parts = {
@@ -184,6 +189,19 @@ class ConverseOptions:
             self._lose(name, How.APPROXIMATED, _WORDS_ONLY)
         else:
             self._lose(name, How.REFUSED, why)
+
+    def _take_own(self) -> None:
+        """Takes what a config, or a caller who knows the target, says in the target's own words."""
+        for name in OWN:
+            if isinstance(said := self._body.get(name), dict):
+                self.fields[name] = said
+            elif said is not None:
+                self._lose("other", How.DROPPED, "the target has no such option")
+        more = self._body.get(MORE)
+        if isinstance(more, dict):
+            self._own |= more
+        elif more is not None:
+            self._lose("other", How.DROPPED, "the target has no such option")
 
     def _equip(self) -> None:
         """Settles the tools, and which of them are to be called."""
