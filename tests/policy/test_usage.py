@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -158,3 +159,18 @@ def test_a_usage_object_of_any_length_is_not_read() -> None:
 
     assert find_usage(b'"usage":' + counts % (b'{"y":' * 1_000 + b"0" + b"}" * 1_000)) == Usage(1, 2)
     assert find_usage(b'"usage":' + counts % (b'{"y":' * 100_000 + b"0" + b"}" * 100_000)) is None
+
+
+@rows(
+    "picture",
+    [
+        {"image_url": {"url": "data:image/png;base64," + "A" * 9999}},
+        {"source": {"type": "base64", "media_type": "image/png", "data": "A" * 9999}},
+        {"inlineData": {"mimeType": "image/png", "data": "A" * 9999}},
+    ],
+)
+def test_a_picture_is_not_estimated_by_its_bytes(picture: dict[str, Any]) -> None:
+    """In no caller's language; a long word of data that is no picture still counts."""
+    for body in (orjson.dumps(picture), json.dumps(picture).encode()):
+        assert estimate_usage(body, 0).input < 50
+    assert estimate_usage(orjson.dumps({"text": "A" * 9999}), 0).input > 2000
