@@ -46,7 +46,7 @@ BUGS = {
     3: Bug("BerriAI/litellm#13373", (_PIECE, _BLOCKS)),
     4: Bug("router-for-me/CLIProxyAPI#5581", (_BLOCKS, f"{_STREAMS}:test_words_in_the_middle_of_a_call_follow_it")),
     5: Bug("maximhq/bifrost#3441",
-           (_BLOCKS, "dialects/test_messages_as_chat.py:test_a_call_without_arguments_has_an_empty_object")),
+           (_PIECE, "dialects/test_messages_as_chat.py:test_a_call_without_arguments_has_an_empty_object")),
     6: Bug("maximhq/bifrost#6342", (f"{_CLAUDE}:test_thoughts_go_back_byte_for_byte_to_their_places",
                                     "dialects/test_remembered.py:test_a_turn_goes_back_as_it_came")),
     7: Bug("maximhq/bifrost#5274", (f"{_CLAUDE}:test_thoughts_go_back_byte_for_byte_to_their_places",)),
