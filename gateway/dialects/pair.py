@@ -75,17 +75,14 @@ class Pair:
         body = json_object(given)
         if body is None:
             raise InvalidRequest("The body must be a JSON object.")
+        asked = self._with_headers(body, headers) if self.header_fields else body
         try:
-            sent = self.translator.request(body, facts, now, new_id)
+            sent = self.translator.request(asked, facts, now, new_id)
         except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
             _refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
             raise
         gaps = lost_in(sent, self.translator, facts)
         _refuse(gaps, refuses_loss=refuses_loss)
-        for name, value in headers if self.header_fields else ():
-            if (field := self.header_fields.get(name)) is not None:
-                words = (word.strip() for word in value.decode("latin-1").split(","))
-                sent.body[field] = list(dict.fromkeys([*strings(sent.body.get(field)), *filter(None, words)]))
         if self.keeps_bytes:
             return sent, _with_envelope(given, body, sent.body), gaps
         try:
@@ -95,6 +92,15 @@ class Pair:
         ) as error:  # JSON in a text of the call, such as a tool's arguments, has become a part of it
             told = "A text of the call holds JSON that is nested too deeply to be converted."
             raise InvalidRequest(told, param="messages", code=BodyTooComplex.code) from error
+
+    def _with_headers(self, body: Json, headers: RawHeaders) -> Json:
+        """Returns the request with what its headers say that the target wants in the body."""
+        made = dict(body)
+        for name, value in headers:
+            if (field := self.header_fields.get(name)) is not None:
+                words = (word.strip() for word in value.decode("latin-1").split(","))
+                made[field] = list(dict.fromkeys([*strings(made.get(field)), *filter(None, words)]))
+        return made
 
     def pieces(self, given: bytes, facts: ServerFacts) -> list[bytes]:
         """Returns the requests that a call becomes which asks for more at once than the target gives; none: it is one."""

@@ -105,7 +105,7 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     ("messages", "claude_at_vertex"): _Direct(
         (_ENVELOPE, "MessagesAtVertex"), gemini.place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
     ),
-    (COUNTS, "claude"): _Direct((_CLAUDE_COUNTS, "CountsAtBedrock"), at_count),
+    (COUNTS, "claude"): _Direct((_CLAUDE_COUNTS, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
     (COUNTS, "claude_at_vertex"): _Direct(
         (_CLAUDE_COUNTS, "CountsAtVertex"), gemini.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
     ),

@@ -12,7 +12,7 @@ from gateway.clock import SystemClock
 from gateway.config.policies.models import read_models
 from gateway.dialects.anthropic.envelope import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of, pair_of
 from gateway.exchange import Clocks, Outgoing
 from gateway.policy.openai.first_event import first_error
 from gateway.provider_errors import UpstreamFailed
@@ -282,6 +282,14 @@ async def test_tokens_are_counted_there(dialect: str, model: str, path: str, sai
     spoken = Spoken(dialect, languages_of(dialect, dialect, None), dialect, read_models(None).of)
     assert not gaps_by_endpoint(spoken.at(model), model)["count_tokens"]({})
     assert gaps_by_endpoint(SPOKEN_NOVA, "amazon.nova-lite-v1:0")["count_tokens"]({})
+
+
+def test_what_is_counted_at_bedrock_is_what_would_be_asked() -> None:
+    """Betas are headers for the caller and part of the body there: a tool of one is unknown without it."""
+    asked = orjson.dumps({"messages": MESSAGES, "anthropic_beta": ["b", "c"]})
+    sent, _, _ = pair_of("count_tokens", "claude").request(asked, ServerFacts(), 0.0, lambda: "id", headers=[BETAS])
+    counted = orjson.loads(b64decode(sent.body["input"]["invokeModel"]["body"]))
+    assert (counted["anthropic_beta"], list(sent.body)) == (["b", "c", "a"], ["input"])
 
 
 @needs_cases
