@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from gateway.policy.openai.json_edit import find_fields, insert_field, remove_fields, replace_field
 
@@ -44,6 +48,11 @@ class BodyEdits:
     def of_count(self) -> BodyEdits:
         """Returns the edits for a question that only asks how many tokens the call would have."""
         return BodyEdits(tuple(one for one in self.set if one[0] in COUNTED), self.drop)
+
+    def seen(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what a parsed body says with the edits made."""
+        kept = {name: value for name, value in body.items() if name not in self.drop}
+        return kept | {name: orjson.loads(value) for name, value in self.set}
 
     def apply(self, body: bytes) -> tuple[bytes, tuple[str, ...]]:
         """Returns the body, a JSON object, with the edits made, and the names of the fields that it has lost by them."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.config.describe import describe
+from gateway.errors import NotFound
 from gateway.ingress.admin.explaining import call as explain_module
 from gateway.ingress.admin.explaining.call import explain
 from gateway.policy.health.rules import BreakerRules
@@ -310,7 +311,9 @@ def test_explain_shows_what_a_target_of_another_language_is_sent(tmp_path: Path)
     )
 
     def shown(**more: Any) -> str:
-        body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 1, **more})
+        body = orjson.dumps(
+            {"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "verbosity": "low", **more}
+        )
         return explain(policy, body, path="/v1/chat/completions", key_name=None, shows_upstream=True)
 
     said = shown(max_tokens=9)
@@ -323,11 +326,44 @@ def test_explain_shows_what_a_target_of_another_language_is_sent(tmp_path: Path)
     for line in (
         "asked for 'claude-opus-4-5'; $5 in, $25 out per million tokens",
         "put into Anthropic's Messages",
-        "seed is dropped: the target has no such option",
+        "of the body the config sets nothing and drops seed",
+        "verbosity is dropped: the target has no such option",
         "known of claude-opus-4-5 (built in, claude-opus-4-5*): efforts [low, medium, high]",
     ):
         assert f"     {line}\n" in said
     assert "skipped" not in said
+    assert "seed is dropped" not in said
     refused = shown(n=2)
     assert "     skipped by this call, for n\n" in refused
     assert "sent      a/claude-opus-4-5: nothing, for this call skips it\n" in refused
+
+
+def test_geminis_paths_are_explained_with_what_they_say(tmp_path: Path) -> None:
+    """The model and the stream stand in the path."""
+    config = "providers: {a: {dialect: anthropic}}\nmodels: {x/*: {targets: [{provider: a, strip: x/}]}}\n"
+    policy = load_text(tmp_path, config)
+    body = b'{"contents":[{"parts":[{"text":"hi"}]}],"safetySettings":[{}]}'
+
+    def shown(path: str) -> str:
+        return explain(policy, body, path=path, key_name=None, shows_upstream=True)
+
+    said = shown("/v1beta/models/x/claude-opus-4-5:streamGenerateContent?alt=sse")
+    assert "endpoint  generate (/generate), streamed\n" in said
+    assert "     asked for 'claude-opus-4-5'; " in said
+    assert "     safetySettings is dropped: " in said
+    assert '"stream": true' in said
+    assert "endpoint  count_generated" in shown("/v1/models/x/claude-opus-4-5:countTokens")
+    with pytest.raises(NotFound, match="/v1beta/models/MODEL:generateContent"):
+        shown("/v1beta/models/x/claude-opus-4-5:predict")
+
+
+def test_a_name_that_loses_its_prefix_is_shown(tmp_path: Path) -> None:
+    """Also where the rest of the body goes as it came, or the config changes it."""
+    config = "providers: {o: {dialect: openai, base_url: 'https://a'}}\nmodels: {x/*: {targets: [{provider: o%s}]}}\n"
+
+    def told(more: str) -> str:
+        policy = load_text(tmp_path, config % more)
+        return explain(policy, b'{"model":"x/a","messages":[]}', path="/v1/chat/completions", key_name=None)
+
+    assert "the body's model becomes 'a', nothing else changes; " in told(", strip: x/")
+    assert "the body's model becomes 'a'; " in told(", strip: x/, body: {drop: [seed]}")

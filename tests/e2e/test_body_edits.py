@@ -53,6 +53,26 @@ async def test_a_call_that_may_lose_nothing_goes_to_no_target_that_drops_of_it(s
     assert gateway.upstream_calls() == 1
 
 
+async def test_what_the_config_drops_is_in_nobodys_way(start: StartGateway) -> None:
+    """A target that could not be told a field serves the call without; one that drops serves none that may lose nothing."""
+    target = {"provider": "claude", "model": "claude-sonnet-4-5", "body": {"drop": ["n", "seed"]}}
+    more = {"provider": "main", "model": "gpt-4o", "order": 2}
+
+    def config(url: str) -> dict[str, Any]:
+        made = config_of(url, models={"m": {"targets": [target, more]}})
+        return made | {
+            "providers": made["providers"]
+            | {"claude": {"dialect": "anthropic", "base_url": url, "api_key": "sk-ant-1"}}
+        }
+
+    gateway = await start(config)
+    served = await ask(gateway, model="m", n=2)
+    headers = dict(served.headers)
+    assert (headers["x-gateway-target"], headers["x-gateway-lossy"]) == ("claude/claude-sonnet-4-5", "n(dropped)")
+    passed_on = await ask(gateway, "x-gateway-strict: true", model="m", n=2)
+    assert dict(passed_on.headers)["x-gateway-target"] == "main/gpt-4o"
+
+
 async def test_a_name_of_which_nothing_is_left_is_no_model(start: StartGateway) -> None:
     gateway = await start(edited)
     answer = await ask(gateway, model="vendor/")

@@ -224,6 +224,8 @@ def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | N
     if find_gaps is None or body is None:
         return None
     is_strict = call.model.on_loss == "refuse"
+    if target.edits is not None and call.endpoint.request == "json":
+        body = target.edits.seen(body)  # what the config drops is in nobody's way
     return ", ".join(gap.field for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
 
 

@@ -33,8 +33,19 @@ GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both
 """Its path is a name inside the gateway."""
 VERSIONS: Final = ("/v1beta", "/v1")
 COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input")
+KNOWN: Final = "/v1beta/models/MODEL:generateContent"
 _STREAM: Final = "streamGenerateContent"
 _VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT}
+
+
+def asked_at(path: str, body: bytes) -> tuple[Endpoint, bytes] | None:
+    """Returns what is asked at one of these paths, and the body with what the path says; None: it is none of them."""
+    version = next((one for one in VERSIONS if path.startswith(f"{one}/models/")), None)
+    model, _, verb = path.partition("?")[0].removeprefix(f"{version}/models/").rpartition(":")
+    if version is None or not model or verb not in _VERBS:
+        return None
+    reshape = _counted if verb == "countTokens" else put_in
+    return _VERBS[verb], reshape(front_of(model, is_stream=verb == _STREAM), body)
 
 
 class GenerateDoor:

@@ -10,6 +10,7 @@ from gateway.ingress import parse, passthrough
 from gateway.ingress.admin.explaining.jobs import explain_job
 from gateway.ingress.admin.explaining.keeping import explain_keeping
 from gateway.ingress.admin.explaining.languages import explain_conversion, explain_sent
+from gateway.ingress.generate import door as generate
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.degrade.lower import FIELDS_AT
@@ -52,7 +53,7 @@ def explain(
 
     Raises the GatewayError that the request would be answered with.
     """
-    endpoint = _endpoint(path)
+    endpoint, body = generate.asked_at(path, body) or (_endpoint(path), body)
     key = _key(policy, key_name)
     peeked = peek(endpoint, body, {})
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
@@ -192,7 +193,9 @@ def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Ite
 def _endpoint(path: str) -> Endpoint:
     found = next((one for one in ENDPOINTS if path in (one.path, "/v1" + one.path)), None)
     if found is None:
-        raise NotFound(f"Unknown path {path}; known: {', '.join('/v1' + one.path for one in ENDPOINTS)}.")
+        raise NotFound(
+            f"Unknown path {path}; known: {', '.join((*('/v1' + one.path for one in ENDPOINTS), generate.KNOWN))}."
+        )
     return found
 
 
@@ -212,11 +215,12 @@ def _budget(key: Key) -> str:
 
 
 def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
+    name = target.model or asked.removeprefix(target.strip)
     if endpoint.name in target.gaps:
-        return f"asked for {target.model or asked.removeprefix(target.strip)!r}"
-    if target.model is None or target.model == asked:
-        return "the body goes as it came"
-    return f"the body's model becomes {target.model!r}, nothing else changes"
+        return f"asked for {name!r}"
+    if name == asked:
+        return "the body goes as it came" if target.edits is None else "the body's model stays"
+    return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
 
 
 def _price(asked: str, target: Target) -> str:

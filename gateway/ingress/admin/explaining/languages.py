@@ -31,7 +31,7 @@ def explain_conversion(endpoint: Endpoint, model: Model, target: Target, body: b
     find_gaps = target.gaps.get(endpoint.name)
     if find_gaps is None:
         return
-    parsed = json_object(body) or {}
+    parsed = _edited(target, json_object(body) or {})
     gaps = find_gaps(parsed)
     if isinstance(find_gaps, Conversion):
         lossless = "" if gaps else "; nothing is lost"
@@ -48,20 +48,24 @@ def explain_sent(policy: PolicySnapshot, endpoint: Endpoint, model: Model, body:
     asked = json_object(body) or {}
     for target in (*model.plan, *model.context_plan):
         conversion = target.gaps.get(endpoint.name)
-        if conversion is not None and _in_the_way(conversion, model, asked):
+        edited = _edited(target, asked)
+        if conversion is not None and _in_the_way(conversion, model, edited):
             yield f"sent      {target.name}: nothing, for this call skips it"
             continue
         if not isinstance(conversion, Conversion):
             yield f"sent      {target.name}: as it came, but for what is said above"
             continue
-        edited = body if target.edits is None else target.edits.apply(body)[0]
         try:
-            path, sent = conversion.shown({**(json_object(edited) or {}), "model": asked_of(asked, target)})
+            path, sent = conversion.shown({**edited, "model": asked_of(asked, target)})
         except InvalidRequest as error:
             yield f"sent      {target.name}: nothing, for the request cannot be put into its language: {error.message}"
             continue
         yield f"sent      {target.name}: POST {policy.providers[target.provider].base_url}{path}"
         yield orjson.dumps(sent, option=orjson.OPT_INDENT_2).decode()
+
+
+def _edited(target: Target, body: dict[str, Any]) -> dict[str, Any]:
+    return body if target.edits is None else target.edits.seen(body)
 
 
 def asked_of(body: Mapping[str, Any], target: Target) -> str:
