@@ -92,7 +92,8 @@ def test_a_project_and_a_location_are_vertexs(tmp_path: Path, entry: str, proble
 
 
 def test_where_there_is_no_usual_one_it_has_to_be_written(tmp_path: Path) -> None:
-    assert problems_of(tmp_path, config("dialect: openai")) == ["config.yaml:1: providers.p.base_url: is missing"]
+    told = "is missing: write `base_url: https://api.openai.com/v1`, or where your server is"
+    assert problems_of(tmp_path, config("dialect: openai")) == [f"config.yaml:1: providers.p.base_url: {told}"]
 
 
 @pytest.mark.parametrize(

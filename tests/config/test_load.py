@@ -119,7 +119,11 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             "bedrock",
         ),
         (provider("base_url: 'https://x'"), "config.yaml:1: providers.p.dialect: is missing"),
-        (provider("dialect: openai"), "config.yaml:1: providers.p.base_url: is missing"),
+        (
+            provider("dialect: openai"),
+            "config.yaml:1: providers.p.base_url: is missing: write `base_url: https://api.openai.com/v1`, or where your "
+            "server is",
+        ),
         (
             provider("dialect: openai, base_url: 'ftp://x'"),
             "config.yaml:1: providers.p.base_url: must begin with http://, https://, emulator://",

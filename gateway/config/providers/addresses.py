@@ -20,6 +20,11 @@ _HOSTS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
 }
+_EXAMPLES: Final[Mapping[str, str]] = {
+    "openai": "`base_url: https://api.openai.com/v1`, or where your server is",
+    "azure": "`base_url: https://RESOURCE.openai.azure.com`",
+}
+"""What is to be written for those that are in no usual place."""
 _REGIONAL: Final[Mapping[str, str]] = {"bedrock": "https://bedrock-runtime.{region}.amazonaws.com"}
 _REGION: Final = re.compile(r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}")
 HOST_REGION: Final = re.compile(r"(?:^|\.)bedrock-(?:runtime(?:-fips)?|mantle)\.([a-z]{2}(?:-[a-z]+)+-\d)\.")
@@ -63,7 +68,7 @@ def address_of(document: Document, path: Path, entry: ProviderEntry) -> str:
         return _REGIONAL[entry.dialect].format(region=entry.region) if entry.region else f"{EMULATOR}none"
     if entry.base_url is None:
         if entry.dialect not in _HOSTS:
-            document.complain((*path, "base_url"), "is missing")
+            document.complain((*path, "base_url"), f"is missing: write {_EXAMPLES[entry.dialect]}")
             return f"{EMULATOR}none"
         return _HOSTS[entry.dialect] + _VERSIONS[entry.dialect]
     return _with_version(entry.base_url, _VERSIONS.get(entry.dialect, ""), entry.dialect)
