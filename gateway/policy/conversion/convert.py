@@ -7,6 +7,7 @@ of a stream that stays one, only what is about usage changes, every other byte s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from gateway.policy.conversion.merge import Ambiguous, plain
 from gateway.policy.conversion.messages import events_of, last_reason, message_of
 from gateway.policy.conversion.responses import frames_of, last_response, response_of
 from gateway.policy.openai import sse
-from gateway.policy.openai.first_event import choices_of, failed_reason
+from gateway.policy.openai.first_event import GIVEN_UP, choices_of, failed_reason
 from gateway.policy.openai.json_text import is_crowded
 from gateway.policy.openai.sse import is_plain_chat
 from gateway.policy.openai.transcript import NULL_USAGE
@@ -25,6 +26,7 @@ from gateway.policy.openai.transcript import NULL_USAGE
 _DONE_FRAME = b"data: [DONE]\n\n"
 _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
 """The errors of a conversion; the last two mean that the answer is nested too deeply."""
+_REASONS = re.compile(rb'(?<!\\)"finishReason" ?: ?"([A-Z_]+)"')
 _FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
 
 
@@ -84,6 +86,9 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
         return response is not None and response.get("status") == "completed" and not response.get("error")
     if endpoint == "messages":
         return last_reason(body, is_stream=is_stream) is not None
+    if endpoint == "generate":
+        reasons = _REASONS.findall(body)
+        return bool(reasons or b'"blockReason"' in body) and GIVEN_UP.isdisjoint(one.decode() for one in reasons)
     if is_stream:
         return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
     if endpoint in ("chat", "completions"):

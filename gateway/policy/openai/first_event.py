@@ -15,6 +15,18 @@ from gateway.policy.openai import sse
 FAILED_REASONS = frozenset(("error", "insufficient_system_resource", "abort"))
 """The finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's."""
 
+GIVEN_UP = frozenset(
+    (
+        "MALFORMED_FUNCTION_CALL",
+        "UNEXPECTED_TOOL_CALL",
+        "TOO_MANY_TOOL_CALLS",
+        "MALFORMED_RESPONSE",
+        "MISSING_THOUGHT_SIGNATURE",
+        "OTHER",
+    )
+)
+"""Gemini's finish reasons that mean that the model's answer is none; another try may give one."""
+
 _ANNOUNCEMENTS = frozenset(
     (
         "response.created",

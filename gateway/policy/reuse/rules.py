@@ -77,7 +77,10 @@ class Caching:
 
 def is_deterministic(endpoint: str, parsed: dict[str, Any]) -> bool:
     """Returns whether the same request is meant to get the same answer: temperature 0, or a seed."""
-    return parsed.get("temperature") == 0 or parsed.get("seed") is not None or endpoint in REPEATS_ITSELF
+    if parsed.get("temperature") == 0 or parsed.get("seed") is not None or endpoint in REPEATS_ITSELF:
+        return True
+    options = parsed.get("generationConfig") if endpoint == "generate" else None
+    return isinstance(options, dict) and is_deterministic("", options)  # where Gemini's callers say so
 
 
 def applies(which: Which, endpoint: str, parsed: dict[str, Any]) -> bool:

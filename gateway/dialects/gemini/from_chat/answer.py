@@ -15,6 +15,7 @@ from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count
 from gateway.dialects.gemini.from_chat.echoes import KeptTurn
 from gateway.dialects.gemini.from_chat.grounding import Words
 from gateway.dialects.gemini.from_chat.signatures import told_of_call, told_signature, told_thought
+from gateway.policy.openai.first_event import GIVEN_UP
 
 FINISH: Final = {
     "MAX_TOKENS": "length",
@@ -34,18 +35,7 @@ FINISH: Final = {
     "IMAGE_OTHER": "content_filter",
     "NO_IMAGE": "content_filter",
 }
-"""The finish reason of a chat completion, by why a candidate ended; all others but FAILED are a `stop`."""
-FAILED: Final = frozenset(
-    (
-        "MALFORMED_FUNCTION_CALL",
-        "UNEXPECTED_TOOL_CALL",
-        "TOO_MANY_TOOL_CALLS",
-        "MALFORMED_RESPONSE",
-        "MISSING_THOUGHT_SIGNATURE",
-        "OTHER",
-    )
-)
-"""The reasons that mean that the model's answer is none; another try may give one."""
+"""The finish reason of a chat completion, by why a candidate ended; all others but GIVEN_UP are a `stop`."""
 _NOT_SAID: Final = ("", "FINISH_REASON_UNSPECIFIED")
 _TIERS: Final = {"standard": "default", "flex": "flex", "priority": "priority"}
 _MOST_QUOTED: Final = 200
@@ -89,7 +79,7 @@ class Candidate:
         if reason in _NOT_SAID:
             return
         self.message = text_of(candidate.get("finishMessage"))
-        if reason in FAILED:
+        if reason in GIVEN_UP:
             raise MalformedAnswer(
                 f"the provider gave up on the answer ({reason}) {self.message[:_MOST_QUOTED]}".rstrip()
             )
