@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.dialects.base import Json, object_of
+from gateway.dialects.base import Json, object_of, text_of
 
 _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
@@ -96,7 +96,7 @@ def _strict(schema: Any, depth: int) -> Any:
         _take_object(left, made, depth)
     if "array" in kinds:
         _take_array(left, made, depth)
-    if "string" in kinds and left.get("format") in _FORMATS:
+    if "string" in kinds and text_of(left.get("format")) in _FORMATS:
         made["format"] = left.pop("format")
     if left:
         rest = "{" + ", ".join(f"{name}: {_told(value)}" for name, value in left.items()) + "}"

@@ -39,7 +39,7 @@ JSON_TYPE = b"application/json"
 NO_SUCH_PATH = frozenset((404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
-PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_timeout"))
+PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
 """Why a response has failed, where another attempt may do better."""
 
 
@@ -319,7 +319,8 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with no message")
         return None
     if endpoint == "generate":
-        if not isinstance(parsed.get("candidates"), list) and not parsed.get("promptFeedback"):
+        candidates = parsed.get("candidates")
+        if not (isinstance(candidates, list) and candidates) and not parsed.get("promptFeedback"):
             told = "the provider answered without any candidate"
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
         return None

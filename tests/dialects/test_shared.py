@@ -142,6 +142,13 @@ def test_a_strict_schema_stays_as_it_is() -> None:
     assert size_of(schema) == Size(optional=0, unions=2)
 
 
+@pytest.mark.parametrize("odd", [[], {}, 7])
+def test_a_format_that_is_none_is_described(odd: Any) -> None:
+    """As one that is not known."""
+    made = strict_schema({"type": "string", "format": odd})
+    assert made == {"type": "string", "description": f"{{format: {odd}}}"}
+
+
 def test_what_a_strict_schema_cannot_say_is_described() -> None:
     """Objects are closed, alternatives are any of them; the rest is in words."""
     number = {"type": "integer", "minimum": 1, "description": "A number"}

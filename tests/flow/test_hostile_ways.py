@@ -174,6 +174,26 @@ def _roughly(asked: str, body: bytes) -> Any:
     return got._replace(error={})
 
 
+@pytest.mark.parametrize("code", [b"[]", b"{}", b"null", b"7"])
+async def test_a_response_that_failed_may_have_any_code(code: bytes) -> None:
+    """As its provider says it."""
+    said = b'{"object":"response","status":[],"error":{"code":%b,"message":"m"}}' % code
+    bench = Ways(["responses"], [Script(200, (JSON,), [said])])
+    reply, body = await bench.serve(**bench.asking("responses", stream=False))
+    assert (reply.status, body) == (200, said)
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"candidates":[]}', b'{"candidates":{}}', b'{"usageMetadata":{"totalTokenCount":1}}']
+)
+async def test_an_answer_of_geminis_without_candidates_is_none(said: bytes) -> None:
+    """Another target is asked."""
+    answer = b'{"candidates":[{"finishReason":"STOP"}]}'
+    bench = Ways(["generate"] * 2, [Script(200, (JSON,), [said])], [Script(200, (JSON,), [answer])], fallbacks=1)
+    _, body = await bench.serve(**bench.asking("generate", stream=False))
+    assert body == answer
+
+
 @pytest.mark.parametrize("spoken", ["messages", "generate", "converse"])
 @pytest.mark.parametrize("asked", CALLERS)
 async def test_counts_that_nobody_can_have_counted_are_none(asked: str, spoken: str) -> None:

@@ -29,7 +29,7 @@ MOST = 10_000
 """Responses whose usage is waited for; of more the oldest are charged as they were reserved."""
 MOST_BYTES = 4_194_304
 """An answer that may tell what was used is not read when it is longer."""
-_UNFINISHED = frozenset(("queued", "in_progress"))
+_UNFINISHED = ("queued", "in_progress")
 
 
 @dataclass(frozen=True, slots=True)
