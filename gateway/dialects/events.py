@@ -15,6 +15,7 @@ import orjson
 from gateway.dialects.base import ConvertedRequest, Json, text_of
 from gateway.dialects.shapes import chat_error
 from gateway.policy.openai import sse
+from gateway.policy.openai.json_text import is_overcrowded
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""
@@ -35,7 +36,7 @@ class EventReader:
         self._pending = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the events that are complete now. Raises EventTooLong."""
+        """Returns the events that are complete now. Raises EventTooLong, also where one has too many values to be read."""
         if not self._pending and chunk.endswith(b"\n\n") and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # the usual case
         if not self._pending and chunk.endswith(b"\r\n\r\n") and chunk.find(b"\r") == len(chunk) - 4:
@@ -50,6 +51,8 @@ class EventReader:
             return []
         block = bytes(self._pending[:cut])
         del self._pending[:cut]
+        if is_overcrowded(block):
+            raise EventTooLong
         return [event for event in _unified(block).split(b"\n\n") if event]
 
     def rest(self) -> bytes:
@@ -60,7 +63,7 @@ class EventReader:
 
 
 class EventTooLong(Exception):
-    """An event did not end within MOST_EVENT_BYTES."""
+    """An event did not end within MOST_EVENT_BYTES, or is too long to be parsed."""
 
 
 class ConvertingReader(ABC):

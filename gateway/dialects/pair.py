@@ -23,6 +23,7 @@ from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_togethe
 from gateway.errors import BodyTooComplex, InvalidRequest
 from gateway.exchange import RawHeaders
 from gateway.policy.openai.json_edit import find_fields, insert_field, remove_fields, replace_field
+from gateway.policy.openai.json_text import is_overcrowded
 from gateway.policy.openai.sse import json_object
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Gap, How
@@ -126,8 +127,10 @@ class Pair:
     def answer(self, sent: ConvertedRequest, body: bytes) -> bytes:
         """Converts a whole answer; what is none goes on as it is, and is found to be none there.
 
-        Raises UpstreamFailed where something in it is missing.
+        Raises UpstreamFailed where something in it is missing, or it would take too long to read.
         """
+        if is_overcrowded(body):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer has too many values")
         said = json_object(body)
         if said is None or isinstance(said.get("error"), dict):
             return body

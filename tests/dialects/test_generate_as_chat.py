@@ -241,6 +241,19 @@ def test_an_event_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     assert b"too long" in made
 
 
+def test_what_would_take_seconds_to_read_is_an_error() -> None:
+    """By its values: a parser lets nothing else run. Vectors of numbers are read."""
+    crowded = b'{"candidates":[],"x":[' + b"{}," * 600_000 + b"1]}"
+    numbers = b'{"candidates":[{"finishReason":"STOP"}],"x":[' + b"0," * 600_000 + b"1]}"
+    for body, is_read in ((crowded, False), (numbers, True)):
+        one = reader()
+        made = b"".join(one.feed(part) for part in (b"data: ", body, b"\r\n\r\n")) + one.close(is_clean=True)
+        assert (b"too long" in made) is not is_read
+        assert (b"[DONE]" in made) is is_read
+    with pytest.raises(UpstreamFailed, match="too many values"):
+        pair_of("chat", "generate").answer(asked(), crowded)
+
+
 def test_a_long_picture_is_read() -> None:
     """In one event of a megabyte."""
     data = base64.b64encode(b"x" * 700_000).decode()

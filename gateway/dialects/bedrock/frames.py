@@ -14,6 +14,8 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final, NamedTuple, cast
 
+from gateway.policy.openai.json_text import is_overcrowded
+
 MOST_FRAME_BYTES: Final = 16 * 1024 * 1024
 """The longest frame that is waited for."""
 _PRELUDE_BYTES: Final = 12
@@ -80,6 +82,8 @@ class FrameReader:
                 return
             chunk = bytes(self._pending)
             self._pending.clear()
+            if is_overcrowded(chunk):
+                raise BadFrame("a frame has too many values")
         start, there = 0, len(chunk)
         while there - start >= _PRELUDE_BYTES:
             total, size, told = _unpack(chunk, start)

@@ -16,6 +16,8 @@ MAX_DEPTH = 128
 """The nesting depth. Parsers of providers stop at 128 (Go's protobuf) to 1,000 (Python's); real requests at 20."""
 PLAIN_BYTES = 65_536
 CROWDED_VALUES = 100_000
+MOST_CONTAINERS, MOST_VALUES = 500_000, 2_000_000
+"""What an answer may have that has to be parsed whatever that takes: the vectors of 250 texts are 768,000 numbers."""
 PIECE_BYTES = 32_768
 FIRST_PIECE_BYTES = 1_024
 """The first piece of a value, for most values are short."""
@@ -39,6 +41,13 @@ class MalformedJson(ValueError):
 def is_crowded(text: bytes) -> bool:
     """Returns whether the text may take tens of milliseconds to parse, by its commas and brackets."""
     return len(text) > PLAIN_BYTES and text.count(b",") + text.count(b"{") + text.count(b"[") > CROWDED_VALUES
+
+
+def is_overcrowded(text: bytes) -> bool:
+    """Returns whether the text may take seconds to parse, in which nothing else runs in this process."""
+    if len(text) <= MOST_CONTAINERS:
+        return False
+    return text.count(b"{") + text.count(b"[") > MOST_CONTAINERS or text.count(b",") > MOST_VALUES
 
 
 def is_too_deep(body: bytes) -> bool:
