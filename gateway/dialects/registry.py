@@ -25,13 +25,9 @@ from gateway.exchange import RawHeaders
 from gateway.words import FindGaps, Gap, How
 
 PATHS: Final[Mapping[str, str]] = {
-    "chat": "/chat/completions",
-    "responses": "/responses",
-    "messages": "/messages",
-    "count_tokens": "/messages/count_tokens",
-    "generate": "/generate",
-    "embeddings": "/embeddings",
-}
+    "chat": "/chat/completions", "responses": "/responses", "messages": "/messages",
+    "count_tokens": "/messages/count_tokens", "generate": "/generate", "embeddings": "/embeddings",
+}  # fmt: skip
 """The endpoints whose calls can be converted, by their names; all others are a target's own business."""
 COUNTS: Final = "count_tokens"
 """The endpoint of questions, which nobody is refused: who cannot be asked so is not asked at all."""
@@ -77,6 +73,7 @@ class _Direct(NamedTuple):
     """The header of an answer that tells how many tokens were read."""
 
 
+OPENAIS_COUNTS: Final = "input_tokens"  # stands for a language: of the servers with Responses, OpenAI alone counts
 _BETAS: Final = b"anthropic-beta"
 _COHERES_TEXTS: Final = 96
 _GEMINIS_TEXTS: Final = 100
@@ -109,6 +106,9 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     (COUNTS, "claude_at_vertex"): _Direct(
         (_CLAUDE_COUNTS, "CountsAtVertex"), gemini.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
     ),
+    (COUNTS, OPENAIS_COUNTS): _Direct(
+        ("gateway.dialects.openai.counting", "CountsOfResponses"), lambda _model, _is_stream: "/responses/input_tokens"
+    ),
     (COUNTS, "generate"): _Direct((_GEMINI_COUNTS, "CountsOfGenerate"), gemini.place_of_counts),
     (COUNTS, "vertex"): _Direct((_GEMINI_COUNTS, "CountsAtVertexAI"), gemini.place_of_counts_at_vertex),
 }
@@ -130,11 +130,8 @@ _PREFERRED: Final = tuple(_PLACES)
 """Of several languages that a target speaks and the caller does not, the first of these is taken."""
 
 _OWN_LANGUAGE: Final[Mapping[str, str]] = {
-    "anthropic": "messages",
-    "gemini": "generate",
-    "vertex": "vertex",
-    "bedrock": "converse",
-}
+    "anthropic": "messages", "gemini": "generate", "vertex": "vertex", "bedrock": "converse",
+}  # fmt: skip
 """The one language of dialects that are not OpenAI's. Vertex says what Gemini says, at other places."""
 _OF_CLAUDE: Final = {"bedrock": frozenset(("converse", "claude")), "vertex": frozenset(("claude_at_vertex",))}
 """What clouds speak with models of Anthropic's."""
@@ -149,7 +146,6 @@ _FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq
 
 FindModel = Callable[[str], ModelFacts]
 """Returns what is known of a model by the provider's name for it."""
-
 
 _OPENAIS: Final = frozenset(("chat", "responses"))
 """Languages between which a call is put without knowing anything of the model."""
@@ -182,6 +178,13 @@ class Spoken:
             return self
         is_claude = self.find_model(model).own_fields == "anthropic"
         return replace(self, speaks=found) if is_claude else self
+
+    @property
+    def pairs(self) -> Mapping[str, Pair]:
+        """Returns by endpoint the pairs that calls need; of what the answers tell (see `speaks`), none."""
+        found = pairs_for(self.speaks)
+        counts = self.kind == "openai" and (self.speaks is None or "responses" in self.speaks) and COUNTS not in found
+        return {**found, COUNTS: pair_of(COUNTS, OPENAIS_COUNTS)} if counts else found
 
     @property
     def has_own_language(self) -> bool:
@@ -295,7 +298,7 @@ def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindGaps
 
     `model` is the provider's name for it; None: the caller's own is.
     """
-    pairs = pairs_for(spoken.speaks)
+    pairs = spoken.pairs
     found: dict[str, FindGaps] = {asked: Conversion(pair, spoken, model) for asked, pair in pairs.items()}
     if COUNTS not in pairs and "messages" not in (spoken.speaks or ()):
         found[COUNTS] = partial(_gap_of_endpoint, COUNTS)

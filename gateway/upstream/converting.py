@@ -17,7 +17,7 @@ from typing import Final
 from gateway.clock import Clock
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.pair import Pair, says_path_is_unknown
-from gateway.dialects.registry import COUNTS, PATHS, Spoken, own_place, pair_at, pair_of, pairs_for
+from gateway.dialects.registry import COUNTS, PATHS, Spoken, own_place, pair_at, pair_of
 from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.upstream.addressing import OF_MESSAGES, addressed, at_own_path, unmarked
@@ -81,7 +81,7 @@ class Converting:
         `LearnedPaths`)."""
         self._inner = inner
         self.errors = inner.errors
-        self._pairs = {PATHS[asked]: pair for asked, pair in pairs_for(spoken.speaks).items()}
+        self._pairs = {PATHS[asked]: pair for asked, pair in spoken.pairs.items()}
         self._spoken = spoken
         self._clock = clock
         self._new_id = new_id
@@ -219,7 +219,7 @@ class Languages:
 
         Where it is not known which it speaks, its answers tell; `place` names server and model.
         """
-        if spoken.speaks is not None and not pairs_for(spoken.speaks) and "messages" not in spoken.speaks:
+        if spoken.speaks is not None and not spoken.pairs and "messages" not in spoken.speaks:
             return None
         learned = self._learned.of(place) if spoken.speaks is None else None
         return Converting(upstream, spoken, self._clock, self._new_id, learned=learned, memory=self.memory)

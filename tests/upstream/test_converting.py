@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.dialects.registry import Spoken, languages_of
+from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.provider_errors import UpstreamFailed
@@ -351,6 +351,26 @@ async def test_large_and_spliced_requests_are_converted_too() -> None:
 
     sent = [orjson.loads(bytes(one.body))["messages"][0]["content"] for one in inner.sent]
     assert [len(sent[0]), sent[1]] == [LARGE_BYTES, "ho"]
+
+
+async def test_openai_counts_what_its_responses_would_be_sent() -> None:
+    """Other servers of its languages do not, and are not asked."""
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    asked = {"model": "m", "system": "S", "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    inner = ScriptedUpstream(*answers({"object": "response.input_tokens", "input_tokens": 7}))
+    upstream = Converting(inner, Spoken("openai", None), Now(), lambda: "abc", learned={})
+
+    assert await body_of(await upstream.send(outgoing("/messages/count_tokens", asked))) == {"input_tokens": 7}
+
+    (sent,) = inner.sent
+    told = orjson.loads(bytes(sent.body))
+    assert sent.path == "/responses/input_tokens"
+    assert told.keys() == {"model", "input", "tools"}
+    assert [item["content"] for item in told["input"]] == ["S", "hi"]
+    for kind, speaks in (("openai", frozenset(("chat",))), ("vllm", None), ("azure", None)):
+        assert "/messages/count_tokens" not in Converting(inner, Spoken(kind, speaks), Now(), str, learned=None).detours
+        assert gaps_by_endpoint(Spoken(kind, speaks), "m")["count_tokens"]({})
+    assert not gaps_by_endpoint(Spoken("openai", None), "m")["count_tokens"]({})
 
 
 def test_what_is_declared_to_speak_a_language_is_asked_in_it() -> None:
