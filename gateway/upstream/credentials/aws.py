@@ -16,6 +16,7 @@ from typing import Final
 from gateway.policy.cloud_auth import CloudAuth
 from gateway.upstream.credentials.asking import CredentialAsker
 from gateway.upstream.credentials.aws_files import CANNOT, Profile, profile_name, read_profile, shared_files
+from gateway.upstream.credentials.aws_process import COMMAND, said_by
 from gateway.upstream.credentials.aws_remote import NOT_FOUND, AwsServers
 from gateway.upstream.credentials.minted import AwsKeys, BearerToken, CredentialMissing, Minted, Stamp
 
@@ -120,6 +121,10 @@ class AwsSource:
         access, secret = said.get("aws_access_key_id"), said.get("aws_secret_access_key")
         if access and secret:
             return Minted(AwsKeys(access, secret, said.get("aws_session_token") or None), None, profile.files)
+        if command := said.get(COMMAND):
+            where = f"profile {name}"
+            told = await said_by(command, where, self._environ, profile.files)
+            return self._servers.minted(where, {**told, "Token": told.get("SessionToken")}, profile.files)
         if access or secret:
             lacks = "aws_secret_access_key" if access else "aws_access_key_id"
             raise CredentialMissing(
@@ -134,8 +139,8 @@ def _unusable(profile: Profile) -> CredentialMissing:
     if means is not None:
         return CredentialMissing(
             "its profile has no keys of its own",
-            f"profile {profile.name} uses {means}, which the gateway does not do: write keys to the shared file, as "
-            f"`aws configure export-credentials --profile {profile.name}` gives them",
+            f"profile {profile.name} uses {means}, which the gateway does not do: name a profile with "
+            f"`{COMMAND} = aws configure export-credentials --profile {profile.name}`, which does it",
             profile.files,
         )
     return CredentialMissing(NOT_FOUND, f"profile {profile.name}: {profile.where}", profile.files)

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.upstream.credentials.minted import Stamp, read_text, stamp_of, why_unread
 
-CANNOT: Final = ("credential_process", "sso_session", "sso_start_url", "source_profile", "credential_source")
+CANNOT: Final = ("sso_session", "sso_start_url", "login_session", "source_profile", "credential_source")
 """Fields of profiles whose credentials come from elsewhere, by means that the gateway does not have."""
 
 

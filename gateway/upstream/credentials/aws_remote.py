@@ -101,7 +101,7 @@ class AwsServers:
                 f"STS at {url} refuses {role} with the token in {token_file}: {why}",
                 files,
             )
-        return self._minted("STS", {**found, "Token": found.get("SessionToken")}, files)
+        return self.minted("STS", {**found, "Token": found.get("SessionToken")}, files)
 
     async def _text(self, name: str, method: str, url: str, headers: Mapping[str, str]) -> str:
         status, body = await self._ask(name, method, url, headers, {})
@@ -117,7 +117,7 @@ class AwsServers:
             code, message = said.get("code") or said.get("Code"), said.get("message") or said.get("Message")
             why = words_of(status, code, message, hidden=headers.values())
             raise CredentialMissing(NOT_FOUND, f"{name}: {why}", files)
-        return self._minted(name, said, files)
+        return self.minted(name, said, files)
 
     async def _ask(
         self, name: str, method: str, url: str, headers: Mapping[str, str], files: Mapping[str, Stamp]
@@ -127,7 +127,8 @@ class AwsServers:
         except Unreached as error:
             raise CredentialMissing(NOT_FOUND, f"{name}: {error}", files) from None
 
-    def _minted(self, name: str, said: Mapping[str, object], files: Mapping[str, Stamp]) -> Minted:
+    def minted(self, name: str, said: Mapping[str, object], files: Mapping[str, Stamp]) -> Minted:
+        """Returns the credential that a server, or a program, has told. Raises CredentialMissing."""
         access, secret, token = (str(said.get(part) or "") for part in ("AccessKeyId", "SecretAccessKey", "Token"))
         if not access or not secret:
             raise CredentialMissing(NOT_FOUND, f"{name} gives no AccessKeyId and SecretAccessKey", files)

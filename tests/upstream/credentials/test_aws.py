@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from gateway.policy.cloud_auth import CloudAuth
+from gateway.upstream.credentials import aws_process
 from gateway.upstream.credentials.asking import CredentialAsker
 from gateway.upstream.credentials.aws import AwsSource
 from gateway.upstream.credentials.minted import AwsKeys, BearerToken, CredentialMissing, Minted
@@ -298,3 +300,49 @@ async def test_a_profile_of_a_role_is_watched_with_its_token(tmp_path: Path) -> 
 
     assert found.credential == KEYS
     assert {str(file), str(token)} <= missing.value.files.keys() & found.files.keys()
+
+
+async def test_a_program_gives_a_credential(tmp_path: Path) -> None:
+    """Without a shell: its arguments are what is written, quoted or not."""
+    program = tmp_path / "a program"
+    said = {"Version": 1, "AccessKeyId": "ASIAROLE", "SecretAccessKey": "role-secret", "SessionToken": "session-token"}
+    program.write_text(f"#!{sys.executable}\nimport sys, json\nassert sys.argv[1:] == ['$HOME', 'a b']\n")
+    with program.open("a") as file:
+        file.write(f"print(json.dumps({said | {'Expiration': ENDS}}))\n")
+    program.chmod(0o700)
+    config = tmp_path / "config"
+    config.write_text(f"[profile run]\ncredential_process = '{program}' $HOME \"a b\"\n")
+    environ = {"AWS_CONFIG_FILE": str(config), "HOME": str(tmp_path)}
+
+    found = await minted(CloudAuth("aws", "profile", profile="run"), environ)
+
+    assert (found.credential, found.lasts_s) == (KEYS, 3600.0)
+    assert str(config) in found.files
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("'unfinished", "is no command"),
+        ("/nonexistent/program role-secret", "/nonexistent/program: no such file"),
+        ("/bin/sh -c 'echo role-secret; exit 3'", "/bin/sh: it ends with status 3"),
+        ("/bin/echo role-secret", "it says no JSON object of version 1"),
+        ("/bin/echo '{\"Version\": 1}'", "gives no AccessKeyId and SecretAccessKey"),
+    ],
+)
+async def test_a_program_that_gives_none_is_told_without_its_words(tmp_path: Path, command: str, words: str) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"[profile run]\ncredential_process = {command}\n")
+
+    assert words in await problem(CloudAuth("aws", "profile", profile="run"), {"AWS_CONFIG_FILE": str(config)})
+
+
+async def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it waits for."""
+    monkeypatch.setattr(aws_process, "ANSWER_S", 0.05)
+    config = tmp_path / "config"
+    config.write_text("[profile run]\ncredential_process = /bin/sh -c 'sleep 100 & wait'\n")
+
+    assert "no end in 0.05 s" in await problem(
+        CloudAuth("aws", "profile", profile="run"), {"AWS_CONFIG_FILE": str(config)}
+    )
