@@ -293,11 +293,19 @@ def test_messages_of_one_speaker_are_one() -> None:
 
 
 def test_pictures_and_documents_are_themselves() -> None:
-    assert messages(NOVA, user(PICTURE, PDF, PDF)) == [
-        user(IMAGE, DOCUMENT, {"document": {**DOCUMENT["document"], "name": "a b (2)"}})
+    said = {"type": "text", "text": "read"}
+    assert messages(NOVA, user(PICTURE, PDF, PDF, said)) == [
+        user(IMAGE, DOCUMENT, {"document": {**DOCUMENT["document"], "name": "a b (2)"}}, {"text": "read"})
     ]
+    assert lost(NOVA, messages=[user(PDF, said)]) == {}
     sheet = {"type": "file", "file": {"filename": "x.xlsx", "file_data": "QUJD"}}
     assert messages(NOVA, user(sheet))[0]["content"][0]["document"]["format"] == "xlsx"
+
+
+def test_documents_alone_have_a_name_beside_them() -> None:
+    """Without a text Bedrock refuses them, for as long as they stay in the conversation."""
+    assert messages(NOVA, user(PDF)) == [user(DOCUMENT, {"text": "a b"})]
+    assert lost(NOVA, messages=[user(PDF)]) == {"messages.file": "approximated"}
 
 
 @rows(
@@ -324,7 +332,11 @@ def test_results_of_tools_are_in_one_message_with_what_follows() -> None:
     assert messages(CLAUDE, USER, both, RESULT, other, USER)[2] == user(ANSWERED, second, {"text": "go"})
     filler = {"role": "assistant", "content": [{"text": "Understood."}]}
     assert messages(LLAMA, USER, TURN, RESULT, USER)[2:] == [user(ANSWERED), filler, SAID]
-    assert messages(CLAUDE, USER, TURN, RESULT, user(PDF))[2:] == [user(ANSWERED), filler, user(DOCUMENT)]
+    assert messages(CLAUDE, USER, TURN, RESULT, user(PDF))[2:] == [
+        user(ANSWERED),
+        filler,
+        user(DOCUMENT, {"text": "a b"}),
+    ]
     assert lost(LLAMA, messages=[USER, TURN, RESULT, USER], tools=[TOOL], approximates=True) == {
         "messages.tool": "approximated"
     }

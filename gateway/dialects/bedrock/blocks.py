@@ -64,6 +64,13 @@ def document_name(name: Any) -> str:
     return _SPACES.sub(" ", _NOT_IN_NAMES.sub(" ", stem)).strip()[:_NAME_CHARS].strip() or "document"
 
 
+def words_beside(blocks: list[Json]) -> Json | None:
+    """Returns the text that has to stand beside documents, which are refused alone: a name of one; None: there is some."""
+    if any("text" in block for block in blocks):
+        return None
+    return next(({"text": block["document"]["name"]} for block in blocks if "document" in block), None)
+
+
 class Blocks:
     """Makes blocks of parts; the names of documents are unique in one request."""
 

@@ -40,6 +40,7 @@ _TEXT: Final = frozenset(("text",))
 _ALONE: Final = "the model takes results of tools without all of this beside them: a word of its own parts them"
 _BEHIND: Final = "what cannot stand in a tool's result follows behind it"
 _NOT_ITS_OWN: Final = "thoughts go back to the model's maker that signed them, and to no other"
+_WORDLESS: Final = "documents are not taken without words: the name of one stands beside them"
 _FETCHED: Final = "the target takes pictures and documents themselves, and fetches none"
 
 
@@ -82,6 +83,8 @@ def gaps_of_messages(body: Json, facts: ServerFacts, recalled: Recalled, *, keep
             _is_marked(message) or (type(content) is list and any(map(_is_marked, objects(content))))
         ):
             lost = True
+        if role == "user" and "document" in kinds and "text" not in kinds:
+            found.append(Gap("messages.file", How.APPROXIMATED, _WORDLESS))
         if role == "tool" or role == "function":
             has_results = True
             kinds = _read_result(kinds, facts, found)

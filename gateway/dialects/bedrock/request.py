@@ -15,7 +15,7 @@ from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
 from gateway.dialects.anthropic.from_chat.thoughts import thought_blocks
 from gateway.dialects.base import Json, ServerFacts, objects, text_of
 from gateway.dialects.bedrock.answer import redacted_content
-from gateway.dialects.bedrock.blocks import Blocks, bound_points
+from gateway.dialects.bedrock.blocks import Blocks, bound_points, words_beside
 from gateway.dialects.bedrock.options import ConverseOptions
 from gateway.dialects.bedrock.signed_turns import with_points
 from gateway.dialects.remembered import id_of_call
@@ -119,6 +119,8 @@ class _ConverseTurns:
 
     def _say(self, blocks: list[Json]) -> None:
         """Appends what a user says: to the results of tools, or behind a word of the model's."""
+        if (told := words_beside(blocks)) is not None:
+            blocks = [*blocks, told]
         if self._has_results and not all(
             kind in self._model.beside_results or kind == "cachePoint" for block in blocks for kind in block
         ):
