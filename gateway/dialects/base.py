@@ -14,6 +14,8 @@ from gateway.dialects.remembered import TurnMemory
 from gateway.words import Gap, How
 
 Json = dict[str, Any]
+FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
+"""By a field's name what becomes of it, why, and the values that mean nothing."""
 _MOST_TOKENS: Final = 1 << 53
 _WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 BY_TTL: Final = "cache_creation_token_details"
@@ -166,7 +168,7 @@ def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) 
     return translator.gaps(sent.asked, facts) if sent.gaps is None else sent.gaps
 
 
-def gaps_of_fields(body: Json, table: Mapping[str, tuple[How, str, tuple[object, ...]]]) -> list[Gap]:
+def gaps_of_fields(body: Json, table: FieldGaps) -> list[Gap]:
     """Returns the gaps among the top-level fields; the table names for each what becomes of it, why, and harmless values."""
     return [
         Gap(name, table[name][0], table[name][1])

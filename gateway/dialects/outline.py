@@ -1,15 +1,18 @@
-"""A conversation of chat completions at a glance: which of its messages have more than every language can say.
+"""A chat completion at a glance: which of its fields and messages have more than every language can say.
 
-Most have none, so that what a target would lose of a conversation is found without reading each message.
+Most messages have none, so that what a target would lose of a conversation is found without reading each message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.base import Json
+from gateway.dialects.base import FieldGaps, Json, object_of
 from gateway.dialects.remembered import IN_ID
+from gateway.words import Gap, How
 
+_NO_OPTION: Final = "the target has no such option"
 _SYSTEM: Final = ("system", "developer")
 _KNOWN: Final = frozenset(
     (
@@ -22,6 +25,24 @@ _KNOWN: Final = frozenset(
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
 _FIELDS_OF_A_CALL: Final = 3
 """Its id, type and function."""
+
+
+def gaps_of_chat(body: Json, settled: Container[str], table: FieldGaps) -> list[Gap]:
+    """Returns the gaps among the top-level fields of a chat completion that no model of the target's knows.
+
+    Those in `settled` are said there, or judged elsewhere; those that are unknown to us have no name of their own.
+    """
+    found = []
+    for name, value in body.items():
+        if value is None or name in settled:
+            continue
+        if name not in table:
+            found.append(Gap("other", How.DROPPED, _NO_OPTION))
+        elif value not in table[name][2]:
+            found.append(Gap(name, table[name][0], table[name][1]))
+    if object_of(body.get("stream_options")).get("include_obfuscation"):
+        found.append(Gap("stream_options.include_obfuscation", How.DROPPED, _NO_OPTION))
+    return found
 
 
 class ChatOutline(NamedTuple):

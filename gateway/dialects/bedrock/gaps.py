@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.dialects.anthropic.from_chat import gaps as claudes
 from gateway.dialects.anthropic.from_chat.blocks import has_mark, is_blank, mark_of, picture_url
 from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
 from gateway.dialects.anthropic.from_chat.thoughts import thought_blocks
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.bedrock.blocks import DOCUMENTS, document_name
 from gateway.dialects.bedrock.options import MORE, OWN
 from gateway.dialects.media import URLS, file_of
-from gateway.dialects.outline import outline
+from gateway.dialects.outline import gaps_of_chat, outline
 from gateway.dialects.remembered import gaps_of_foreign
 from gateway.words import Gap, How
 
 _HINT: Final = "the target has no such option"
 
-CHAT_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+CHAT_ONLY: Final[FieldGaps] = {
     **{name: row for name, row in claudes.CHAT_ONLY.items() if name != "metadata"},
     "cache_control": (How.DROPPED, "marks for the cache stand at parts, messages and tools", ()),
     "safety_identifier": (How.DROPPED, _HINT, ()),
@@ -46,17 +45,7 @@ _FETCHED: Final = "the target takes pictures and documents themselves, and fetch
 
 def gaps_at_top(body: Json) -> list[Gap]:
     """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own."""
-    found = []
-    for name, value in body.items():
-        if value is None or name in _SETTLED:
-            continue
-        if name not in CHAT_ONLY:
-            found.append(Gap("other", How.DROPPED, _HINT))
-        elif value not in CHAT_ONLY[name][2]:
-            found.append(Gap(name, CHAT_ONLY[name][0], CHAT_ONLY[name][1]))
-    if object_of(body.get("stream_options")).get("include_obfuscation"):
-        found.append(Gap("stream_options.include_obfuscation", How.DROPPED, _HINT))
-    return found
+    return gaps_of_chat(body, _SETTLED, CHAT_ONLY)
 
 
 def gaps_of_messages(body: Json, facts: ServerFacts, recalled: Recalled, *, keeps_thoughts: bool) -> list[Gap]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.outline import outline
 from gateway.words import Gap, How
 
 _STATE: Final = "the target keeps no state of conversations"
 _HINT: Final = "the target has no such option"
 
-RESPONSES_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+RESPONSES_ONLY: Final[FieldGaps] = {
     "access_programs": (How.DROPPED, _HINT, ([],)),
     "background": (How.REFUSED, "the target answers only while one waits", (False,)),
     "conversation": (How.REFUSED, _STATE, ()),
@@ -29,7 +29,7 @@ RESPONSES_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
 }
 """Top-level fields of a Responses request: what becomes of each in a chat completion, and the values that mean nothing."""
 
-CHAT_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+CHAT_ONLY: Final[FieldGaps] = {
     "n": (How.REFUSED, "Responses give one answer", (1,)),
     "audio": (How.REFUSED, "Responses do not speak", ()),
     "modalities": (How.REFUSED, "Responses give text alone", (["text"],)),

@@ -5,7 +5,7 @@ Source: Anthropic's API reference, and what others lost in silence (maximhq/bifr
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Final
 
 from gateway.dialects.anthropic.from_chat.blocks import (
@@ -20,15 +20,15 @@ from gateway.dialects.anthropic.from_chat.blocks import (
 from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
 from gateway.dialects.anthropic.from_chat.thoughts import has_foreign, thought_blocks
 from gateway.dialects.anthropic.from_chat.tools import MOST_NAMED
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.media import URLS, data_url, file_of, is_text, type_of_name
-from gateway.dialects.outline import ChatOutline, outline
+from gateway.dialects.outline import ChatOutline, gaps_of_chat, outline
 from gateway.words import Gap, How
 
 _HINT: Final = "the target has no such option"
 _OUTPUT: Final = "the target cannot answer so"
 
-CHAT_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+CHAT_ONLY: Final[FieldGaps] = {
     "audio": (How.REFUSED, _OUTPUT, ()),
     "logprobs": (How.REFUSED, _OUTPUT, (False,)),
     "modalities": (How.REFUSED, "the target answers with text alone", (["text"],)),
@@ -59,7 +59,6 @@ _SETTLED: Final = frozenset(
     )
 )  # fmt: skip
 """Fields that are said in Messages, or whose gaps depend on more than themselves."""
-_KNOWN: Final = _SETTLED | CHAT_ONLY.keys()
 _PARTS: Final = frozenset(("text", "refusal", "image_url", "file"))
 _NOTED: Final = frozenset(
     (
@@ -76,17 +75,7 @@ _IN_PLACE: Final = "instructions between the messages become a user's words, in 
 
 def gaps_at_top(body: Json) -> list[Gap]:
     """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own."""
-    found = []
-    for name, value in body.items():
-        if value is None or name in _SETTLED:
-            continue
-        if name not in _KNOWN:
-            found.append(Gap("other", How.DROPPED, _HINT))
-        elif value not in CHAT_ONLY[name][2]:
-            found.append(Gap(name, CHAT_ONLY[name][0], CHAT_ONLY[name][1]))
-    if object_of(body.get("stream_options")).get("include_obfuscation"):
-        found.append(Gap("stream_options.include_obfuscation", How.DROPPED, _HINT))
-    return found
+    return gaps_of_chat(body, _SETTLED, CHAT_ONLY)
 
 
 def gaps_of_recalled(recalled: Recalled, *, keeps_thoughts: bool) -> list[Gap]:

@@ -5,22 +5,21 @@ Source: the Gemini API's reference, and what others lost in silence (earendil-wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.gemini.from_chat.parts import PLACES, STORED, url_in
 from gateway.dialects.gemini.from_chat.signatures import has_foreign, signature_of_call
 from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
 from gateway.dialects.media import type_of_name
-from gateway.dialects.outline import outline
+from gateway.dialects.outline import gaps_of_chat, outline
 from gateway.dialects.remembered import IN_ID
 from gateway.words import Gap, How
 
 _HINT: Final = "the target has no such option"
 _OUTPUT: Final = "the target cannot answer so"
 
-CHAT_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+CHAT_ONLY: Final[FieldGaps] = {
     "audio": (How.REFUSED, _OUTPUT, ()),
     "cache_control": (How.DROPPED, "the target keeps beginnings of prompts by itself", ()),
     "logit_bias": (How.DROPPED, _HINT, ({},)),
@@ -55,19 +54,10 @@ _NOT_ITS_OWN: Final = "signatures go back to the provider that made them, and to
 
 def gaps_at_top(body: Json) -> list[Gap]:
     """Returns the gaps among the fields that no model knows; those that are unknown to us have no name of their own."""
-    found = []
-    for name, value in body.items():
-        if value is None or name in _SETTLED:
-            continue
-        if name not in CHAT_ONLY:
-            found.append(Gap("other", How.DROPPED, _HINT))
-        elif value not in CHAT_ONLY[name][2]:
-            found.append(Gap(name, CHAT_ONLY[name][0], CHAT_ONLY[name][1]))
+    found = gaps_of_chat(body, _SETTLED, CHAT_ONLY)
     modalities = body.get("modalities")
     if modalities is not None and not (isinstance(modalities, list) and all(one in _ANSWERS for one in modalities)):
         found.append(Gap("modalities", How.REFUSED, "the target answers with text and pictures"))
-    if object_of(body.get("stream_options")).get("include_obfuscation"):
-        found.append(Gap("stream_options.include_obfuscation", How.DROPPED, _HINT))
     return found
 
 
