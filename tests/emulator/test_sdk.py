@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
+from functools import partial
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
 from gateway.emulator.config import EmulatorConfig
@@ -135,6 +136,27 @@ async def test_a_tool_call_streams_its_arguments(client: AsyncOpenAI) -> None:
     calls = final.choices[0].message.tool_calls
     assert calls is not None
     assert (calls[0].function.name, calls[0].function.arguments) == ("get_weather", '{"city":"emulated","days":1}')
+
+
+async def test_tools_that_the_last_message_names_are_called_together(client: AsyncOpenAI) -> None:
+    """One after the other in a stream, one alone where the caller wants it so; a result that names one calls it again."""
+    clock: ChatCompletionToolParam = {"type": "function", "function": {"name": "get_time"}}
+    wish: ChatCompletionMessageParam = {"role": "user", "content": "use get_time and get_weather"}
+    asked = partial(client.chat.completions.create, model="gpt-4o", tools=[WEATHER, clock])
+    both = await asked(messages=[wish])
+    alone = await asked(messages=[wish], parallel_tool_calls=False)
+    async with client.chat.completions.stream(model="gpt-4o", messages=[wish], tools=[WEATHER, clock]) as stream:
+        streamed = await stream.get_final_completion()
+    result: ChatCompletionMessageParam = {"role": "tool", "tool_call_id": "call_1", "content": "now get_time"}
+    again = await asked(messages=[wish, result])
+
+    def told(answer: ChatCompletion) -> list[tuple[str, str]]:
+        calls = [call for call in answer.choices[0].message.tool_calls or () if call.type == "function"]
+        return [(call.function.name, call.function.arguments) for call in calls]
+
+    weather, time = ("get_weather", '{"city":"emulated","days":1}'), ("get_time", "{}")
+    assert told(both) == told(streamed) == [weather, time]
+    assert (told(alone), told(again)) == ([weather], [time])
 
 
 async def test_structured_output_fits_its_schema(client: AsyncOpenAI) -> None:

@@ -7,7 +7,7 @@ said, and only `tail` carries a finish_reason and `[DONE]`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from gateway.emulator.answers.reply import SLOT, EmulatedReply, Stream, around, frame, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Draft, Writer, example_of
+from gateway.emulator.native.compose import ToolWish
 
 _DONE = b"data: [DONE]\n\n"
 _SAFE = {"filtered": False, "severity": "safe"}
@@ -23,7 +24,7 @@ _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence
 
 def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
     """Answers with a chat completion as JSON or as a stream."""
-    drafts = [_draft(request, writer, choice) for choice in range(request.choices)]
+    answers = [_answer(request, writer, choice) for choice in range(request.choices)]
     head = {
         "id": writer.new_id("chatcmpl-"),
         "object": "chat.completion.chunk" if request.is_stream else "chat.completion",
@@ -32,9 +33,10 @@ def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stre
         "system_fingerprint": "fp_emulator",
     }
     if request.is_stream:
-        return _chat_stream(request, writer, head, drafts)
-    choices = [_choice(index, draft, writer) for index, draft in enumerate(drafts)]
-    return json_reply(head | {"choices": choices, "usage": usage_of(request, drafts)}, _tokens(drafts))
+        return _chat_stream(request, writer, head, answers)
+    choices = [_choice(index, drafts, writer) for index, drafts in enumerate(answers)]
+    written = list(chain.from_iterable(answers))
+    return json_reply(head | {"choices": choices, "usage": usage_of(request, written)}, _tokens(written))
 
 
 def answer_completion(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
@@ -69,17 +71,24 @@ def data_error(error_body: bytes) -> bytes:
     return b"data: " + error_body + b"\n\n"
 
 
-def wanted_tool(request: CheckedRequest) -> Mapping[str, Any] | None:
-    """Returns the function a call must be answered with: `tool_choice` given, and the tool's result is not there yet."""
-    tools, wish = request.data.get("tools"), request.data.get("tool_choice")
-    if not isinstance(tools, list) or wish in (None, "none") or _last_role(request) == "tool":
-        return None
-    functions = [
-        tool["function"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
-    ]
-    named = wish.get("function") if isinstance(wish, dict) else None
-    name = named.get("name") if isinstance(named, dict) else None
-    return next((function for function in functions if name is None or function.get("name") == name), None)
+def _wanted_tools(request: CheckedRequest) -> list[Mapping[str, Any]]:
+    """Returns the functions to call: those that `tool_choice` asks for, or that the last message names."""
+    tools, choice = request.data.get("tools"), request.data.get("tool_choice")
+    if not isinstance(tools, list) or choice == "none":
+        return []
+    given = [tool["function"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)]
+    functions = {str(function.get("name", "")): function for function in given}
+    function = choice.get("function") if isinstance(choice, dict) else None
+    named = function.get("name") if isinstance(function, dict) else None
+    wish = ToolWish(
+        functions,
+        named=named if named in functions else None,
+        is_asked=choice is not None,
+        is_parallel=request.data.get("parallel_tool_calls") is not False,
+    )
+    if named is not None and wish.named is None:
+        return []
+    return [functions[name] for name in wish.calls(request, is_result=_last_role(request) == "tool")]
 
 
 def shaped(request: CheckedRequest, writer: Writer, wish: object, choice: int = 0) -> Draft:
@@ -101,35 +110,45 @@ def shaped(request: CheckedRequest, writer: Writer, wish: object, choice: int = 
     )
 
 
-def _draft(request: CheckedRequest, writer: Writer, choice: int) -> Draft:
-    tool = wanted_tool(request)
-    if tool is not None:
-        return writer.call(request, str(tool.get("name", "")), tool.get("parameters"))
-    return shaped(request, writer, request.data.get("response_format"), choice)
+def _answer(request: CheckedRequest, writer: Writer, choice: int) -> list[Draft]:
+    """Returns what one choice consists of: a text, or one call or several."""
+    tools = _wanted_tools(request)
+    if tools:
+        return [writer.call(request, str(tool.get("name", "")), tool.get("parameters")) for tool in tools]
+    return [shaped(request, writer, request.data.get("response_format"), choice)]
 
 
-def _choice(index: int, draft: Draft, writer: Writer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": draft.text, "refusal": None, "annotations": []}
-    if draft.tool is not None:
-        message |= {"content": None, "tool_calls": [_tool_call(writer.new_id("call_"), draft.tool, draft.text)]}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": draft.finish_reason} | (
+def _choice(index: int, drafts: Sequence[Draft], writer: Writer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": drafts[0].text, "refusal": None, "annotations": []}
+    calls = [_tool_call(writer.new_id("call_"), draft.tool, draft.text) for draft in drafts if draft.tool is not None]
+    if calls:
+        message |= {"content": None, "tool_calls": calls}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": _ending(drafts)} | (
         {"content_filter_results": _FILTER_RESULTS} if writer.dialect == "azure" else {}
     )
 
 
-def _chat_stream(request: CheckedRequest, writer: Writer, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+def _chat_stream(
+    request: CheckedRequest, writer: Writer, head: dict[str, Any], answers: Sequence[Sequence[Draft]]
+) -> Stream:
     extra = {"usage": None} if wants_usage(request) else {}
 
     def chunk(index: int, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return head | {"choices": [choice]} | extra
 
+    def pieces(index: int, drafts: Sequence[Draft]) -> Iterator[bytes]:
+        for place, draft in enumerate(drafts):
+            if place:
+                yield frame(chunk(index, _opened_call(draft, writer, place)))
+            yield from _fill(around(chunk(index, _slot(draft, place))), draft.pieces)
+
     filtered = head | {"choices": [], "prompt_filter_results": [{"prompt_index": 0, "content_filter_results": {}}]}
     lead = frame(filtered) if writer.dialect == "azure" else b""
-    lead += b"".join(frame(chunk(index, _opening(draft, writer))) for index, draft in enumerate(drafts))
-    frames = [_fill(around(chunk(index, _slot(draft))), draft.pieces) for index, draft in enumerate(drafts)]
-    tail = b"".join(frame(chunk(index, {}, draft.finish_reason)) for index, draft in enumerate(drafts))
-    return _stream(request, head, drafts, lead, frames, tail)
+    lead += b"".join(frame(chunk(index, _opening(drafts[0], writer))) for index, drafts in enumerate(answers))
+    frames = [pieces(index, drafts) for index, drafts in enumerate(answers)]
+    tail = b"".join(frame(chunk(index, {}, _ending(drafts))) for index, drafts in enumerate(answers))
+    return _stream(request, head, list(chain.from_iterable(answers)), lead, frames, tail)
 
 
 def _completion_stream(request: CheckedRequest, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
@@ -171,14 +190,21 @@ def wants_usage(request: CheckedRequest) -> bool:
 def _opening(draft: Draft, writer: Writer) -> dict[str, Any]:
     if draft.tool is None:
         return {"role": "assistant", "content": "", "refusal": None}
-    call = {"index": 0} | _tool_call(writer.new_id("call_"), draft.tool, "")
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"role": "assistant", "content": None} | _opened_call(draft, writer, 0)
 
 
-def _slot(draft: Draft) -> dict[str, Any]:
+def _opened_call(draft: Draft, writer: Writer, place: int) -> dict[str, Any]:
+    return {"tool_calls": [{"index": place} | _tool_call(writer.new_id("call_"), str(draft.tool), "")]}
+
+
+def _slot(draft: Draft, place: int) -> dict[str, Any]:
     if draft.tool is None:
         return {"content": SLOT}
-    return {"tool_calls": [{"index": 0, "function": {"arguments": SLOT}}]}
+    return {"tool_calls": [{"index": place, "function": {"arguments": SLOT}}]}
+
+
+def _ending(drafts: Sequence[Draft]) -> str:
+    return "length" if any(draft.finish_reason == "length" for draft in drafts) else drafts[0].finish_reason
 
 
 def _tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
