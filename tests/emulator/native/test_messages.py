@@ -84,6 +84,25 @@ async def test_a_stream_adds_up_to_the_message(
     assert without_ids(merged(named_events(streamed.content))) == without_ids(whole)
 
 
+async def test_the_form_of_an_answer_may_stand_where_it_stood_before(clock: FakeClock) -> None:
+    """Clients of the beta say `output_format`; beside its new place, or with another form, it is refused."""
+    served = emulator(clock)
+    form = {"type": "json_schema", "schema": SCHEMA}
+
+    new, old, both, odd = [
+        await post(served, MESSAGES, message_body(**extra))
+        for extra in (
+            {"output_config": {"format": form}},
+            {"output_format": form},
+            {"output_config": {"format": form}, "output_format": form},
+            {"output_format": {"type": "json_object"}},
+        )
+    ]
+
+    assert old.json()["content"] == new.json()["content"]
+    assert (both.status_code, odd.status_code) == (400, 400)
+
+
 async def test_the_tools_that_the_last_message_names_are_called(clock: FakeClock) -> None:
     """Several at once, unless the caller forbids it; their results are answered with text."""
     served = emulator(clock)

@@ -18,7 +18,7 @@ from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
 from gateway.emulator.native.compose import Block, Composed, compose
 from gateway.emulator.native.frames import EVENT_STREAM, event, exception
-from gateway.emulator.native.messages.request import ends_with_result, segments_of, wish_of
+from gateway.emulator.native.messages.request import ends_with_result, form_of, segments_of, wish_of
 from gateway.emulator.native.messages.turns import read_turns
 from gateway.emulator.native.prompt_cache import CacheUse
 from gateway.emulator.native.signatures import CLAUDE, sign
@@ -86,14 +86,13 @@ def answer_token_count(request: CheckedRequest, writer: Writer) -> EmulatedReply
 def _message(request: CheckedRequest, writer: Writer) -> tuple[Composed, dict[str, Any]]:
     data = request.data
     wish = wish_of(data)
-    form = (data.get("output_config") or {}).get("format") or {}
     composed = compose(
         request,
         writer,
         tools=wish.schemas,
         calls=wish.calls(request, is_result=ends_with_result(data)),
         is_thinking=_thinks(data),
-        schema=form.get("schema"),
+        schema=form_of(data).get("schema"),
     )
     turns = read_turns(data["messages"], request.model)
     used = writer.prompt_cache.use(request.model, segments_of(data, turns))

@@ -20,7 +20,17 @@ from gateway.emulator.problems import EmulatedProblem, ProblemError
 VERSIONS = ("2023-01-01", "2023-06-01", "2026-10-21")
 _WITHOUT_SAMPLING = "2026-10-21"
 _COUNTED = frozenset(
-    {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
+    {
+        "model",
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "output_config",
+        "output_format",
+        "cache_control",
+    }
 )
 _FIELDS = _COUNTED | {
     "max_tokens",
@@ -105,6 +115,11 @@ def wish_of(data: Mapping[str, Any]) -> ToolWish:
     schemas = {tool["name"]: tool["input_schema"] for tool in data.get("tools") or () if "input_schema" in tool}
     named = choice["name"] if kind == "tool" else None
     return ToolWish(schemas, named, kind is not None, choice.get("disable_parallel_tool_use") is not True)
+
+
+def form_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the form that the answer is to have, of a checked call; clients of before it moved say `output_format`."""
+    return (data.get("output_config") or {}).get("format") or data.get("output_format") or {}
 
 
 def ends_with_result(data: Mapping[str, Any]) -> bool:
@@ -272,8 +287,14 @@ def _check_rest(data: Mapping[str, Any]) -> None:
     config = data.get("output_config")
     if config is not None and (not isinstance(config, dict) or set(config) - {"effort", "format", "task_budget"}):
         raise refused("output_config: Extra inputs are not permitted")
+    former = data.get("output_format")
     form = (config or {}).get("format")
-    if form is not None and (
-        not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict)
-    ):
-        raise refused("output_config.format: Input should be of type 'json_schema' with a schema")
+    if form is not None and former is not None:
+        raise refused("output_format: may not be given beside output_config.format")
+    for name, value in (("output_config.format", form), ("output_format", former)):
+        if value is not None and (
+            not isinstance(value, dict)
+            or value.get("type") != "json_schema"
+            or not isinstance(value.get("schema"), dict)
+        ):
+            raise refused(f"{name}: Input should be of type 'json_schema' with a schema")
