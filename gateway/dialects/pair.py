@@ -80,10 +80,10 @@ class Pair:
         try:
             sent = self.translator.request(asked, facts, now, new_id)
         except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
-            _refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
+            refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
             raise
         gaps = lost_in(sent, self.translator, facts)
-        _refuse(gaps, refuses_loss=refuses_loss)
+        refuse(gaps, refuses_loss=refuses_loss)
         if self.keeps_bytes:
             return sent, _with_envelope(given, body, sent.body), gaps
         try:
@@ -145,7 +145,7 @@ class Pair:
         return self.translator.reader(sent)
 
 
-def _refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
+def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
     """Raises InvalidRequest where something cannot be said in the target's language, or may not be lost."""
     refused = [gap for gap in gaps if refuses_loss or gap.how is How.REFUSED]
     if refused:

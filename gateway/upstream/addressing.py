@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.dialects.base import ConvertedRequest
-from gateway.dialects.pair import Pair, Place
+from gateway.dialects.pair import Pair, Place, refuse
 from gateway.dialects.registry import COUNTS, PATHS
 from gateway.exchange import Outgoing
 
@@ -53,10 +53,17 @@ def at_own_path(outgoing: Outgoing, place: Place) -> Outgoing:
 
 
 def unmarked(outgoing: Outgoing) -> Outgoing:
-    """Returns a call in the target's own language, whose bytes stay as they are, but for what we have put into its history."""
+    """Returns a call in the target's own language, whose bytes stay as they are, but for what we have put into its history.
+
+    Raises InvalidRequest where that costs something, and nothing may be lost.
+    """
     body = bytes(outgoing.body)
     if MARK not in body:
         return outgoing
     from gateway.dialects.anthropic.from_messages.thinking import without_marks  # few conversations have one
 
-    return replace(outgoing, body=without_marks(body))
+    made, lost = without_marks(body)
+    if lost and outgoing.signs is not None:
+        refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
+        outgoing.signs.gaps = [*outgoing.signs.gaps, *lost]
+    return replace(outgoing, body=made)

@@ -17,6 +17,7 @@ from gateway.dialects.anthropic.from_messages.thinking import marked, without_ma
 from gateway.dialects.anthropic.from_messages.translator import MessagesOverChat
 from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
 from gateway.errors import InvalidRequest
+from gateway.words import How
 from tests.dialects.odd import spoiled
 from tests.rows import rows
 
@@ -477,7 +478,7 @@ def test_what_another_provider_wants_back_rides_in_marks() -> None:
     assert turn["tool_calls"] == calls
     assert lost(again, HUB) == {}
     assert sent(again, OPENAI)["messages"][1]["tool_calls"] == [call("a", '{"x":1}')]
-    native = orjson.loads(without_marks(orjson.dumps(again)))
+    native = orjson.loads(without_marks(orjson.dumps(again))[0])
     assert native["messages"][1]["content"] == [called("a", x=1)]
 
 
@@ -497,11 +498,40 @@ def test_marked_thoughts_do_not_go_to_anthropic() -> None:
     body = asked(messages=[*HELLO, said(own, signed, text('"gw1.'), hidden), *HELLO, said(own), *HELLO])
     left = asked(messages=[*HELLO, said(signed, text('"gw1.')), *HELLO, *HELLO])
 
-    assert orjson.loads(without_marks(orjson.dumps(body))) == left
+    assert orjson.loads(without_marks(orjson.dumps(body))[0]) == left
     long = b'{"n":123456789012345678901234567890,"messages":[{"role":"assistant","content":[%b{"text":"\xc3\xa9"}]}]}'
-    assert without_marks(long % b'{"type":"thinking","thinking":"","signature":"gw1."},') == long % b""
+    assert without_marks(long % b'{"type":"thinking","thinking":"","signature":"gw1."},') == (long % b"", [])
     for same in (b'{"messages": [ {"role": "user", "content": "\\"gw1."}]}', b'no JSON "gw1.', b'{"messages":"gw1."}'):
-        assert without_marks(same) is same
+        assert without_marks(same)[0] is same
+
+
+def test_calls_without_a_thought_are_known_for_foreign_by_anthropic() -> None:
+    """A model with a budget refuses to go on from them: the call goes there without thinking, and says so."""
+    thinks = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
+    calls: dict[str, Any] = {"finish": "tool_calls", "tool_calls": [call("a", '{"x":1}')]}
+    turn = back(answer(content="t", **calls), **thinks)["content"]
+    mark = {"type": "redacted_thinking", "data": "gw1."}
+    assert turn == [text("t"), mark, called("a", x=1)]
+    assert (
+        back(answer(content="t", **calls))["content"]
+        == back(answer(content="t", **calls), thinking={"type": "adaptive"})["content"]
+    )
+    assert back(answer(reasoning_content="h", **calls), **thinks)["content"][0]["type"] == "thinking"
+    asked_again = asked(messages=[*HELLO, said(*turn), heard(result("a"))], **thinks)
+    assert lost(asked_again, HUB) == lost(asked(messages=[*HELLO], **thinks), HUB)
+
+    edits = [{"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919"}]
+    made, gaps = without_marks(orjson.dumps({**asked_again, "context_management": {"edits": edits}}))
+    left = asked(messages=[*HELLO, said(text("t"), called("a", x=1)), heard(result("a"))])
+    assert orjson.loads(made) == {**left, "context_management": {"edits": edits[1:]}}
+    assert [(gap.field, gap.how) for gap in gaps] == [("thinking", How.DROPPED)]
+    signed = {"type": "thinking", "thinking": "h", "signature": "S"}
+    for messages in (
+        [*HELLO, said(signed, mark, called("a", x=1)), heard(result("a"))],
+        [*HELLO, said(mark, called("a", x=1)), heard(result("a")), said(text("t")), *HELLO],
+    ):
+        made, gaps = without_marks(orjson.dumps(asked(messages=messages, **thinks)))
+        assert (orjson.loads(made)["thinking"], gaps) == (thinks["thinking"], [])
 
 
 def test_long_names_of_tools_are_short_there_and_whole_here() -> None:

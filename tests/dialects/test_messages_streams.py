@@ -290,6 +290,21 @@ def test_what_belongs_to_a_call_rides_before_it() -> None:
     assert kinds(made) == ["tool_use", "redacted_thinking", "tool_use"]
 
 
+def test_calls_without_a_thought_are_marked_where_the_caller_has_a_budget_for_thinking() -> None:
+    """Once, before the first; a thought is mark enough."""
+    budget: Json = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
+    none: Json = {}
+    calls = [delta(content="so"), begun(0, "{}"), begun(1, "{}"), delta("tool_calls")]
+    thought = [delta(reasoning_content="h"), *calls]
+    marked, plain, known = [
+        kinds(check_messages(through(as_bytes("chat", events), **asked)))
+        for events, asked in ((calls, budget), (calls, none), (thought, budget))
+    ]
+    assert marked == ["text", "redacted_thinking", "tool_use", "tool_use"]
+    assert plain == ["text", "tool_use", "tool_use"]
+    assert known == ["thinking", "text", "tool_use", "tool_use"]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 61])
 def test_any_cut_gives_the_same(size: int) -> None:
     """At every byte, line ends of two bytes too."""

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from tests.dialects.cases import events_of
+from tests.dialects.grammar import check_messages
 from tests.e2e.anthropic_server import AnthropicServer, message
 from tests.e2e.anthropic_server import events as message_events
 from tests.e2e.conftest import StartGateway
@@ -160,6 +161,28 @@ async def test_a_call_moves_on_over_three_dialects(start: StartGateway, form: st
             assert (end if stream else words) in body
             assert b'"error"' not in body.replace(b'"error":null', b"")
             gateway.emulator.emulator.reset()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_claude_goes_on_from_calls_of_a_model_that_told_no_thought(start: StartGateway, *, stream: bool) -> None:
+    """With a budget for thinking Claude would refuse them: it goes on without, and the caller is told."""
+    gateway = await start(dialects())
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
+    asked = {"model": "any", "max_tokens": 4000, "messages": WISH, "tools": tools, "thinking": thinking}
+    _, target, raw = await answer_of(gateway, "/v1/messages", {**asked, "stream": stream})
+    assert target.startswith("main/")
+    calls = check_messages(raw)["content"] if stream else orjson.loads(raw)["content"]
+    results = [{"type": "tool_result", "tool_use_id": one["id"], "content": "21"} for one in calls if "id" in one]
+    turns = [*WISH, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+
+    gateway.script(*["e529"] * 3, model="gpt-first")
+    async with connect(gateway.url) as peer:
+        last = await peer.exchange(post("/v1/messages", {**asked, "messages": turns}, "anthropic-version: 2023-06-01"))
+    assert (last.status, last.header("x-gateway-lossy")) == (200, "thinking(dropped)"), last.body
+    sent = orjson.loads(gateway.received()[-1]["body"])
+    assert [block["type"] for block in sent["messages"][1]["content"]] == ["tool_use", "tool_use"]
+    assert "thinking" not in sent
 
 
 async def test_errors_have_the_class_that_the_sdk_knows(start: StartGateway, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class LineWording:
     def _said(self, line_id: str, body: bytes) -> SaidLine | None:
         edited = self._edited(body)
         if edited is None or self._conversion is None:
-            return edited if edited is None or _MARK not in body else edited._replace(text=_unmarked(edited.text))
+            return edited if edited is None or _MARK not in body else self._unmarked(edited)
         pair = self._conversion.pair
         try:
             _, made, gaps = pair.request(
@@ -119,6 +119,14 @@ class LineWording:
         lost = tuple((name, str(How.DROPPED)) for name in dropped)
         return None if dropped and self._refuses_loss else SaidLine(made, lost)
 
+    def _unmarked(self, line: SaidLine) -> SaidLine | None:
+        from gateway.dialects.anthropic.from_messages.thinking import without_marks  # few conversations have one
+
+        made, gaps = without_marks(line.text)
+        if gaps and self._refuses_loss:
+            return None
+        return SaidLine(made, (*line.lost, *((gap.field, str(gap.how)) for gap in gaps)))
+
     def _facts(self, pair: Pair) -> ServerFacts:
         assert self._conversion is not None  # noqa: S101  # who asks has one
         return self._conversion.spoken.facts(pair, self._part.model)
@@ -128,12 +136,6 @@ class LineWording:
             return None
         table = self._target.errors
         return table.diagnose(Phase.ANSWERED, told.status, [], told.body, self._now).error_class
-
-
-def _unmarked(body: bytes) -> bytes:
-    from gateway.dialects.anthropic.from_messages.thinking import without_marks  # few conversations have one
-
-    return without_marks(body)
 
 
 def _ids(line_id: str) -> Callable[[], str]:

@@ -54,6 +54,8 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     _put_in(blocks, thought, objects(said.get("reasoning_details")))
     if extras:
         blocks = [one for block in blocks for one in _with_extra(block, extras)]
+    if calls and thinking.is_to_mark(sent.asked) and not any(block["type"] in thinking.THOUGHTS for block in blocks):
+        blocks.insert(blocks.index(calls[0]), thinking.redacted_block(thinking.MARK))
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),

@@ -25,7 +25,8 @@ _Waiting = ToolUse | tuple[str, list[Json] | None]
 class MessageBlocks:
     """Begins and ends blocks. All methods add events to `made`, and raise MalformedAnswer where the stream makes no sense."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_to_mark: bool = False) -> None:
+        """`is_to_mark`: calls that no thought comes before get a mark before them."""
         self.open: MessageBlock | None = None
         self.count = 0
         """The blocks begun so far: the place of the next one."""
@@ -41,6 +42,7 @@ class MessageBlocks:
         """The characters of words that wait."""
         self._format: object = None
         """Whose the reasoning is, which only the first piece of it may say."""
+        self._is_to_mark = is_to_mark
 
     def think(self, made: list[bytes], thought: str, details: list[Json]) -> None:
         self._catch_up(made)
@@ -135,6 +137,8 @@ class MessageBlocks:
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
             self._tell_whole(made, thinking.extra_block(call.told_id, call.extra))
+        elif self._is_to_mark:
+            self._tell_whole(made, thinking.redacted_block(thinking.MARK))
         self._forget_blank()
         self._begin_block(made, call, call.begun())
         if text := call.release():
@@ -149,6 +153,7 @@ class MessageBlocks:
         if block is None or block.kind is not kind or block.is_signed:
             self._close(made)
             begun = {"type": TEXT, "text": ""} if kind is TEXT else {"type": THINKING, "thinking": "", "signature": ""}
+            self._is_to_mark = self._is_to_mark and kind is TEXT
             block = MessageBlock(kind)
             self._begin_block(made, block, begun)
         return block
@@ -160,7 +165,8 @@ class MessageBlocks:
         self.count += 1
 
     def _tell_whole(self, made: list[bytes], block: Json) -> None:
-        """Tells a block that comes in one piece."""
+        """Tells a block that comes in one piece: a thought that is not shown."""
+        self._is_to_mark = False
         self._close(made)
         made.append(event("content_block_start", index=self.count, content_block=block))
         made.append(event("content_block_stop", index=self.count))

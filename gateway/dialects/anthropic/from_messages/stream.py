@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.anthropic.from_messages import answer, ids
+from gateway.dialects.anthropic.from_messages import answer, ids, thinking
 from gateway.dialects.anthropic.from_messages.blocks import MessageBlocks
 from gateway.dialects.anthropic.from_messages.open_blocks import TEXT, THINKING, ToolUse, event
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
@@ -32,7 +32,7 @@ class ChatAsMessages(ConvertingReader):
         super().__init__()
         self._sent = sent
         self._has_begun = False
-        self._blocks = MessageBlocks()
+        self._blocks = MessageBlocks(is_to_mark=thinking.is_to_mark(sent.asked))
         self._calls: list[ToolUse] = []
         self._ids: set[str] = set()
         """Those of the calls."""

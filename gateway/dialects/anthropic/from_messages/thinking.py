@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import Json, objects, text_of
+from gateway.dialects.base import Json, object_of, objects, text_of
 from gateway.policy.openai.sse import json_object
+from gateway.words import Gap, How
 
 MARK: Final = "gw1."
 """How a signature of ours begins; Anthropic's are Base64, which has no dot."""
@@ -94,23 +95,61 @@ def extra_block(call: str, extra: Json) -> Json:
     return redacted_block(marked({"call": call, "extra_content": extra}))
 
 
-def without_marks(body: bytes) -> bytes:
-    """Returns a request for Anthropic without the thinking blocks that only other providers' targets understand.
+def is_to_mark(asked: Json) -> bool:
+    """Returns whether a turn with calls but without a thought is to have a mark, which tells that it is foreign."""
+    return object_of(asked.get("thinking")).get("type") == "enabled"
+
+
+def without_marks(body: bytes) -> tuple[bytes, list[Gap]]:
+    """Returns a request for Anthropic without the thinking blocks that only other providers understand, and what that loses.
 
     Costs one search where there are none, and then the very bytes come back; a turn that was nothing else goes, too.
     """
     if _BYTES not in body:
-        return body
+        return body, []
     has_long = _LONG_NUMBER.search(body) is not None
     parsed = json.loads(body) if has_long and json_object(body) is not None else json_object(body)
     messages = None if parsed is None else parsed.get("messages")
     if parsed is None or not isinstance(messages, list):
-        return body
+        return body, []
     kept = [message for message in map(_unmarked, messages) if message is not None]
     if len(kept) == len(messages) and all(one is other for one, other in zip(kept, messages, strict=True)):
-        return body
+        return body, []
     left = {**parsed, "messages": kept}
-    return json.dumps(left, ensure_ascii=False, separators=(",", ":")).encode() if has_long else orjson.dumps(left)
+    lost = _without_thinking(left) if is_to_mark(left) and _lacks_thought(kept) else []
+    made = json.dumps(left, ensure_ascii=False, separators=(",", ":")).encode() if has_long else orjson.dumps(left)
+    return made, lost
+
+
+def _lacks_thought(messages: list[Any]) -> bool:
+    """Returns whether results of tools come last, and the turn that called them begins without a thought.
+
+    Anthropic refuses that of models with a budget for thinking (BerriAI/litellm#15601).
+    """
+    has_results = False
+    turn: list[Json] = []
+    for message in reversed(messages):
+        role, content = object_of(message).get("role"), objects(object_of(message).get("content"))
+        if role == "user" and not turn:
+            has_results = has_results or any(block.get("type") == "tool_result" for block in content)
+        elif role == "assistant":
+            turn = content or turn
+        else:
+            break
+    return has_results and bool(turn) and turn[0].get("type") not in THOUGHTS
+
+
+def _without_thinking(body: Json) -> list[Gap]:
+    """Takes out of a request what has the model think, and what is to become of its thoughts."""
+    del body["thinking"]
+    managed = object_of(body.get("context_management"))
+    if edits := objects(managed.get("edits")):
+        left = [edit for edit in edits if not text_of(edit.get("type")).startswith("clear_thinking")]
+        if len(left) < len(edits):
+            body["context_management"] = {**managed, "edits": left}
+    return [
+        Gap("thinking", How.DROPPED, "the calls before the results are another provider's, and came without a thought")
+    ]
 
 
 def _unmarked(message: Any) -> Any:
