@@ -17,6 +17,8 @@ Json = dict[str, Any]
 FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
 """By a field's name what becomes of it, why, and the values that mean nothing."""
 _MOST_TOKENS: Final = 1 << 53
+MOST_STOPS: Final = 4
+"""The sequences that chat completions stop at, at most."""
 _WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 BY_TTL: Final = "cache_creation_token_details"
 """Among the details of an input, what was written to a cache by how long it stays there (see `written_by_ttl`)."""
@@ -34,6 +36,8 @@ class ModelFacts:
     """What the model takes besides text: `image`, `pdf`, `audio`, `video`; None: not known."""
     sampling: bool = True
     """The model takes `temperature`, `top_p` and `top_k`."""
+    stops: bool = True
+    """The model's chat completions take sequences to stop at."""
     thinking: Literal["none", "budget", "adaptive", "level"] = "none"
     """How the model is told to think: not at all, by a number of tokens, as it sees fit with an effort, or by a level."""
     efforts: tuple[str, ...] = ()
@@ -200,6 +204,13 @@ def object_of(value: object) -> Json:
 def strings(value: object) -> list[str]:
     """Returns the strings of a list; none where it is no list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def stops_for(asked: Any, facts: ServerFacts) -> list[str]:
+    """Returns the sequences that the target is told to stop at; behind another conversion, all of them."""
+    if facts.takes_details:
+        return strings(asked)
+    return strings(asked)[:MOST_STOPS] if facts.model.stops else []
 
 
 def count_in(usage: object, name: str) -> int:

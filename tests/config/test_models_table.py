@@ -104,12 +104,20 @@ def test_what_is_built_in(model: str, facts: ModelFacts) -> None:
 
 
 @rows(
-    ("model", "sampling"),
-    [("o3", False), ("gpt-5-mini", False), ("gpt-5-chat-latest", True), ("gpt-5.2", True), ("gpt-4o", True)],
+    ("model", "sampling", "stops"),
+    [
+        ("o3", False, False),
+        ("o3-mini", False, True),
+        ("gpt-5-mini", False, False),
+        ("gpt-5-chat-latest", True, True),
+        ("gpt-5.2", True, False),
+        ("gpt-4o", True, True),
+    ],
 )
-def test_openais_models_that_always_think_take_no_sampling(model: str, sampling: bool) -> None:
-    """They refuse a `temperature` (400 `unsupported_value`)."""
-    assert read_models(None).of(model).sampling is sampling
+def test_openais_models_that_think_are_told_less(model: str, sampling: bool, stops: bool) -> None:
+    """They refuse a `temperature` (400 `unsupported_value`), and a `stop` (`unsupported_parameter`)."""
+    facts = read_models(None).of(model)
+    assert (facts.sampling, facts.stops) == (sampling, stops)
 
 
 def test_the_rows_of_a_user_go_over_those_that_are_built_in_field_by_field(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
 from gateway.dialects.gemini.from_generate.marks import held_by, marked, without_marks
 from gateway.dialects.gemini.from_generate.path import taken_out
 from gateway.dialects.gemini.from_generate.schema import json_schema
@@ -151,6 +151,16 @@ LOST = [
 def test_what_is_lost_is_told(body: Json, field: str, how: str) -> None:
     """By names of ours alone: what callers make up is `other`."""
     assert (field, how) in gaps(body)
+
+
+def test_a_model_that_stops_at_nothing_is_told_nothing() -> None:
+    """OpenAI's that think refuse the word (400 `unsupported_parameter`)."""
+    body, thinker = config(stopSequences=["a"]), ServerFacts(model=ModelFacts(stops=False))
+    assert ("stop" in sent(body), gaps(body)) == (True, [])
+    assert ("stop" in sent(body, thinker), gaps(body, thinker)) == (
+        False,
+        [("generationConfig.stopSequences", "dropped")],
+    )
 
 
 def test_a_conversation_is_one() -> None:

@@ -27,6 +27,7 @@ class ModelFactsEntry(Entry):
     max_input: Count | None = None
     reads: list[Literal["image", "pdf", "audio", "video"]] | None = None
     sampling: Flag = True
+    stops: Flag = True
     thinking: Literal["none", "budget", "adaptive", "level"] = "none"
     efforts: list[Text] = Field(default_factory=list)
     thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"

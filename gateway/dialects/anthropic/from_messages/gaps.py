@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from gateway.dialects.anthropic.from_messages import ids, request, thinking
 from gateway.dialects.base import (
+    MOST_STOPS,
     Json,
     ServerFacts,
     gaps_of_fields,
     object_of,
     objects,
     once,
+    stops_for,
     strings,
     text_of,
 )
@@ -137,8 +139,10 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
             found.append(Gap(name, How.DROPPED, "the model takes none"))
     if body.get("top_k") is not None and not facts.takes_details:
         found.append(Gap("top_k", How.DROPPED, _HINT))
-    if len(strings(body.get("stop_sequences"))) > request.MOST_STOPS and not facts.takes_details:
-        found.append(Gap("stop_sequences", How.APPROXIMATED, f"the target stops at {request.MOST_STOPS} at most"))
+    stops = strings(body.get("stop_sequences"))
+    if len(kept := stops_for(stops, facts)) < len(stops):
+        why = f"the target stops at {MOST_STOPS} at most" if kept else "the model is told nothing to stop at"
+        found.append(Gap("stop_sequences", How.APPROXIMATED if kept else How.DROPPED, why))
     if object_of(body.get("metadata")).keys() - {"user_id"}:
         found.append(Gap("metadata.other", How.DROPPED, _HINT))
     tier = body.get("service_tier")

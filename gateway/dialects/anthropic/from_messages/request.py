@@ -14,13 +14,11 @@ from typing import Any, Final
 from gateway.dialects.anthropic.from_messages import ids
 from gateway.dialects.anthropic.from_messages.parts import Parts, text_at
 from gateway.dialects.anthropic.from_messages.turns import Turns
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, stops_for, text_of
 from gateway.dialects.schema import size_of
 from gateway.errors import InvalidRequest
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE | re.IGNORECASE)
-MOST_STOPS: Final = 4
-"""The sequences that chat completions stop at, at most."""
 MOST_USER: Final = 64
 """The characters of a user's identifier that OpenAI takes."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -38,8 +36,8 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
     made["messages"] = _system(body.get("system"), facts) + _turns(body, facts)
     made |= _tools(body, facts)
     made[facts.bound_field] = bound(body, facts)
-    if stops := strings(body.get("stop_sequences")):
-        made["stop"] = stops if facts.takes_details else stops[:MOST_STOPS]
+    if stops := stops_for(body.get("stop_sequences"), facts):
+        made["stop"] = stops
     if (effort := effort_for(body, facts)) is not None:
         made["reasoning_effort"] = effort
     if (schema := schema_asked(body)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
+from gateway.dialects.base import MOST_STOPS, Json, ServerFacts, object_of, stops_for, strings, text_of
 from gateway.dialects.gemini.from_chat.options import BUDGETS
 from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
 from gateway.dialects.gemini.from_generate import request
@@ -120,8 +120,9 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
             for name in sorted(request.SAMPLING - {"topK"})
             if config.get(name) is not None
         )
-    if len(strings(config.get("stopSequences"))) > request.MOST_STOPS and not facts.takes_details:
-        why = f"the target stops at the first {request.MOST_STOPS}"
+    stops = strings(config.get("stopSequences"))
+    if len(kept := stops_for(stops, facts)) < len(stops):
+        why = f"the target stops at the first {MOST_STOPS}" if kept else "the model is told nothing to stop at"
         found.append(Gap("generationConfig.stopSequences", How.DROPPED, why))
     if type(most := config.get("maxOutputTokens")) is int and not facts.takes_details:
         highest = facts.model.max_output

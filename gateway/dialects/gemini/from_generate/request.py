@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, Final
 
-from gateway.dialects.base import Json, ServerFacts, objects, strings, text_of
+from gateway.dialects.base import Json, ServerFacts, objects, stops_for, strings, text_of
 from gateway.dialects.gemini.from_chat.options import BUDGETS
 from gateway.dialects.gemini.from_generate.contents import ContentsOfCaller, system_of
 from gateway.dialects.gemini.from_generate.names import camel, inner, listed
@@ -17,8 +17,6 @@ from gateway.dialects.schema import SchemaTooDeep, object_schema, size_of, stric
 from gateway.dialects.tool_names import OPENAIS
 from gateway.errors import InvalidRequest
 
-MOST_STOPS: Final = 4
-"""The sequences that chat completions stop at, at most."""
 _JSON: Final = "application/json"
 _PLAIN: Final = (
     ("temperature", "temperature"),
@@ -48,8 +46,8 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         made["top_k"] = ceil(top) if isinstance(top := config["topK"], float) else top  # theirs has a fraction
     if (most := config.get("maxOutputTokens")) is not None:
         made[facts.bound_field] = _bounded(most, facts)
-    if stops := strings(config.get("stopSequences")):
-        made["stop"] = stops if facts.takes_details else stops[:MOST_STOPS]
+    if stops := stops_for(config.get("stopSequences"), facts):
+        made["stop"] = stops
     if config.get("responseLogprobs"):
         made["logprobs"] = True
         made |= {"top_logprobs": config["logprobs"]} if config.get("logprobs") else {}
