@@ -38,6 +38,10 @@ class SaidTurn:
         self.id = calls[0][0]
         self._calls, self._words = calls, words
 
+    def is_same(self, other: SaidTurn) -> bool:
+        """Returns whether the other one is written the same, of two turns of one request."""
+        return self is other or (self._calls == other._calls and self._words == other._words)
+
     def digest(self) -> bytes:
         """Returns what is equal for equal turns, however their arguments are written; empty: they cannot be told."""
         calls = [(id, name, _object_in(arguments)) for id, name, arguments in self._calls]

@@ -68,3 +68,21 @@ def test_signatures_go_back_where_they_were(streamed: bool) -> None:
     assert [(gap.field, gap.how) for gap in lost] == [("messages.reasoning_details", "dropped")]
     message["content"] = "other"
     assert signatures(facts(of)) == [None, STAND_IN, None]
+
+
+def test_another_turn_with_the_same_id_is_another() -> None:
+    """With fewer calls, or others: it is no defect, and gets nothing of the first."""
+    of = ThoughtMemory(lambda: 0.0)
+    said = PAIR.answer(
+        request(facts(of), [GO]), {"candidates": [{"content": {"parts": PARTS}, "finishReason": "STOP"}]}
+    )
+    first = said["choices"][0]["message"]
+    calls = [{name: one[name] for name in ("id", "type", "function")} for one in first["tool_calls"]]
+    first = {"role": "assistant", "content": first["content"], "tool_calls": calls}
+    second = {"role": "assistant", "content": "no", "tool_calls": calls[:1]}
+    results = [{"role": "tool", "tool_call_id": one["id"], "content": "ok"} for one in calls]
+    messages = [GO, first, *results, GO, second, results[0]]
+    turns = [one["parts"] for one in request(facts(of), messages).body["contents"] if one["role"] == "model"]
+
+    assert [part.get("thoughtSignature") for part in turns[0]][-2] == "sig=="
+    assert [part.get("thoughtSignature") for part in turns[1]] == [None, STAND_IN]

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.remembered import SaidTurn
-from gateway.upstream.turns.memory import ENTRY_BYTES, KEPT_FOR_S, ThoughtMemory
+from gateway.policy.process import StoreBounds
+from gateway.store.memory.store import MemoryStore
+from gateway.upstream.turns.memory import (
+    ENTRY_BYTES,
+    KEPT_FOR_S,
+    MOST_SHARED_CHARACTERS,
+    MOST_UNKNOWN,
+    UNKNOWN_FOR_S,
+    ThoughtMemory,
+)
+from gateway.upstream.turns.shared import SharedTurns
+from gateway.words import THINKING
 
 TENANTS = ("a", "b")
 KEPT = st.tuples(
@@ -52,6 +63,46 @@ def test_who_was_asked_for_last_stays_the_longest() -> None:
     assert [find(memory, number) for number in range(4)] == ["s", None, "s", "s"]
     keep(memory, 4, "x" * 10_000)  # more than there is room for
     assert (len(memory), memory.bytes) == (0, 0)
+
+
+def test_turns_of_one_id_are_told_apart() -> None:
+    """Some servers call every turn's first call the same: each time the one that was remembered is found, and no other."""
+    memory = ThoughtMemory(Now())
+    keep(memory, 1, "s")
+    own = memory.of("a", None, "i", keeps_all=False)
+    same, other = said(1), SaidTurn([("toolu_1", "f", {"n": 9})], "")
+    assert [own.find(one) for one in (same, other, other, same)] == ["s", None, None, "s"]
+    worded = SaidTurn([("toolu_1", "f", {})], "so")
+    assert (own.find(worded), own.find(said(1))) == (None, "s")
+
+
+async def test_turns_that_nobody_knows_take_no_room_of_others() -> None:
+    """Callers may name any; few are noted, for a minute, and none with an id that no provider gives."""
+    now = Now()
+    memory = ThoughtMemory(now, most_bytes=2 * (ENTRY_BYTES + 100))
+    memory.shared = SharedTurns(MemoryStore(StoreBounds({THINKING: 1_000_000}, 0), now).answers, now)
+    keep(memory, 0, "s")
+    for number in range(1, MOST_UNKNOWN + 2):
+        memory.heard(("b", f"toolu_{number}"), None)
+
+    assert find(memory, 0) == "s"
+    assert not memory.is_unknown(("b", "toolu_1"))
+    assert memory.is_unknown(("b", "toolu_2"))
+    now.at = UNKNOWN_FOR_S
+    assert not memory.is_unknown(("b", "toolu_2"))
+
+
+async def test_no_other_process_is_asked_for_what_cannot_be() -> None:
+    memory = ThoughtMemory(Now())
+    memory.shared = SharedTurns(MemoryStore(StoreBounds({THINKING: 1_000_000}, 0), Now()).answers, Now())
+    own = memory.of("a", None, "i", keeps_all=False)
+    for id in ("x" * (MOST_SHARED_CHARACTERS + 1), "toolu_7"):
+        assert own.find(SaidTurn([(id, "f", {})], "")) is None
+    assert own.missed == ["toolu_7"]
+    assert not await own.fetch()
+    assert own.missed == []
+    assert memory.of("a", None, "i", keeps_all=False).find(said(7)) is None
+    assert memory.counts.miss == 3
 
 
 def test_a_turn_is_kept_for_an_hour_after_it_was_asked_for() -> None:

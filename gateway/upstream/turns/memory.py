@@ -25,6 +25,10 @@ KEPT_FOR_S: Final = 3600.0
 """How long a turn is kept that nobody asks for."""
 UNKNOWN_FOR_S: Final = 60.0
 """How long a turn that other processes do not know either is not asked of them again."""
+MOST_UNKNOWN: Final = 4_096
+"""So many such turns are known; callers may name any, and take no room from what was signed."""
+MOST_SHARED_CHARACTERS: Final = 256
+"""No turn with a longer id is asked of other processes; providers' ids have 64 at most."""
 ENTRY_BYTES: Final = 600
 """What an entry takes besides what was signed, at most: its key, its place, the objects around it."""
 _OWNER_BYTES: Final = 12
@@ -38,7 +42,6 @@ class _Entry:
     issuer: str
     digest: bytes
     signed: bytes
-    """Empty: nobody knows the turn."""
     until: float
     """In monotonic seconds."""
 
@@ -64,6 +67,8 @@ class ThoughtMemory:
         self._monotonic = monotonic
         self._most_bytes = most_bytes
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._unknown: OrderedDict[Key, float] = OrderedDict()
+        """Until when turns are not asked of other processes again, which did not know them."""
         self._lock = Lock()
         self.bytes = 0
         """What it takes, no less than it does."""
@@ -94,11 +99,21 @@ class ThoughtMemory:
         """Remembers what other processes say of a turn; None: they do not know it."""
         if turn is not None:
             self._put(key, _Entry(*turn, self._monotonic() + KEPT_FOR_S))
-        else:
-            self._put(key, _Entry("", b"", b"", self._monotonic() + UNKNOWN_FOR_S))
+            return
+        with self._lock:
+            self._unknown[key] = self._monotonic() + UNKNOWN_FOR_S
+            self._unknown.move_to_end(key)
+            if len(self._unknown) > MOST_UNKNOWN:
+                self._unknown.popitem(last=False)
+
+    def is_unknown(self, key: Key) -> bool:
+        """Returns whether other processes have said lately that they do not know a turn."""
+        until = self._unknown.get(key)
+        return until is not None and until > self._monotonic()
 
     def _put(self, key: Key, entry: _Entry) -> None:
         with self._lock:
+            self._unknown.pop(key, None)
             self._drop(key)
             self._entries[key] = entry
             self.bytes += _size(key, entry.signed)
@@ -113,9 +128,8 @@ class ThoughtMemory:
             entry = self._entries.get(key)
             if entry is None or entry.until <= now:
                 return None
-            if entry.signed:
-                entry.until = now + KEPT_FOR_S
-                self._entries.move_to_end(key)
+            entry.until = now + KEPT_FOR_S
+            self._entries.move_to_end(key)
             return entry
 
     def forget_old(self) -> None:
@@ -149,8 +163,11 @@ class OwnTurns:
 
     def __init__(self, memory: ThoughtMemory, owner: str, issuer: str, *, keeps_all: bool) -> None:
         self._all, self._owner, self._issuer, self._keeps_all = memory, owner, issuer, keeps_all
-        self._found: dict[str, Any] = {}
-        """By the id of the first call: the gaps of a request are looked for before it is converted."""
+        self._found: dict[str, tuple[SaidTurn, Any]] = {}
+        """By the id of the first call, the turn last asked for: the gaps of a request are looked for before it is converted.
+
+        Some servers call every turn's first call the same, so that one of many turns with an id may be the remembered one.
+        """
         self.missed: list[str] = []
         """Ids of turns that are not known here, but may be to other processes."""
         if memory.shared is not None:
@@ -170,17 +187,19 @@ class OwnTurns:
             self._all.put((self._owner, turn.id), self._issuer, digest, written)
 
     def find(self, turn: SaidTurn) -> Any:
-        if turn.id not in self._found:
-            self._found[turn.id] = self._look(turn)
-        return self._found[turn.id]
+        found = self._found.get(turn.id)
+        if found is None or not found[0].is_same(turn):
+            found = self._found[turn.id] = turn, self._look(turn)
+        return found[1]
 
     def _look(self, turn: SaidTurn) -> Any:
         counts, entry = self._all.counts, self._all.get((self._owner, turn.id))
-        if entry is None and self._issuer and self._all.shared is not None:
-            self.missed.append(turn.id)
-            return None
-        if entry is None or not entry.signed:
-            counts.miss += 1
+        if entry is None:
+            is_asked_for = self._issuer and self._all.shared is not None and len(turn.id) <= MOST_SHARED_CHARACTERS
+            if is_asked_for and not self._all.is_unknown((self._owner, turn.id)):
+                self.missed.append(turn.id)
+            else:
+                counts.miss += 1
             return None
         if entry.digest != turn.digest():
             counts.changed += 1
