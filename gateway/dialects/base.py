@@ -16,6 +16,8 @@ from gateway.words import Gap, How
 Json = dict[str, Any]
 FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
 """By a field's name what becomes of it, why, and the values that mean nothing."""
+MOST_NAMED: Final = 60
+"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 _MOST_TOKENS: Final = 1 << 53
 MOST_STOPS: Final = 4
 """The sequences that chat completions stop at, at most."""

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.dialects.base import Json, object_of, text_of
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, text_of
+from gateway.words import Gap, How
 
 _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
@@ -60,6 +61,51 @@ def described(asked: Json) -> Any:
         return schema
     own = schema.get("description")
     return {**schema, "description": f"{told}\n\n{own}" if isinstance(own, str) and own else told}
+
+
+JSON_IN_WORDS: Final = "Answer with one JSON object and nothing else."
+SCHEMA_IN_WORDS: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
+_WORDS_ONLY: Final = "it is told in words, at the end of the instructions"
+
+
+class AskedForm(NamedTuple):
+    """How a target is asked for an answer in a form; without any field, for text."""
+
+    schema: Json | None = None
+    """The one that it holds to strictly."""
+    instruction: str | None = None
+    """What has to stand at the end of the instructions."""
+    gaps: tuple[Gap, ...] = ()
+
+
+def asked_form(response_format: object, facts: ServerFacts, *, has_description: bool) -> AskedForm:
+    """Returns how a target that answers by strict schemas alone is asked for a form of chat completions.
+
+    `has_description`: it is told what the format says besides its schema in a field of its own; else it stands in the schema.
+    """
+    kind = text_of(response_format.get("type")) if isinstance(response_format, dict) else "text"
+    if kind == "text":
+        return AskedForm()
+    if kind == "json_object":
+        return AskedForm(None, JSON_IN_WORDS, (Gap("response_format.json_object", How.APPROXIMATED, _WORDS_ONLY),))
+    if kind != "json_schema":
+        why = "the target has no such format"
+        return AskedForm(gaps=(Gap(f"response_format.{kind}"[:MOST_NAMED], How.REFUSED, why),))
+    given = object_of(object_of(response_format).get("json_schema"))
+    schema, in_words = given.get("schema") if has_description else described(given), JSON_IN_WORDS
+    if isinstance(schema, dict):
+        why, in_words = "the model answers by no schema", SCHEMA_IN_WORDS + orjson.dumps(schema).decode()
+        if facts.model.json_schema:
+            try:
+                closed = strict_schema(schema)
+            except SchemaTooDeep:
+                why = "the schema refers to itself"
+            else:
+                told = Gap("response_format.json_schema", How.APPROXIMATED, "what cannot be checked is told in words")
+                return AskedForm(closed, gaps=() if closed == schema else (told,))
+        if not facts.approximates:
+            return AskedForm(gaps=(Gap("response_format.json_schema", How.REFUSED, why),))
+    return AskedForm(None, in_words, (Gap("response_format.json_schema", How.APPROXIMATED, _WORDS_ONLY),))
 
 
 def object_schema(parameters: Any) -> Json:

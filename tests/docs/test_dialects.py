@@ -19,12 +19,12 @@ from tests.docs.support import PAGES, ROOT, rows, section, words
 DIALECTS = ROOT / "gateway/dialects"
 CHAT = ("anthropic/from_chat",)
 SHARED = ("tools.py", "tool_names.py")
-FIELDS = "outline.py"
+FIELDS = ("outline.py", "schema.py")
 EMBEDDINGS = tuple(f"embeddings/{name}.py" for name in ("over_generate", "common", "over_invoke"))
 PAGES_OF = {
-    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, FIELDS), anthropic.CHAT_ONLY),
-    "docs/dialects/gemini.md": ("## What does not", ("gemini/from_chat", FIELDS, *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
-    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
+    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), anthropic.CHAT_ONLY),
+    "docs/dialects/gemini.md": ("## What does not", ("gemini/from_chat", FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
+    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
     "docs/generate.md": ("## What does not arrive elsewhere", ("gemini/from_generate",), generate.AT_TOP),
     "docs/messages.md": ("## What does not arrive elsewhere", ("anthropic/from_messages",), messages.MESSAGES_ONLY),
 }

@@ -16,10 +16,10 @@ from gateway.dialects.anthropic.from_chat.blocks import is_blank
 from gateway.dialects.anthropic.from_chat.options import ChatOptions
 from gateway.dialects.anthropic.from_chat.signed_turns import NOTHING
 from gateway.dialects.anthropic.from_chat.thoughts import has_foreign
-from gateway.dialects.anthropic.from_chat.tools import MOST_NAMED, is_filtered, tools_and_choice
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.anthropic.from_chat.tools import is_filtered, tools_and_choice
+from gateway.dialects.base import Json, ServerFacts, object_of, objects
 from gateway.dialects.bedrock.blocks import cache_point
-from gateway.dialects.schema import SchemaTooDeep, strict_schema
+from gateway.dialects.schema import asked_form
 from gateway.words import Gap, How
 
 _CLAUDES: Final[tuple[str, ...]] = (
@@ -38,9 +38,6 @@ MORE: Final = "additionalModelRequestFields"
 """Converse's own field for what a family of models has besides."""
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TIERS: Final = ("default", "flex", "priority", "reserved")
-_JSON: Final = "Answer with one JSON object and nothing else."
-_SCHEMA: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
-_WORDS_ONLY: Final = "it is told in words, at the end of the instructions"
 _METADATA: Final = re.compile(r"[a-zA-Z0-9\s:_@$#=/+,\-.]{0,256}")
 _MOST_METADATA: Final = 16
 
@@ -155,40 +152,14 @@ class ConverseOptions:
                 self._output["effort"] = effort
 
     def _form(self) -> None:
-        asked = self._body.get("response_format")
-        kind = text_of(asked.get("type")) if isinstance(asked, dict) else "text"
-        if kind == "json_schema":
-            self._form_by_schema(object_of(object_of(asked).get("json_schema")))
-        elif kind == "json_object":
-            self.instruction = _JSON
-            self._lose("response_format.json_object", How.APPROXIMATED, _WORDS_ONLY)
-        elif kind != "text":
-            self._lose(f"response_format.{kind}"[:MOST_NAMED], How.REFUSED, "the target has no such format")
-
-    def _form_by_schema(self, given: Json) -> None:
-        name, schema = "response_format.json_schema", given.get("schema")
-        if not isinstance(schema, dict):
-            self.instruction = _JSON
-            self._lose(name, How.APPROXIMATED, _WORDS_ONLY)
-            return
-        why = "the model answers by no schema"
-        if self._model.json_schema:
-            try:
-                closed = strict_schema(schema)
-            except SchemaTooDeep:
-                why = "the schema refers to itself"
-            else:
-                told = {one: given[one] for one in ("name", "description") if isinstance(given.get(one), str)}
-                form = {"schema": orjson.dumps(closed).decode(), **told}
-                self._output["textFormat"] = {"type": "json_schema", "structure": {"jsonSchema": form}}
-                if closed != schema:
-                    self._lose(name, How.APPROXIMATED, "what cannot be checked is told in words")
-                return
-        if self._facts.approximates:
-            self.instruction = _SCHEMA + orjson.dumps(schema).decode()
-            self._lose(name, How.APPROXIMATED, _WORDS_ONLY)
-        else:
-            self._lose(name, How.REFUSED, why)
+        form = asked_form(self._body.get("response_format"), self._facts, has_description=True)
+        self.instruction = form.instruction
+        self.gaps += form.gaps
+        if form.schema is not None:
+            given = object_of(object_of(self._body.get("response_format")).get("json_schema"))
+            told = {one: given[one] for one in ("name", "description") if isinstance(given.get(one), str)}
+            structure = {"jsonSchema": {"schema": orjson.dumps(form.schema).decode(), **told}}
+            self._output["textFormat"] = {"type": "json_schema", "structure": structure}
 
     def _take_own(self) -> None:
         """Takes what a config, or a caller who knows the target, says in the target's own words."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.outline import outline
 from gateway.words import Gap, How
 
@@ -65,8 +65,6 @@ _OF_ITEMS: Final = frozenset(("async", "caller", "namespace", "phase"))
 _WORDS: Final = ("output_text", "input_text", "text")
 SAID: Final = (*_WORDS, "refusal")
 """The parts of what a model has said before."""
-MOST_NAMED: Final = 60
-"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
 

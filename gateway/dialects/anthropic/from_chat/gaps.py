@@ -19,8 +19,7 @@ from gateway.dialects.anthropic.from_chat.blocks import (
 )
 from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
 from gateway.dialects.anthropic.from_chat.thoughts import has_foreign, thought_blocks
-from gateway.dialects.anthropic.from_chat.tools import MOST_NAMED
-from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.media import URLS, data_url, file_of, is_text, type_of_name
 from gateway.dialects.outline import ChatOutline, gaps_of_chat, outline
 from gateway.words import Gap, How

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import orjson
-
 from gateway.dialects.anthropic.from_chat.signed_turns import NOTHING, recalled
 from gateway.dialects.anthropic.from_chat.thoughts import has_foreign, lacks_thoughts
-from gateway.dialects.anthropic.from_chat.tools import MOST_NAMED, Told, is_filtered, tools_and_choice
+from gateway.dialects.anthropic.from_chat.tools import Told, is_filtered, tools_and_choice
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, text_of
-from gateway.dialects.schema import SchemaTooDeep, described, strict_schema
+from gateway.dialects.schema import asked_form
 from gateway.words import Gap, How
 
 UNKNOWN_OUTPUT: Final = 8192
@@ -25,9 +23,6 @@ _EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 _LEAST_TOP_P: Final = 0.95
 """A model that thinks takes no lower `top_p`."""
 _TIERS: Final = {"auto": "auto", "default": "standard_only"}
-_JSON: Final = "Answer with one JSON object and nothing else."
-_SCHEMA: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
-_WORDS_ONLY: Final = "it is told in words, at the end of the instructions"
 
 
 class ChatOptions:
@@ -162,38 +157,11 @@ class ChatOptions:
                 self.fields["top_k"] = top_k
 
     def _form(self) -> None:
-        asked = self._body.get("response_format")
-        kind = text_of(asked.get("type")) if isinstance(asked, dict) else "text"
-        if kind == "json_schema":
-            self._form_by_schema(described(object_of(object_of(asked).get("json_schema"))))
-        elif kind == "json_object":
-            self.instruction = _JSON
-            self._lose("response_format.json_object", How.APPROXIMATED, _WORDS_ONLY)
-        elif kind != "text":
-            self._lose(f"response_format.{kind}"[:MOST_NAMED], How.REFUSED, "the target has no such format")
-
-    def _form_by_schema(self, schema: Any) -> None:
-        name = "response_format.json_schema"
-        if not isinstance(schema, dict):
-            self.instruction = _JSON
-            self._lose(name, How.APPROXIMATED, _WORDS_ONLY)
-            return
-        why = "the model answers by no schema"
-        if self._model.json_schema:
-            try:
-                closed = strict_schema(schema)
-            except SchemaTooDeep:
-                why = "the schema refers to itself"
-            else:
-                self.fields.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": closed}
-                if closed != schema:
-                    self._lose(name, How.APPROXIMATED, "what cannot be checked is told in words")
-                return
-        if self._facts.approximates:
-            self.instruction = _SCHEMA + orjson.dumps(schema).decode()
-            self._lose(name, How.APPROXIMATED, _WORDS_ONLY)
-        else:
-            self._lose(name, How.REFUSED, why)
+        form = asked_form(self._body.get("response_format"), self._facts, has_description=False)
+        self.instruction = form.instruction
+        self.gaps += form.gaps
+        if form.schema is not None:
+            self.fields.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": form.schema}
 
     def _address(self) -> None:
         """Settles what is said about the call: who asks, where it is to end, how it is served."""

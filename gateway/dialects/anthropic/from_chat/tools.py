@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gateway.dialects.anthropic.from_chat.blocks import mark_of
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.schema import SchemaTooDeep, object_schema, size_of, strict_schema
 from gateway.words import Gap, How
 
-MOST_NAMED: Final = 60
-"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 MOST_STRICT: Final = 20
 MOST_OPTIONAL: Final = 24
 MOST_UNIONS: Final = 16

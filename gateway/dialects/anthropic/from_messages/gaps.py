@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gateway.dialects.anthropic.from_messages import ids, request, thinking
 from gateway.dialects.base import (
+    MOST_NAMED,
     MOST_STOPS,
     Json,
     ServerFacts,
@@ -28,8 +29,6 @@ _HINT: Final = "the target has no such option"
 _AWAY: Final = "the tool runs at a provider that has it"
 _FILES: Final = "files of a provider are unknown to others"
 _FETCH: Final = "the target fetches no files, and the gateway does not"
-MOST_NAMED: Final = 60
-"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 
 MESSAGES_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
     "container": (How.REFUSED, "what runs code is the provider's own", ()),

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.gemini.from_chat.parts import PLACES, STORED, url_in
 from gateway.dialects.gemini.from_chat.signatures import has_foreign, signature_of_call
-from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
 from gateway.dialects.media import type_of_name
 from gateway.dialects.outline import gaps_of_chat, outline
 from gateway.dialects.remembered import IN_ID

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import Json, ServerFacts, object_of, strings, text_of
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, strings, text_of
 from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
-from gateway.dialects.gemini.from_chat.tools import MOST_NAMED, has_tools, tools_and_choice
+from gateway.dialects.gemini.from_chat.tools import has_tools, tools_and_choice
 from gateway.dialects.gemini.from_generate.names import camel
-from gateway.dialects.schema import described
+from gateway.dialects.schema import JSON_IN_WORDS, SCHEMA_IN_WORDS, described
 from gateway.words import Gap, How
 
 BUDGETS: Final = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
@@ -24,8 +24,6 @@ _EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 _MOST_STOPS: Final = 5
 _SEEDS: Final = range(-(2**31), 2**31)
 _JSON_TYPE: Final = "application/json"
-_JSON: Final = "Answer with one JSON object and nothing else."
-_SCHEMA: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
 _LABEL: Final = re.compile(r"[\w-]{0,63}")
 _GOOGLES: Final = {"cached_content": "cachedContent", "safety_settings": "safetySettings"}
 """What Google's own chat completions know besides, and how generateContent has it. Source: Gemini API, OpenAI compatibility."""
@@ -162,7 +160,7 @@ class GenerateOptions:
                 self._config["responseJsonSchema"] = plain_schema(schema)
         elif self._facts.approximates or schema is None:
             told = "it is told in words, at the end of the instructions"
-            self.instruction = _JSON if schema is None else _SCHEMA + orjson.dumps(schema).decode()
+            self.instruction = JSON_IN_WORDS if schema is None else SCHEMA_IN_WORDS + orjson.dumps(schema).decode()
             self._lose(f"response_format.{kind}", How.APPROXIMATED, told)
         else:
             self._lose(f"response_format.{kind}", How.REFUSED, why)

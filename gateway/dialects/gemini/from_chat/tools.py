@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.base import Json, object_of, objects, text_of
+from gateway.dialects.base import MOST_NAMED, Json, object_of, objects, text_of
 from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
 from gateway.words import Gap, How
 
-MOST_NAMED: Final = 64
-"""The longest name of a gap."""
 _OF_TOOLS: Final = frozenset(("type", "function", "cache_control"))
 _OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "strict", "cache_control"))
 _FUNCTIONS_ALONE: Final = "the target has functions alone as tools"

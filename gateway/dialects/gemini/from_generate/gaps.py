@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-from gateway.dialects.base import MOST_STOPS, Json, ServerFacts, object_of, stops_for, strings, text_of
+from gateway.dialects.base import MOST_NAMED, MOST_STOPS, Json, ServerFacts, object_of, stops_for, strings, text_of
 from gateway.dialects.gemini.from_chat.options import BUDGETS
-from gateway.dialects.gemini.from_chat.tools import MOST_NAMED
 from gateway.dialects.gemini.from_generate import request
 from gateway.dialects.gemini.from_generate.marks import held_by
 from gateway.dialects.gemini.from_generate.media import FORMATS, OWN_FILES
