@@ -13,6 +13,7 @@ from gateway.config.policies.models import read_models
 from gateway.dialects.anthropic.envelope import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of, pair_of
+from gateway.errors import InvalidRequest
 from gateway.exchange import Clocks, Outgoing
 from gateway.policy.openai.first_event import first_error
 from gateway.provider_errors import UpstreamFailed
@@ -106,6 +107,24 @@ def test_clouds_keep_no_state_of_conversations() -> None:
         assert one.gaps(ASKED, ServerFacts()) == ()
         (gap,) = one.gaps({**ASKED, "thread": {"type": "create"}}, ServerFacts())
         assert (gap.field, gap.how) == ("thread", How.REFUSED)
+
+
+def test_clouds_fetch_no_pictures() -> None:
+    """A target that can is next then; what is in the request is nobody's loss."""
+    within = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    elsewhere = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    for block in (elsewhere, {"type": "tool_result", "tool_use_id": "a", "content": [within, elsewhere]}):
+        body = {**ASKED, "messages": [{"role": "user", "content": [within, block]}]}
+        for one in (MessagesAtBedrock(), MessagesAtVertex()):
+            assert [(gap.field, gap.how) for gap in one.gaps(body, ServerFacts())] == [
+                ("messages.image.url", How.REFUSED)
+            ]
+            assert one.gaps({**ASKED, "messages": [{"role": "user", "content": [within, within]}]}, ServerFacts()) == ()
+    chat, part = pair_of("chat", "claude_at_vertex"), {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    shown = {"messages": [{"role": "user", "content": [part]}]}
+    assert [gap.field for gap in chat.translator.gaps(shown, ServerFacts())] == ["messages.image_url"]
+    with pytest.raises(InvalidRequest, match="image_url"):
+        chat.request(orjson.dumps(shown), ServerFacts(), 0.0, lambda: "id")
 
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)

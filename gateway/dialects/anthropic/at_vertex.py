@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gateway.dialects.anthropic.envelope import MessagesAtVertex
+from gateway.dialects.anthropic.envelope import ELSEWHERE, MessagesAtVertex
+from gateway.dialects.anthropic.from_chat.blocks import picture_url
 from gateway.dialects.anthropic.translators import ChatOverMessages
-from gateway.dialects.base import ConvertedRequest, Json, ServerFacts
+from gateway.dialects.base import ConvertedRequest, Json, ServerFacts, objects, once
+from gateway.dialects.media import URLS
+from gateway.words import Gap, How
 
 
 class ChatAtVertex(ChatOverMessages):
     """Serves a caller of chat completions by Claude at Vertex, whose answers and streams are Anthropic's own."""
 
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return _with_pictures(body, super().gaps(body, facts))
+
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         sent = super().request(body, facts, now, new_id)
-        return replace(sent, body=MessagesAtVertex().request(sent.body, facts, now, new_id).body)
+        made = MessagesAtVertex().request(sent.body, facts, now, new_id).body
+        return replace(sent, body=made, gaps=_with_pictures(body, sent.gaps or ()))
+
+
+def _with_pictures(body: Json, found: Sequence[Gap]) -> Sequence[Gap]:
+    """Returns the gaps with that of pictures that lie elsewhere."""
+    for message in objects(body.get("messages")):
+        for part in objects(message.get("content")):
+            if part.get("type") == "image_url" and (picture_url(part) or "").startswith(URLS):
+                return once([*found, Gap("messages.image_url", How.REFUSED, ELSEWHERE)])
+    return found

@@ -12,7 +12,7 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, text_of
+from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, object_of, objects, once, text_of
 from gateway.dialects.bedrock.frames import Frame, FrameReader
 from gateway.dialects.bedrock.stream import error_of
 from gateway.dialects.events import TOO_LONG
@@ -22,17 +22,33 @@ from gateway.words import Gap, How
 
 _BEDROCK: Final = "bedrock-2023-05-31"
 _VERTEX: Final = "vertex-2023-10-16"
-_STATE: Final = (Gap("thread", How.REFUSED, "clouds keep no state of conversations"),)
+_STATE: Final = Gap("thread", How.REFUSED, "clouds keep no state of conversations")
 """What Anthropic alone has; its SDKs send a conversation whole instead, once they are told."""
+ELSEWHERE: Final = "clouds take pictures that are in the request alone"
+"""Source: Anthropic's documentation of vision, on which platforms."""
 _KIND: Final = re.compile(rb'\{"type":"([a-z_]{1,64})"')
 """How Anthropic's events begin, so that most need not be parsed."""
+
+
+def gaps_of_clouds(body: Json) -> Sequence[Gap]:
+    """Returns what of a request of Messages is Anthropic's own, and at no cloud."""
+    found = [_STATE] if body.get("thread") else []
+    for message in objects(body.get("messages")):
+        content = message.get("content")
+        for block in content if type(content) is list else ():
+            if type(block) is dict and (kind := block.get("type")) in ("image", "tool_result"):
+                for one in (block,) if kind == "image" else objects(block.get("content")):
+                    told = object_of(one.get("source")).get("type") if one.get("type") == "image" else None
+                    if told in ("url", "file"):
+                        found.append(Gap(f"messages.image.{told}", How.REFUSED, ELSEWHERE))
+    return once(found) if found else ()
 
 
 class MessagesAtBedrock:
     """Puts Messages into InvokeModel, and takes its answers out; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return _STATE if body.get("thread") else ()
+        return gaps_of_clouds(body)
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = {name: value for name, value in body.items() if name not in ("model", "stream")}
@@ -49,7 +65,7 @@ class MessagesAtVertex:
     """Puts Messages into rawPredict, whose answers and streams are Anthropic's own; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return _STATE if body.get("thread") else ()
+        return gaps_of_clouds(body)
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = {name: value for name, value in body.items() if name != "model"}
