@@ -51,8 +51,8 @@ def with_allowed_names(body: Json, form: NameForm) -> tuple[Json, Mapping[str, s
 
     The request itself comes back where there is nothing to change. What makes no sense in it stays as it is.
     """
-    names = _names_in(body)
-    changed = {name: other for name in names if (other := form.of(name)) != name}
+    fullmatch = form.allowed.fullmatch
+    changed = {name: form.of(name) for name in _names_in(body) if fullmatch(name) is None}
     if not changed:
         return body, {}
     made: Json = dict(body)
@@ -101,24 +101,23 @@ def with_own_name(call: Json, names: Mapping[str, str]) -> Json:
 def _names_in(body: Json) -> dict[str, None]:
     """Returns the names of the tools that a request defines, or has called; not those that it only chooses from."""
     found: dict[str, None] = {}
-    for tool in (*objects(body.get("tools")), *objects(body.get("functions"))):
-        if (name := _name_of(tool)) is not None:
-            found[name] = None
-    for message in objects(body.get("messages")):
-        if message.get("role") != "assistant":
-            continue
-        if type(calls := message.get("tool_calls")) is list:
-            for call in calls:
-                if type(call) is dict and (name := _name_of(call)) is not None:
-                    found[name] = None
-        if (name := _name_of({"function": message.get("function_call")})) is not None:
-            found[name] = None
+    messages = body.get("messages")
+    lists = [body.get("tools"), body.get("functions")]
+    for message in messages if type(messages) is list else ():
+        if type(message) is dict and "tool_calls" in message:
+            lists.append(message["tool_calls"])
+        elif type(message) is dict and "function_call" in message:
+            lists.append([message])
+    for several in lists:
+        for one in several if type(several) is list else ():
+            if type(one) is dict and (name := _name_of(one)) is not None:
+                found[name] = None
     return found
 
 
 def _name_of(tool: Json) -> str | None:
     """Returns the name of a tool, a choice or a call, in any of the forms that these have; None: it has none."""
-    said = tool.get("function") or tool.get("custom")
+    said = tool.get("function") or tool.get("custom") or tool.get("function_call")
     name = said.get("name") if type(said) is dict else tool.get("name")
     return name if type(name) is str and name else None
 

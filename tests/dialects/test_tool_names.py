@@ -154,3 +154,17 @@ def test_callers_of_other_languages_get_their_names_back_too(asks: str, target: 
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", other)
     assert names_in(answer) == {name}
     assert "tools.name" in {gap.field for gap in sent.gaps or ()}
+
+
+def test_names_in_the_old_form_are_the_same_ones() -> None:
+    """Of functions, their calls and results."""
+    old = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "function_call": {"name": DIGIT, "arguments": "{}"}},
+        {"role": "function", "name": DIGIT, "content": "ok"},
+    ]
+    body = {"model": "m", "messages": old, "functions": [{"name": DIGIT}], "function_call": {"name": DIGIT}}
+    sent = converted("chat", "generate", body)
+
+    assert len(names_in(sent.body)) == 1
+    assert DIGIT not in names_in(sent.body)

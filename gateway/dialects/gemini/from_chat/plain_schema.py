@@ -7,6 +7,7 @@ Source: google-genai, `GenerationConfig.response_json_schema`.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -14,7 +15,7 @@ import orjson
 
 from gateway.dialects.base import Json
 
-_HINTS: Final = (b'"$ref"', b'"const"', b'"allOf"')
+_ODD: Final = re.compile(rb'"(?:\$ref|const|allOf|\$schema)"')
 _ONE: Final = ("additionalProperties", "contains", "else", "if", "items", "not", "then")
 _SEVERAL: Final = ("anyOf", "oneOf", "allOf", "items", "prefixItems")
 _NAMED: Final = ("properties", "patternProperties")
@@ -34,16 +35,10 @@ class _TooLarge(Exception):
 
 def plain_schema(schema: Any) -> Any:
     """Returns a schema that says the same in other words; the same one where all of its words are known."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or not has_odd_words(schema):
         return schema
     if "$schema" in schema:  # the name of the language, which some servers take for a word of it
         schema = {name: one for name, one in schema.items() if name != "$schema"}
-    try:
-        said = orjson.dumps(schema)
-    except orjson.JSONEncodeError:  # nested too deeply
-        return schema
-    if not any(hint in said for hint in _HINTS):
-        return schema
     try:
         made = _Plain(schema).of(schema, 0, frozenset())
     except _TooLarge:
@@ -51,6 +46,14 @@ def plain_schema(schema: Any) -> Any:
     if b'"$ref"' not in orjson.dumps({name: one for name, one in made.items() if name not in _DEFINITIONS}):
         made = {name: one for name, one in made.items() if name not in _DEFINITIONS}
     return made
+
+
+def has_odd_words(schemas: Any) -> bool:
+    """Returns whether there may be words in schemas, or in what has some in it, that Gemini does not know."""
+    try:
+        return _ODD.search(orjson.dumps(schemas)) is not None
+    except orjson.JSONEncodeError:  # nested too deeply to be looked at
+        return False
 
 
 class _Plain:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gateway.dialects.base import MOST_NAMED, Json, object_of, objects, text_of
-from gateway.dialects.gemini.from_chat.plain_schema import plain_schema
+from gateway.dialects.gemini.from_chat.plain_schema import has_odd_words, plain_schema
 from gateway.words import Gap, How
 
 _OF_TOOLS: Final = frozenset(("type", "function", "cache_control"))
@@ -29,7 +29,8 @@ def tools_and_choice(body: Json) -> ToldTools:
     """Returns `tools` and `toolConfig`. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     given = _given(body, gaps)
-    declared = [_declaration(tool, gaps) for tool in given]
+    is_odd = has_odd_words(given)
+    declared = [_declaration(tool, gaps, is_odd=is_odd) for tool in given]
     choice = _choice(body.get("tool_choice", body.get("function_call")), gaps)
     if body.get("parallel_tool_calls") not in (None, True):
         gaps.append(Gap("parallel_tool_calls", How.DROPPED, "the model may call several tools at once"))
@@ -64,7 +65,7 @@ def _given(body: Json, gaps: list[Gap]) -> list[Json]:
     return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
 
 
-def _declaration(tool: Json, gaps: list[Gap]) -> Json:
+def _declaration(tool: Json, gaps: list[Gap], *, is_odd: bool) -> Json:
     named = _function(tool)
     if not (tool.keys() <= _OF_TOOLS and named.keys() <= _OF_FUNCTIONS):
         gaps.append(Gap("tools.other", How.DROPPED, "the target's tools have no such field"))
@@ -74,7 +75,7 @@ def _declaration(tool: Json, gaps: list[Gap]) -> Json:
     if named.get("description"):
         made["description"] = named["description"]
     if parameters := named.get("parameters"):
-        made["parametersJsonSchema"] = plain_schema(parameters)
+        made["parametersJsonSchema"] = plain_schema(parameters) if is_odd else parameters
     return made
 
 
