@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from email.utils import formatdate
 
 import pytest
 
@@ -125,6 +127,35 @@ async def test_a_refused_credential_is_replaced_once(status: int) -> None:
     assert [one.status for one in refused] == [status] * 3
     assert len(lost.server.asked) == 3
     assert lost.fetches == 2
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+async def test_a_wrong_clock_is_made_up_for(off_s: float) -> None:
+    """AWS takes signatures of five minutes; what it says the time is, the next ones tell at once."""
+    async with calling(lambda _: (403, b"{}"), KEYS) as calls:
+        right = calls.clock.wall() + off_s
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(right))
+        calls.server.date = formatdate(right, usegmt=True)
+        calls.server.answers = lambda asked: (200 if asked.headers["x-amz-date"] == stamp else 403, b"{}")
+        answers = [await calls.upstream.send(CHAT) for _ in range(2)]
+        for one in answers:
+            await read(one)
+
+    assert [one.status for one in answers] == [200, 200]
+    assert len(calls.server.asked) == 3
+
+
+@pytest.mark.parametrize("date", ["Mon, 23 Nov 2020 10:00:00 GMT", "soon", ""])
+async def test_a_clock_that_is_not_the_reason_changes_nothing(date: str) -> None:
+    """A proxy's may be wrong: then the next call tells our own time again."""
+    async with calling(lambda _: (403, b"{}"), KEYS) as calls:
+        calls.server.date = date
+        for _ in range(2):
+            await read(await calls.upstream.send(CHAT))
+
+    ours = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(calls.clock.wall()))
+    told = [asked.headers["x-amz-date"] for asked in calls.server.asked]
+    assert told[0] == told[-1 if len(told) == 2 else 2] == ours
 
 
 async def test_secrets_that_a_provider_repeats_are_masked() -> None:

@@ -33,6 +33,8 @@ class LocalServer:
 
     answers: Answers
     url: str = ""
+    date: str = ""
+    """What its clock says, in the words of the header."""
     asked: list[Asked] = field(default_factory=list)
 
     @property
@@ -49,8 +51,9 @@ class LocalServer:
                 self.asked.append(Asked(method, path, headers, body))
                 said = self.answers(self.asked[-1])
                 status, text = said if isinstance(said, tuple) else await said
-                head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
-                writer.write(head.encode() + text)
+                head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n"
+                told = f"date: {self.date}\r\n" if self.date else ""
+                writer.write(f"{head}{told}\r\n".encode() + text)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client has left, or the test
         finally:
