@@ -181,6 +181,21 @@ def test_an_estimate_is_never_taken_for_the_providers_word() -> None:
     assert PAIR.answer(request(), whole)["usage"]["estimated"] is True
 
 
+def test_an_estimate_leaves_pictures_out_unread() -> None:
+    """Of messages and of results of tools, whatever stands in them; a text in a document has its words."""
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "!" * 8000}}
+    words = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "so " * 1000}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [picture]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    counts = []
+    for before, block in (([], picture), ([call], result), ([], words)):
+        messages = [*before, {"role": "user", "content": [block]}]
+        usage = counted(through(as_bytes("chat", [delta(content="x"), delta("stop")]), messages=messages))
+        assert usage is not None
+        counts.append(usage.input > 500)
+    assert counts == [False, False, True]
+
+
 def test_words_of_white_space_alone_are_no_block() -> None:
     """Anthropic refuses such in the next turn (NousResearch/hermes-agent#55092); before words, they are kept."""
     assert kinds(message([delta(content="\n\n"), begun(0, "{}"), delta("tool_calls")])) == ["tool_use"]

@@ -118,8 +118,25 @@ def estimated(sent: ConvertedRequest, said: Json, told: int) -> Json:
 
     It says so, that nobody takes it for the provider's word.
     """
-    usage = estimate_usage(orjson.dumps(sent.asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
+    asked = {**sent.asked, "messages": [_without_media(one) for one in objects(sent.asked.get("messages"))]}
+    usage = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
     return {"input_tokens": usage.input, "output_tokens": usage.output, "estimated": True} | tier_of(said)
+
+
+def _without_media(message: Json) -> Json:
+    """Returns a message, or the result of a tool, without its pictures and files: to write and search those takes long."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    made = []
+    for block in content:
+        source = block.get("source") if isinstance(block, dict) else None
+        if isinstance(source, dict) and source.get("type") == "base64":
+            block = {**block, "source": {**source, "data": ""}}
+        elif isinstance(block, dict) and "content" in block:
+            block = _without_media(block)
+        made.append(block)
+    return {**message, "content": made}
 
 
 def tokens_in(told: int) -> int:
