@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.gemini.from_generate.marks import held_by, marked, without_marks
+from gateway.dialects.gemini.from_generate.marks import FOREIGN, held_by, marked, without_marks
 from gateway.dialects.gemini.from_generate.path import taken_out
 from gateway.dialects.gemini.from_generate.schema import json_schema
 from gateway.dialects.gemini.from_generate.translators import GenerateOverChat
@@ -284,7 +284,7 @@ CALLS = [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "
 def test_an_answer_is_one_of_generate_content() -> None:
     """Thoughts where they are asked for; the candidates' tokens are without them."""
     made = PAIR.answer(converted(**SHOWN), answer("tool_calls", reasoning_content="hm", content="so", tool_calls=CALLS))
-    parts = [{"text": "hm", "thought": True}, {"text": "so"}, call("f", "call_a", x=1)]
+    parts = [{"text": "hm", "thought": True}, {"text": "so"}, {**call("f", "call_a", x=1), "thoughtSignature": FOREIGN}]
     assert made == {
         "candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP", "index": 0}],
         "usageMetadata": {
@@ -402,6 +402,19 @@ def test_signatures_of_geminis_own_are_told_as_they_are() -> None:
         assert (held_by(part["thoughtSignature"]) is None) == (extra is own)
         echoed = sent(asked(GO, model(part), user(result(id="call_a", output="x"))), HUB)["messages"][1]
         assert echoed["tool_calls"][0]["extra_content"] == extra
+
+
+def test_calls_that_nobody_signed_are_known_for_foreign_by_gemini() -> None:
+    """The first of a turn is marked; at Gemini it gets the word that stands for a signature, and elsewhere nothing is lost."""
+    two = [*CALLS, {**CALLS[0], "id": "call_b"}]
+    (candidate,) = PAIR.answer(converted(), answer("tool_calls", tool_calls=two))["candidates"]
+    first, second = candidate["content"]["parts"]
+    assert (first.pop("thoughtSignature"), second.keys()) == (FOREIGN, {"functionCall"})
+    turn = {**candidate["content"], "parts": [{**first, "thoughtSignature": FOREIGN}, second]}
+    results = user(result("f", "call_a", x=1), result("f", "call_b", x=1))
+    (content, _) = orjson.loads(without_marks(orjson.dumps({"contents": [turn, results]})))["contents"]
+    assert content["parts"] == [{**first, "thoughtSignature": "skip_thought_signature_validator"}, second]
+    assert gaps(asked(GO, turn, results, tools=[TOOL])) == gaps(asked(GO, tools=[TOOL]))
 
 
 def test_a_stream_leaves_as_it_comes_and_ends_when_it_ended() -> None:

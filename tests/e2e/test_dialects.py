@@ -185,6 +185,28 @@ async def test_claude_goes_on_from_calls_of_a_model_that_told_no_thought(start: 
     assert "thinking" not in sent
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_gemini_goes_on_from_calls_that_it_did_not_sign(start: StartGateway, *, stream: bool) -> None:
+    """What OpenAI's model called for one of Gemini's callers would be refused at Gemini without a signature."""
+    gateway = await start(dialects())
+    declared = [{"name": name, "parametersJsonSchema": SCHEMA} for name in NAMES]
+    said: dict[str, Any] = {"role": "user", "parts": [{"text": "use get_time and get_weather"}]}
+    asked = {"contents": [said], "tools": [{"functionDeclarations": declared}]}
+    verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    _, target, raw = await answer_of(gateway, f"/v1beta/models/any:{verb}", asked)
+    assert target.startswith("main/")
+    pieces = [orjson.loads(one) for one in raw.split(b"data: ")[1:]] if stream else [orjson.loads(raw)]
+    parts = [part for one in pieces for part in one["candidates"][0]["content"].get("parts", ())]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    results = [{"functionResponse": {"id": c["id"], "name": c["name"], "response": {"x": 1}}} for c in calls]
+    turns = [said, {"role": "model", "parts": parts}, {"role": "user", "parts": results}]
+
+    gateway.script(*["e529"] * 3, model="gpt-first")
+    gateway.script(*["e529"] * 3, model="claude-sonnet-4-6")
+    status, target, raw = await answer_of(gateway, "/v1beta/models/any:generateContent", {**asked, "contents": turns})
+    assert (len(calls), status, target.startswith("gemini/")) == (2, 200, True), raw
+
+
 async def test_errors_have_the_class_that_the_sdk_knows(start: StartGateway, tmp_path: Path) -> None:
     """Google says 400 of a bad key, Bedrock 403, and Bedrock's 5xx have a shape of their own."""
     (tmp_path / "retries.yaml").write_text("default: {attempts: 1, by_cost: []}\n")

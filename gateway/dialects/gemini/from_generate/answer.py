@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
 from gateway.dialects.gemini.from_chat.signatures import FORMATS
-from gateway.dialects.gemini.from_generate.marks import marked
+from gateway.dialects.gemini.from_generate.marks import FOREIGN, marked
 from gateway.dialects.gemini.from_generate.names import camel, inner
 from gateway.dialects.media import data_url
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
@@ -90,6 +90,8 @@ def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call:
         made["thoughtSignature"] = signature
     elif extra and (mark := marked({"extra_content": extra})) is not None:
         made["thoughtSignature"] = mark
+    elif not place:
+        made["thoughtSignature"] = FOREIGN
     return made
 
 

@@ -223,8 +223,9 @@ def _add_media(found: list[Gap], part: Json, facts: ServerFacts) -> None:
 
 def _add_signature(found: list[Gap], part: Json, facts: ServerFacts) -> None:
     signature = part.get("thoughtSignature")
-    if isinstance(signature, str) and signature and not facts.takes_details:
-        is_own = held_by(signature) is None
+    held = held_by(signature) if isinstance(signature, str) else None
+    if isinstance(signature, str) and signature and held != {} and not facts.takes_details:
+        is_own = held is None
         found.append(
             Gap("contents.thoughtSignature", How.DROPPED, _NOT_ITS_OWN if is_own else "the target takes none back")
         )

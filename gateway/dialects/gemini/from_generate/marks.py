@@ -19,6 +19,8 @@ from gateway.policy.openai.sse import json_object
 _BEGIN: Final = b"gw1"
 MARK: Final = urlsafe_b64encode(_BEGIN).decode()
 """How a mark begins: three bytes are four characters of Base64, whatever follows."""
+FOREIGN: Final = urlsafe_b64encode(_BEGIN + b"{}").decode()
+"""Marks a turn's first call that nobody signed: Gemini refuses to go on from its own without a signature."""
 IN_BODY: Final = b'"' + MARK.encode()
 _BOTH: Final = str.maketrans("+/", "-_")
 
