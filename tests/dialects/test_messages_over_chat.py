@@ -287,6 +287,8 @@ LOSSES: list[tuple[Json, dict[str, str], ServerFacts]] = [
     ({"tools": [TOOL | {"defer_loading": True, "input_examples": [{}], "allowed_callers": ["direct"]}]},
      {"tools.defer_loading": "dropped", "tools.input_examples": "dropped"}, OPENAI),
     ({"tools": [TOOL | {"name": "n" * 65}]}, {"tools.name": "approximated"}, OPENAI),
+    ({"tools": [TOOL | {"strict": True, "input_schema": LOOSE_SCHEMA}]}, {"tools.strict": "dropped"}, OPENAI),
+    ({"tools": [TOOL | {"strict": True, "input_schema": LOOSE_SCHEMA}]}, {}, OTHER),
     ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tool_choice": "refused"},
      ServerFacts(model=ModelFacts(forced_tools=False))),
     ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tool_choice": "approximated"},
@@ -628,3 +630,20 @@ def test_a_long_conversation_takes_as_much_more_as_it_is_longer() -> None:
         return count
 
     assert calls(40) < 2.1 * calls(20)
+
+
+def test_openai_is_asked_for_no_strict_tool_that_it_would_refuse() -> None:
+    """It takes no optional properties there; Anthropic and others do."""
+    for schema, facts, strict in (
+        (LOOSE_SCHEMA, OPENAI, None),
+        (LOOSE_SCHEMA, OTHER, True),
+        (TEXT_SCHEMA, OPENAI, True),
+    ):
+        asked = {
+            "model": "m",
+            "max_tokens": 9,
+            "messages": HELLO,
+            "tools": [TOOL | {"strict": True, "input_schema": schema}],
+        }
+        sent = PAIR.request(asked, facts, 0.0, str).body
+        assert sent["tools"][0]["function"].get("strict") is strict

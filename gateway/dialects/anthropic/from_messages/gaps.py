@@ -199,6 +199,8 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
                 found.append(Gap(f"tools.{name if name in _OF_TOOLS else 'other'}", How.DROPPED, _HINT))
         if tool.get("allowed_callers") not in (None, ["direct"]):
             found.append(Gap("tools.allowed_callers", How.DROPPED, "only the model calls tools there"))
+        if not request.holds_arguments(tool, facts):
+            found.append(Gap("tools.strict", How.DROPPED, "the target holds to no optional properties"))
         if len(text_of(tool.get("name"))) > ids.MOST_NAME and not facts.takes_details:
             found.append(Gap("tools.name", How.APPROXIMATED, "it is shortened for the target, and whole in its answer"))
         if tool.get("cache_control") and not facts.takes_details:

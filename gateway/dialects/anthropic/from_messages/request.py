@@ -123,6 +123,11 @@ def is_strict(schema: Json, facts: ServerFacts) -> bool:
     return not facts.requires_all or not size_of(schema).optional
 
 
+def holds_arguments(tool: Json, facts: ServerFacts) -> bool:
+    """Returns whether the arguments of a tool that asks for it can be held to its schema."""
+    return not tool.get("strict") or is_strict(object_of(tool.get("input_schema")), facts)
+
+
 def told_system(given: Any) -> list[tuple[str, Json]]:
     """Returns the texts of the instructions without the line by which a client is billed, each with its block.
 
@@ -190,6 +195,8 @@ def _tool(tool: Json, place: str, facts: ServerFacts) -> Json:
     named = {"name": ids.name_for(name, facts)}
     kept = {"description": "description", "input_schema": "parameters", "strict": "strict"}
     named |= {other: tool[field] for field, other in kept.items() if tool.get(field) is not None}
+    if not holds_arguments(tool, facts):
+        named.pop("strict", None)
     made: Json = {"type": "function", "function": named}
     if facts.takes_details and tool.get("cache_control"):
         made["cache_control"] = tool["cache_control"]
