@@ -49,7 +49,8 @@ class ChatOutline(NamedTuple):
     """What there is to look at in a conversation."""
 
     notable: list[tuple[int, Json]]
-    """The messages, each with its number, that have more than words, results of tools in words, and calls of functions."""
+    """The messages, each with its number, that have more than words, calls of functions with or without words, and
+    results of tools in words."""
     begins_at: int | None
     """The number of the first message that is no instruction; None: all are."""
     has_later_system: bool
@@ -70,10 +71,13 @@ def outline(messages: Any) -> ChatOutline:
             has_later_system = begins_at is not None
         elif begins_at is None:
             begins_at = number
-        if type(content) is str:
-            if size == 2 or (size == 3 and "tool_call_id" in message and content and not content.isspace()):
-                continue
-        elif content is None and size == 3 and _are_plain(message.get("tool_calls")):
+        has_words = type(content) is str
+        if size == 2 and has_words:
+            continue
+        if size == 3 and has_words and "tool_call_id" in message and content and not content.isspace():
+            continue
+        is_turn = size == 3 and "tool_calls" in message and "content" in message and (has_words or content is None)
+        if is_turn and _are_plain(message["tool_calls"]):
             continue
         notable.append((number, message))
         if type(content) is list and not has_other:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.media import Media, data_url, file_of, text_in
+from gateway.dialects.outline import outline
 from gateway.dialects.schema import SchemaTooDeep, Size, object_schema, size_of, strict_schema
 from gateway.dialects.tools import safe_id, turns
 from gateway.errors import InvalidRequest
@@ -74,6 +75,22 @@ def test_what_cannot_be_paired_is_refused_by_its_place(said: Any, place: str) ->
         list(turns(said))
 
     assert refused.value.param == place
+
+
+def test_plain_messages_are_passed_over() -> None:
+    """Words, calls beside words, and results of tools in words: every language can say those."""
+    plain = [USER, calling("a"), {**calling("b"), "content": "so"}, {**result("a"), "content": "ok"}]
+
+    assert outline(plain).notable == []
+
+
+@rows("field", [{"reasoning_content": "hm"}, {"refusal": "no"}, {"audio": {"id": "a"}}, {"name": "bob"}])
+def test_what_stands_beside_calls_is_looked_at(field: dict[str, Any]) -> None:
+    """Also where the message has no `content`, which some clients leave out."""
+    turn = {**calling("a"), **field}
+    del turn["content"]
+
+    assert outline([USER, turn, {**turn, "content": "so"}]).notable == [(1, turn), (2, {**turn, "content": "so"})]
 
 
 @rows("arguments", ["", " ", None, "{}", {}])
