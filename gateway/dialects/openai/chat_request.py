@@ -7,6 +7,7 @@ which is the other way round in Responses.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
@@ -103,22 +104,23 @@ def _items(messages: Any, *, is_marked: bool) -> list[Json]:
         raise InvalidRequest("The field 'messages' must be a list.", param="messages")
     items: list[Json] = []
     calls = 0
+    custom: set[str] = set()  # the ids of the calls whose input is free text
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
         role = message.get("role") if isinstance(message, dict) else None
         if role in ("user", "system", "developer"):
             items.append({"role": role, "content": _content(message.get("content"), place, is_marked=is_marked)})
         elif role == "assistant":
-            items += _said(message, place)
+            items += _said(message, place, custom)
             if isinstance(message.get("function_call"), dict):
                 calls += 1
                 items.append(
                     {"type": "function_call", "call_id": f"call_{calls}", **_function(message["function_call"])}
                 )
         elif role == "tool":
-            items.append(_result(items, message.get("tool_call_id"), message.get("content"), place))
+            items.append(_result(message.get("tool_call_id"), message.get("content"), place, custom))
         elif role == "function":
-            items.append(_result(items, f"call_{calls}", message.get("content"), place))
+            items.append(_result(f"call_{calls}", message.get("content"), place, custom))
         else:
             raise InvalidRequest(
                 f"'{place}.role' must be one of system, developer, user, assistant, tool.", param=f"{place}.role"
@@ -126,8 +128,8 @@ def _items(messages: Any, *, is_marked: bool) -> list[Json]:
     return items
 
 
-def _said(message: Json, place: str) -> list[Json]:
-    """Returns the items of one turn of the model: what it thought, said and called."""
+def _said(message: Json, place: str, custom: set[str]) -> list[Json]:
+    """Returns the items of one turn of the model: what it thought, said and called. Adds to the ids of `custom` calls."""
     items: list[Json] = []
     text = "".join((_text_at(message.get("content"), place), _text_at(message.get("refusal"), place)))
     if text:
@@ -139,6 +141,7 @@ def _said(message: Json, place: str) -> list[Json]:
             named = object_of(call.get("custom"))
             made = {"type": "custom_tool_call", "name": named.get("name"), "input": named.get("input") or ""}
             items.append(made | {"call_id": call["id"]})
+            custom.add(call["id"])
         else:
             items.append({"type": "function_call", "call_id": call["id"], **_function(object_of(call.get("function")))})
     _put_back(items, objects(message.get("reasoning_details")))
@@ -160,13 +163,12 @@ def _function(named: Json) -> Json:
     return {"name": named.get("name"), "arguments": named.get("arguments") or "{}"}
 
 
-def _result(items: list[Json], id: Any, content: Any, place: str) -> Json:
+def _result(id: Any, content: Any, place: str, custom: Container[str]) -> Json:
     if not isinstance(id, str):
         raise InvalidRequest(
             f"'{place}.tool_call_id' must name the call that this is the result of.", param=f"{place}.tool_call_id"
         )
-    is_custom = any(item.get("type") == "custom_tool_call" and item["call_id"] == id for item in items)
-    kind = "custom_tool_call_output" if is_custom else "function_call_output"
+    kind = "custom_tool_call_output" if id in custom else "function_call_output"
     has_more = any(
         part.get("type") != "text" for part in objects(content)
     )  # pictures and files, which a string cannot say
