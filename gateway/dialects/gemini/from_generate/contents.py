@@ -64,11 +64,17 @@ class ContentsOfCaller:
             self._end_user()
             self._turn = self._turn or _ModelsTurn()
             for number, part in enumerate(parts):
-                self._said(self._turn, camel(part), f"{place}.parts[{number}]")
+                if (text := _words_alone(part)) is not None:
+                    self._turn.texts.append(text)
+                else:
+                    self._said(self._turn, camel(part), f"{place}.parts[{number}]")
         elif role in _USERS:
             self._end_turn()
             for number, part in enumerate(parts):
-                self._heard(part, f"{place}.parts[{number}]")
+                if (text := _words_alone(part)) is not None:
+                    self._later.append({"type": "text", "text": text})
+                else:
+                    self._heard(part, f"{place}.parts[{number}]")
         else:
             raise InvalidRequest(f"'{place}.role' must be user or model.", param=f"{place}.role")
 
@@ -153,6 +159,12 @@ class ContentsOfCaller:
             is_text = all(part["type"] == "text" for part in later)
             content: Any = later[0]["text"] if is_text and len(later) == 1 else later
             self._made.append({"role": "user", "content": content})
+
+
+def _words_alone(part: Any) -> str | None:
+    """Returns the text of a part that is nothing else, as most are."""
+    text = part.get("text") if type(part) is dict and len(part) == 1 else None
+    return text if type(text) is str else None
 
 
 class _ModelsTurn:

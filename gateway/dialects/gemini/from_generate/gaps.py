@@ -96,7 +96,7 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
             found.append(Gap("systemInstruction.other", How.DROPPED, "instructions are text alone"))
     for content in listed(given.get("contents")):
         for part in listed(camel(content).get("parts")):
-            if isinstance(part, dict):
+            if isinstance(part, dict) and (len(part) != 1 or "text" not in part):  # words alone are always said
                 _add_part(found, camel(part), facts)
     return found
 

@@ -16,9 +16,10 @@ _STEP: Final = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 def camel(value: Any) -> Json:
     """Returns an object with all its names in camel case; an empty one where the value is none."""
     given = object_of(value)
-    if not any("_" in name for name in given):
-        return given
-    return {_STEP.sub(_raised, name): one for name, one in given.items()}
+    for name in given:
+        if "_" in name:
+            return {_STEP.sub(_raised, one): said for one, said in given.items()}
+    return given
 
 
 def inner(value: Json, name: str) -> Json:
