@@ -103,6 +103,28 @@ async def test_a_fallback_stands_in_for_what_the_model_lacks() -> None:
     assert sent(two) == [0, 1]
 
 
+async def test_what_a_fallback_would_lose_is_looked_for_once_it_is_needed() -> None:
+    """That is a look at each message; most calls are served where nothing is lost."""
+    two = bench(EVERYTHING, EVERYTHING, fallbacks=1)
+    two.upstreams[0].scripts[1] = whole(b'{"error": {"message": "no"}}', 500)
+    looks: list[object] = []
+
+    def look(body: dict[str, object]) -> tuple[()]:
+        looks.append(body["model"])
+        return ()
+
+    for expected in ([], ["m"]):
+        call = asking(two, {})
+        first, second = call.model.plan
+        second = replace(second, gaps={"chat": look})
+        call.model = replace(call.model, plan=(first, second))
+
+        await two.pipeline.handle(call)
+
+        assert looks == expected
+    assert sent(two) == [2, 1]
+
+
 async def test_who_fails_is_not_followed_by_one_that_cannot() -> None:
     """Retries keep to the targets that can serve the call."""
     three = bench(EVERYTHING, NO_TOOLS, EVERYTHING)

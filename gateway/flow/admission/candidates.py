@@ -55,7 +55,7 @@ class Planner:
         model = call.model
         if not model.restricts and call.endpoint.name not in model.converted:
             return Plan(model.targets, model.others, model.context_plan)
-        missing = _missing(call)
+        missing = _missing(call, (*model.plan, *model.context_plan))
         able = Plan(
             *(
                 [target for target in targets if missing[target.name] is None]
@@ -109,8 +109,16 @@ class Planner:
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
         rank_of = _rank_for(call) if model.prefers_native else order_of
-        tiers = Tiers(self.plan(call).own, rank_of) if is_restricted else model.tiers
+        tiers = Tiers(self._own(call), rank_of) if is_restricted else model.tiers
         return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+
+    def _own(self, call: Call) -> Sequence[Target]:
+        """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
+        if call.unsayable is None:
+            missing = _missing(call, call.model.targets)
+            if able := [target for target in call.model.targets if missing[target.name] is None]:
+                return able
+        return self.plan(call).own
 
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
         """Returns the targets that are not left alone, and for how long the call may wait for one.
@@ -194,7 +202,7 @@ def _rank_for(call: Call) -> Callable[[Target], tuple[int, bool]]:
     return lambda target: (target.order, endpoint in target.gaps)
 
 
-def _missing(call: Call) -> dict[str, str | None]:
+def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
     """Returns by target what it lacks for the call; None: it can serve it."""
     tokens = estimate_of(call) + (call.max_tokens or 0)
     body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
@@ -205,7 +213,7 @@ def _missing(call: Call) -> dict[str, str | None]:
         needs = needs_of(body, tokens)
     return {
         target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
-        for target in (*call.model.plan, *call.model.context_plan)
+        for target in targets
     }
 
 
