@@ -5,13 +5,16 @@ So the system handles one call after the other and one event after the other, ho
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable
 
-from tests.bench.canned import ANSWER, STREAM_HEAD, stream_events, whole_body
-from tests.bench.load import chat_body, request
+from tests.bench.canned import ANSWER, STREAM_HEAD, message_events, stream_events, whole_body
+from tests.bench.load import MESSAGES_PATH, PATH, chat_body, messages_body, request
 
 PATIENCE_S = 120.0
+_OURS = (b"chatcmpl-bench", b"[DONE]", b"event: ")
+"""What the provider sends has one of these in it."""
 
 
 class BothEnds:
@@ -19,7 +22,8 @@ class BothEnds:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._provider: socket.socket | None = None
+        self._providers: list[socket.socket] = []
+        """Its connections: the one that was asked last is the last one."""
         self._client: socket.socket | None = None
         self._port = 0
 
@@ -35,7 +39,7 @@ class BothEnds:
 
     def close(self) -> None:
         """Close its sockets."""
-        for one in (self._client, self._provider, self._listener):
+        for one in (self._client, *self._providers, self._listener):
             if one is not None:
                 one.close()
 
@@ -54,20 +58,33 @@ class BothEnds:
             self._answer(text, _ends_an_event)
         self._answer(stop + done, lambda data: data.endswith(b"0\r\n\r\n"))
 
-    def _ask(self, body: bytes) -> None:
+    def messages(self, events: int) -> None:
+        """Make one call of Messages that is answered with so many events of text, each alone."""
+        start, text, end = message_events()
+        self._ask(messages_body(), MESSAGES_PATH)
+        # What comes before the first word may be held until that is there.
+        self._answer(STREAM_HEAD + start + text, lambda data: b"text_delta" in data and _ends_an_event(data))
+        for _ in range(events):
+            self._answer(text, _ends_an_event)
+        self._answer(end, lambda data: data.endswith(b"0\r\n\r\n"))
+
+    def _ask(self, body: bytes, path: str = PATH) -> None:
         assert self._client is not None
-        self._client.sendall(request(self._port, body, {}))
-        if self._provider is None:
-            self._provider, _ = self._listener.accept()
-            self._provider.settimeout(PATIENCE_S)
-        _read(self._provider, lambda data: whole_body(data) is not None)
+        self._client.sendall(request(self._port, body, {}, path))
+        asked = select.select([self._listener, *self._providers], (), (), PATIENCE_S)[0][0]
+        if asked is self._listener:
+            asked, _ = self._listener.accept()
+            asked.settimeout(PATIENCE_S)
+        else:
+            self._providers.remove(asked)
+        self._providers.append(asked)
+        _read(asked, lambda data: whole_body(data) is not None)
 
     def _answer(self, data: bytes, is_over: Callable[[bytes], bool]) -> None:
         assert self._client is not None
-        assert self._provider is not None
-        self._provider.sendall(data)
+        self._providers[-1].sendall(data)
         received = _read(self._client, is_over)
-        assert b"chatcmpl-bench" in received or b"[DONE]" in received, received
+        assert any(one in received for one in _OURS), received
 
 
 def _ends_an_event(data: bytes) -> bool:

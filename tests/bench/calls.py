@@ -65,7 +65,9 @@ async def count(start: Start) -> dict[str, Counts]:
             system.times.minute_later()
             await asyncio.to_thread(ends.plain, WARM)
             await asyncio.to_thread(ends.stream, WARM)
-            return {"plain": await _difference(ends.plain), "event": await _difference(ends.stream)}
+            await asyncio.to_thread(ends.messages, WARM)
+            kinds = {"plain": ends.plain, "event": ends.stream, "message": ends.messages}
+            return {kind: await _difference(run) for kind, run in kinds.items()}
     finally:
         ends.close()
 

@@ -133,6 +133,28 @@ def stream_events() -> list[bytes]:
     return [_chunk(event) for event in events] + [_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
 
 
+def message_events() -> list[bytes]:
+    """A message's stream as Anthropic sends it (start, text, end), each as an HTTP chunk; a text is as long as a chat's."""
+    usage = {"input_tokens": 204, "output_tokens": 1}
+    said = {"id": "msg_bench", "type": "message", "role": "assistant", "model": "claude-haiku-4-5", "content": []}
+    start = {"type": "message_start", "message": {**said, "stop_reason": None, "stop_sequence": None, "usage": usage}}
+    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    text = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": ""}}
+    around = len(_named(text)) - len(json.dumps(text, separators=(",", ":"))) - len(b"data: \n\n")
+    filled = _filled(text, lambda value: value["delta"], EVENT_BYTES - around, "text")
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 120}}
+    last = (_named({"type": "content_block_stop", "index": 0}), _named(end), _named({"type": "message_stop"}))
+    return [
+        _chunk(_named(start) + _named(block)),
+        _chunk(b"event: content_block_delta\ndata: %b\n\n" % filled),
+        _chunk(b"".join(last)) + b"0\r\n\r\n",
+    ]
+
+
+def _named(event: dict[str, Any]) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+
+
 def _frame(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
     return {
         "id": "chatcmpl-bench",
@@ -147,10 +169,10 @@ def _delta(frame: dict[str, Any]) -> Any:
     return frame["choices"][0]["delta"]
 
 
-def _filled(value: dict[str, Any], part: Any, size: int) -> bytes:
+def _filled(value: dict[str, Any], part: Any, size: int, field: str = "content") -> bytes:
     """The value as JSON, its text grown until it has `size` bytes."""
     missing = size - len(json.dumps(value, separators=(",", ":")))
-    part(value)["content"] = ("The quick brown fox jumps over the lazy dog. " * (missing // 40 + 1))[: max(0, missing)]
+    part(value)[field] = ("The quick brown fox jumps over the lazy dog. " * (missing // 40 + 1))[: max(0, missing)]
     return json.dumps(value, separators=(",", ":")).encode()
 
 

@@ -1,5 +1,7 @@
 """User-space instructions per plain call and per event of a stream, of the gateway and the floor: `make instructions`.
 
+Events are those of a chat, and those of a message that goes to Anthropic's as it is.
+
 Counted by valgrind's cachegrind, which simulates the processor: no other process, no cache and no clock rate has a part in the
 figure. What time drives is taken away from the systems (`still.py`), or a slower run would count more ticks. Each figure is
 the difference of two runs that differ in the number of calls, or of events, alone; start-up is in both and falls out.
@@ -30,6 +32,7 @@ from tests.bench.report import say
 from tests.bench.still import SYSTEMS
 from tests.bench.systems import ROOT
 
+KINDS = {"plain": "plain call", "event": "event of a chat", "message": "event of a message"}
 RESULTS = Path(__file__).with_name("results") / "instructions.json"
 WARM, FEW, MANY = 50, 50, 300
 STOP_S = 60.0
@@ -69,25 +72,26 @@ def name_of_python() -> str:
 
 
 def count_all() -> dict[str, Any]:
-    """By system, `plain` and `event`; and how many times the floor's the gateway's are. Raises CountError."""
-    runs = {"base": (FEW, FEW), "plain": (MANY, FEW), "event": (FEW, MANY)}
+    """By system and kind; and how many times the floor's the gateway's are. Raises CountError."""
+    runs = {"base": (FEW, FEW, FEW)} | {kind: tuple(MANY if one == kind else FEW for one in KINDS) for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="gateway-instructions-") as folder, ThreadPoolExecutor(2) as pool:
         jobs = {
-            (system, kind): pool.submit(count, system, calls, events, Path(folder, f"{system}-{kind}.log"))
+            (system, kind): pool.submit(count, system, numbers, Path(folder, f"{system}-{kind}.log"))
             for system in SYSTEMS
-            for kind, (calls, events) in runs.items()
+            for kind, numbers in runs.items()
         }
         totals = {key: job.result() for key, job in jobs.items()}
     found: dict[str, Any] = {
-        system: {kind: (totals[system, kind] - totals[system, "base"]) // (MANY - FEW) for kind in ("plain", "event")}
+        system: {kind: (totals[system, kind] - totals[system, "base"]) // (MANY - FEW) for kind in KINDS}
         for system in SYSTEMS
     }
-    ratios = {kind: round(found["gateway"][kind] / found["floor"][kind], 2) for kind in ("plain", "event")}
+    ratios = {kind: round(found["gateway"][kind] / found["floor"][kind], 2) for kind in KINDS}
     return {**found, "x floor": ratios}
 
 
-def count(system: str, calls: int, events: int, log: Path) -> int:
-    """Instructions of one run from its start to its end: so many plain calls, and one stream of so many events."""
+def count(system: str, numbers: tuple[int, ...], log: Path) -> int:
+    """Instructions of one run from its start to its end: so many plain calls, and one stream each of so many events."""
+    calls, events, message_events = numbers
     ends = BothEnds()
     command = [
         *("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", f"--log-file={log}"),
@@ -109,6 +113,7 @@ def count(system: str, calls: int, events: int, log: Path) -> int:
             process.stdin.flush()
             ends.plain(calls)
             ends.stream(events)
+            ends.messages(message_events)
             process.stdin.close()
             process.wait(STOP_S)
         finally:
@@ -122,9 +127,12 @@ def count(system: str, calls: int, events: int, log: Path) -> int:
 
 def table(found: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
-    lines = ["| instructions | per plain call | per event |", "|---|---|---|"]
-    lines += [f"| {name} | {found[name]['plain']:,} | {found[name]['event']:,} |" for name in SYSTEMS]
-    lines.append(f"| x floor | {found['x floor']['plain']:.2f} | {found['x floor']['event']:.2f} |")
+    lines = [
+        "| instructions " + "".join(f"| per {told} " for told in KINDS.values()) + "|",
+        "|---" * (len(KINDS) + 1) + "|",
+    ]
+    lines += [f"| {name} " + "".join(f"| {found[name][kind]:,} " for kind in KINDS) + "|" for name in SYSTEMS]
+    lines.append("| x floor " + "".join(f"| {found['x floor'][kind]:.2f} " for kind in KINDS) + "|")
     return "\n".join(lines)
 
 

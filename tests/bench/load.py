@@ -22,7 +22,9 @@ import uvloop
 from tests.bench.canned import whole_body
 
 PATH = "/v1/chat/completions"
+MESSAGES_PATH = "/v1/messages"
 MODEL = "gpt-4o-mini"
+CLAUDE = "claude-haiku-4-5"
 PROMPT_BYTES = 900
 _MARK = b"data: "
 
@@ -51,18 +53,28 @@ class StreamResult:
 
 def chat_body(*, stream: bool = False, interval_ms: int = 0, events: int = 0) -> bytes:
     """A chat request of about 1 KB."""
-    text = ("Tell me how a gateway decides what to do with a call. " * 20)[:PROMPT_BYTES]
-    body: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0.2}
+    body: dict[str, Any] = {"model": MODEL, "messages": _said(), "temperature": 0.2}
     if stream:
         body |= {"stream": True, "user": f"interval_ms={interval_ms} events={events}"}
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def request(port: int, body: bytes, headers: Mapping[str, str]) -> bytes:
+def messages_body() -> bytes:
+    """A streamed request of Messages, of about 1 KB."""
+    body = {"model": CLAUDE, "max_tokens": 256, "messages": _said(), "stream": True}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _said() -> list[dict[str, str]]:
+    text = ("Tell me how a gateway decides what to do with a call. " * 20)[:PROMPT_BYTES]
+    return [{"role": "user", "content": text}]
+
+
+def request(port: int, body: bytes, headers: Mapping[str, str], path: str = PATH) -> bytes:
     """The request on the wire."""
     fields = {"host": f"127.0.0.1:{port}", "content-type": "application/json", "content-length": len(body), **headers}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"POST {PATH} HTTP/1.1\r\n{lines}\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 def run_plain(port: int, headers: Mapping[str, str], *, connections: int, seconds: float) -> PlainResult:

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.bench.canned import answer_body
-from tests.bench.load import MODEL, PATH, chat_body
+from tests.bench.load import CLAUDE, MODEL, PATH, chat_body
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARING = "redis state"
@@ -199,13 +199,15 @@ def _gateway(folder: Path, port: int, upstream_port: int, more: str = "") -> lis
 
 
 def write_gateway_config(folder: Path, port: int, upstream_port: int, more: str = "") -> Path:
-    """All default policies in force; the target's limits are there to be checked, and too high to be felt."""
+    """All default policies in force; the targets' limits are there to be checked, and too high to be felt."""
     config = folder / "gateway.yaml"
-    target = f"{{provider: canned, model: {MODEL}, rpm: 1000000000, tpm: 1000000000000}}"
+    canned = f"base_url: 'http://127.0.0.1:{upstream_port}/v1', api_key: sk-bench"
+    limits = "rpm: 1000000000, tpm: 1000000000000"
     config.write_text(
         f"server: {{host: 127.0.0.1, port: {port}, grace: 1s}}\n"
-        f"providers:\n  canned: {{dialect: openai, base_url: 'http://127.0.0.1:{upstream_port}/v1', api_key: sk-bench}}\n"
-        f"models:\n  {MODEL}:\n    targets: [{target}]\n{more}"
+        f"providers:\n  canned: {{dialect: openai, {canned}}}\n  claude: {{dialect: anthropic, {canned}}}\n"
+        f"models:\n  {MODEL}:\n    targets: [{{provider: canned, model: {MODEL}, {limits}}}]\n"
+        f"  {CLAUDE}:\n    targets: [{{provider: claude, model: {CLAUDE}, {limits}}}]\n{more}"
     )
     return config
 

@@ -50,6 +50,13 @@ def test_it_takes_no_more_python_calls_than_written_down(counted: Any, of: str) 
     )
 
 
+def test_an_event_of_a_message_takes_no_more_than_one_of_a_chat(counted: Any) -> None:
+    """Messages that go to a provider of Anthropic's are passed on as they are, and not read."""
+    now = counted["gateway"]
+
+    assert 1 < now["message"]["python"] <= most("event") + MARGIN
+
+
 def test_the_count_is_that_of_a_call(counted: Any) -> None:
     """Both do something for each call and event: neither count is of an idle loop."""
     for system in ("floor", "gateway"):
