@@ -126,8 +126,11 @@ def _closed(schema: Json, facts: ServerFacts, gaps: list[Gap]) -> Json | None:
 def _names_used(body: Json) -> list[str]:
     """Returns the names of the tools that were called, for a request that defines none: the target wants them defined."""
     found: dict[str, None] = {}
-    for message in objects(body.get("messages")):
-        if message.get("role") == "assistant" and ("tool_calls" in message or "function_call" in message):
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if type(message) is not dict or ("tool_calls" not in message and "function_call" not in message):
+            continue
+        if message.get("role") == "assistant":
             called = objects(message.get("tool_calls")) or [{"function": message.get("function_call")}]
             for call in called:
                 if isinstance(name := _function(call).get("name"), str):

@@ -68,6 +68,8 @@ _PARTS: Final = frozenset(
         "toolCall",
     )
 )
+_OF_TURNS: Final = frozenset(("text", "functionCall", "functionResponse"))
+"""What most parts are, and nothing else besides."""
 _BESIDE: Final = frozenset(("thought", "thoughtSignature", "videoMetadata", "mediaResolution"))
 """What a part may have besides what it is."""
 _SAID_OF_CALLING: Final = frozenset(("mode", "allowedFunctionNames"))
@@ -103,7 +105,8 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
 
 def _more(value: Json, said: Set[str]) -> bool:
     """Whether an object says something besides."""
-    return any(value[name] not in _UNSAID for name in value.keys() - said)
+    more = value.keys() - said
+    return bool(more) and any(value[name] not in _UNSAID for name in more)
 
 
 def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
@@ -173,6 +176,16 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
 
 
 def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
+    if not part or not part.keys() <= _OF_TURNS:
+        _add_rest(found, part, facts)
+    if "functionCall" in part:
+        _add_call(found, inner(part, "functionCall"))
+    if "functionResponse" in part:
+        _add_result(found, inner(part, "functionResponse"), facts)
+
+
+def _add_rest(found: list[Gap], part: Json, facts: ServerFacts) -> None:
+    """What is lost of all that is neither words, a call, nor its result."""
     if not part.keys() & _PARTS and part.get("thoughtSignature") is None:
         found.append(Gap("contents.other", How.REFUSED, "chat completions have no such part"))
     elif _more(part, _PARTS | _BESIDE):
@@ -186,12 +199,16 @@ def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
         found.append(Gap("contents.mediaResolution", How.DROPPED, _HINT))
     _add_media(found, part, facts)
     _add_signature(found, part, facts)
-    call = inner(part, "functionCall")
+
+
+def _add_call(found: list[Gap], call: Json) -> None:
     if call.get("partialArgs"):
         found.append(Gap("contents.functionCall.partialArgs", How.REFUSED, "calls are said whole"))
     if _more(call, _SAID_OF_CALLS):
         found.append(Gap("contents.functionCall.other", How.DROPPED, _HINT))
-    response = inner(part, "functionResponse")
+
+
+def _add_result(found: list[Gap], response: Json, facts: ServerFacts) -> None:
     if _more(response, _SAID_OF_RESULTS):
         found.append(Gap("contents.functionResponse.other", How.DROPPED, _HINT))
     if listed(response.get("parts")):
