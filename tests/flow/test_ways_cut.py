@@ -35,6 +35,16 @@ SHORT = {
     "converse": (0, 3, 5, 10, 11),
 }  # fmt: skip
 """The events of each stream that make a small one of it."""
+_WORDS_OF_MESSAGES = {2: "hm", 7: "s", 8: "o", 11: '{"x"', 12: ":1}"}
+WORDS = {
+    "chat": {1: "hm", 2: "s", 3: "o", 5: '{"x"', 6: ":1}"},
+    "responses": {2: "s", 3: "o", 6: '{"x"', 7: ":1}"},
+    "messages": _WORDS_OF_MESSAGES,
+    "claude": _WORDS_OF_MESSAGES,
+    "generate": {0: "hm", 1: "s", 2: "o", 3: '{"x":1}'},
+    "converse": {1: "hm", 3: "s", 4: "o", 7: '{"x"', 8: ":1}"},
+}
+"""What the events of each stream say, by their numbers."""
 END_MARKS = (b"[DONE]", b"message_stop", b"response.completed", b'"finish_reason":"', b'"finishReason"')
 HELD = (ErrorClass.STREAM_INTERRUPTED, ErrorClass.CONNECTION)
 
@@ -67,6 +77,18 @@ def test_a_stream_cut_at_any_byte_has_no_false_end(asked: str, spoken: str) -> N
             assert not any(mark in told for mark in END_MARKS)
         else:
             assert heard(asked, told) == heard(asked, whole) or (spoken in FRAMED and whole.startswith(told))
+
+
+@pytest.mark.parametrize(("asked", "spoken"), [way for way in CONVERTED if way[0] != "generate"])
+def test_no_word_waits_for_another_event(asked: str, spoken: str) -> None:
+    """Each thought, word and piece of arguments leaves with the event that brought it, however the two languages differ.
+
+    Gemini's callers have calls whole: see `test_generate_over_chat.py`.
+    """
+    reader = readers_of(asked, spoken)()
+    told = [heard(asked, reader.feed(event)).text for event in STREAMS[spoken]]
+
+    assert told == [WORDS[spoken].get(number, "") for number in range(len(STREAMS[spoken]))]
 
 
 @pytest.mark.parametrize(("asked", "spoken"), WAYS)

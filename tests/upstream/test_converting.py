@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import current_thread, main_thread
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.dialects import pair
 from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing
@@ -336,6 +338,33 @@ async def test_a_stream_is_converted_as_it_comes() -> None:
     assert answer.headers == [SSE]
     assert b"response.output_text.delta" in chunks[0]
     assert b"response.completed" in chunks[-1]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_what_is_large_is_converted_in_a_thread(is_large: bool) -> None:
+    """Requests and answers: others do not wait for them. Small ones are done sooner than a thread has begun."""
+    words = "x" * LARGE_BYTES if is_large else "x"
+    said = {
+        **SAID,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": "stop"}],
+    }
+    threads: list[bool] = []
+
+    class Watched(dict[str, Any]):
+        """A body that tells where it is read."""
+
+        def get(self, name: str, default: Any = None) -> Any:
+            threads.append(current_thread() is main_thread())
+            return super().get(name, default)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "json_object", lambda body: Watched(orjson.loads(body)))
+        upstream = around(ScriptedUpstream(*answers(said)), speaks=frozenset(("chat",)))
+        answer = await upstream.send(outgoing(body=ASKED | {"input": words}))
+        assert threads[0] is not is_large
+        threads.clear()
+        await body_of(answer)
+        assert threads[0] is not is_large
 
 
 async def test_large_and_spliced_requests_are_converted_too() -> None:
