@@ -29,8 +29,8 @@ SLOWER = 1.0 if interpreter.doubt() is None else 1.33
 TEXT_US, DELTA_US, TWO_STEPS_US, CALL_US = 5.0, 8.0, 10.0, 30.0
 """The last one is for a call that comes whole, in one event, and goes out in several, over two conversions; it has no bar."""
 REQUEST_US, US_PER_KB, DEARER = 300.0, 10.0, 2.5
-"""Two conversions may cost two and a half times as much, and so may those of Gemini's callers, whose every part is looked at for names; for
-Bedrock, a third more: the bar is that of Anthropic's."""
+"""Two conversions may cost so many times as much, and so may those of Gemini's callers, whose parts are looked at for names;
+for Bedrock, a third more: the bar is that of Anthropic's."""
 ANSWER_US, SIGNATURE_US = 25.0, 15.0
 GAPS_US, MESSAGE_GAPS_US = 20.0, 0.6
 """Of a short conversation, and of each message more of a long one: each of them is looked at. Through two conversions they
