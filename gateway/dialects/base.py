@@ -153,6 +153,11 @@ class Translator(Protocol):
 class Reader(Protocol):
     """Converts one stream: is fed bytes of the target's and gives whole events of the caller's language."""
 
+    @property
+    def is_over(self) -> bool:
+        """Returns whether the end was told, or an error: how the target's connection ends says nothing more."""
+        ...
+
     def feed(self, chunk: bytes) -> bytes:
         """Returns the events that this chunk has completed; empty when there is none."""
         ...

@@ -77,6 +77,10 @@ class ConvertingReader(ABC):
         self._is_over = False
         """The end was told, or an error: nothing follows."""
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def feed(self, chunk: bytes) -> bytes:
         if self._is_over:
             return b""

@@ -54,6 +54,10 @@ class _ReaderThroughChat:
         self._first = first
         self._second = second
 
+    @property
+    def is_over(self) -> bool:
+        return self._first.is_over
+
     def feed(self, chunk: bytes) -> bytes:
         said = self._second.feed(chunk)
         return self._first.feed(said) if said else b""

@@ -186,7 +186,7 @@ class Converting:
         if answer.status != 200:
             return answer
         try:
-            return ConvertedAnswer(answer, pair, sent)
+            return ConvertedAnswer(answer, pair, sent, self.errors)
         except self.errors as error:  # of what it is packed with
             raise self.failure(error) from error
 
@@ -228,7 +228,9 @@ class Languages:
 class ConvertedAnswer:
     """A good answer in the caller's language."""
 
-    def __init__(self, inner: Answer, pair: Pair, sent: ConvertedRequest) -> None:
+    def __init__(self, inner: Answer, pair: Pair, sent: ConvertedRequest, errors: tuple[type[Exception], ...]) -> None:
+        """`errors` are those of the target's connection."""
+        self._errors = errors
         self._inner, self._pair, self._sent = inner, pair, pair.with_count(sent, inner.headers)
         self.status = inner.status
         self.headers: RawHeaders = [header for header in inner.headers if header[0] not in _CHANGED]
@@ -270,11 +272,15 @@ class ConvertedAnswer:
     async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         reader = self._pair.reader(self._sent)
         held = 0
-        async for chunk in chunks:
-            if made := reader.feed(chunk) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, chunk):
-                held = 0
-                yield made
-            else:
-                held += len(chunk)
+        try:
+            async for chunk in chunks:
+                if made := reader.feed(chunk) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, chunk):
+                    held = 0
+                    yield made
+                else:
+                    held += len(chunk)
+        except self._errors:
+            if not reader.is_over:  # Gemini's callers are told of no end but that of the connection
+                raise
         if made := reader.close(is_clean=True):
             yield made

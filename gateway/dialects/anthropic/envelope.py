@@ -81,6 +81,10 @@ class MessagesAtVertex:
 class _AsItIs:
     """Implements `base.Reader` for a stream that is in the caller's language."""
 
+    @property
+    def is_over(self) -> bool:
+        return False
+
     def feed(self, chunk: bytes) -> bytes:
         return chunk
 
@@ -94,6 +98,10 @@ class _FramedMessages:
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._has_begun = self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
 
     def feed(self, chunk: bytes) -> bytes:
         if self._is_over:

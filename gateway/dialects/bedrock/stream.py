@@ -60,6 +60,10 @@ class ConverseAsChat:
         self._finish: str | None = None
         self._is_over = False
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def feed(self, chunk: bytes) -> bytes:
         if self._is_over:
             return b""
