@@ -1,4 +1,4 @@
-"""Which languages a target speaks, and by which pair a call in another one reaches it. The only list of pairs.
+"""By which pair a call in one language reaches a target that speaks another. The only list of pairs.
 
 A language's own code is imported when the first target that speaks it, or the first call in it, is there.
 """
@@ -6,28 +6,27 @@ A language's own code is imported when the first target that speaks it, or the f
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, Translator, once
+from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, Translator
 from gateway.dialects.embeddings.common import MostTexts
 from gateway.dialects.gemini import places as gemini
 from gateway.dialects.hub import ThroughChat
-from gateway.dialects.known.modalities import gaps_of_modalities
-from gateway.dialects.known.models import MOST_NAME_CHARS, MOST_REMEMBERED, Known
-from gateway.dialects.later import LaterTranslator
 from gateway.dialects.pair import Pair, Place
 from gateway.dialects.places import at_converse, at_count, at_invoke
-from gateway.dialects.remembered import UnknownMemory
 from gateway.exchange import RawHeaders
-from gateway.words import FindGaps, Gap, How
+from gateway.words import Gap
 
 PATHS: Final[Mapping[str, str]] = {
-    "chat": "/chat/completions", "responses": "/responses", "messages": "/messages",
-    "count_tokens": "/messages/count_tokens", "generate": "/generate", "embeddings": "/embeddings",
-}  # fmt: skip
+    "chat": "/chat/completions",
+    "responses": "/responses",
+    "messages": "/messages",
+    "count_tokens": "/messages/count_tokens",
+    "generate": "/generate",
+    "embeddings": "/embeddings",
+}
 """The endpoints whose calls can be converted, by their names; all others are a target's own business."""
 COUNTS: Final = "count_tokens"
 """The endpoint of questions, which nobody is refused: who cannot be asked so is not asked at all."""
@@ -39,7 +38,7 @@ _BEDROCK: Final = "gateway.dialects.bedrock"
 _ENVELOPE: Final = "gateway.dialects.anthropic.envelope"
 _CLAUDE_COUNTS: Final = "gateway.dialects.anthropic.counting"
 _GEMINI_COUNTS: Final = "gateway.dialects.gemini.counting"
-_INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
+INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ResponsesOverChat"),
     "messages": ("gateway.dialects.anthropic.from_messages.translator", "MessagesOverChat"),
     "generate": ("gateway.dialects.gemini.from_generate.translators", "GenerateOverChat"),
@@ -129,111 +128,6 @@ _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version",
 _PREFERRED: Final = tuple(_PLACES)
 """Of several languages that a target speaks and the caller does not, the first of these is taken."""
 
-_OWN_LANGUAGE: Final[Mapping[str, str]] = {
-    "anthropic": "messages", "gemini": "generate", "vertex": "vertex", "bedrock": "converse",
-}  # fmt: skip
-"""The one language of dialects that are not OpenAI's. Vertex says what Gemini says, at other places."""
-_OF_CLAUDE: Final = {"bedrock": frozenset(("converse", "claude")), "vertex": frozenset(("claude_at_vertex",))}
-"""What clouds speak with models of Anthropic's."""
-_NOT_THERE: Final = ("completions", "embeddings", "moderations", "images", "speech", "transcriptions")
-"""Endpoints of OpenAI's that are in no other language."""
-
-_CHAT_ALONE: Final = frozenset(("deepseek", "mistral", "gemini", "anthropic", "cohere"))
-"""Kinds of servers whose API knows chat completions and no Responses."""
-
-_FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq"))
-"""Kinds of servers that refuse a `reasoning_content` in a message, or leave it unread."""
-
-FindModel = Callable[[str], ModelFacts]
-"""Returns what is known of a model by the provider's name for it."""
-
-_OPENAIS: Final = frozenset(("chat", "responses"))
-"""Languages between which a call is put without knowing anything of the model."""
-_UNKNOWN: Final = ModelFacts()
-_UNKNOWN_MEMORY: Final = UnknownMemory()
-
-
-def _unknown(_model: str) -> ModelFacts:
-    return _UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """What a target speaks, and what conversions have to know of it."""
-
-    kind: str
-    speaks: frozenset[str] | None
-    """None: it is not known, and its answers tell; of OpenAI's two languages, for who has another says so."""
-    dialect: str = "openai"
-    find_model: FindModel = field(default=_unknown, compare=False)
-    approximates: bool = False
-    find_sources: Callable[[str], Mapping[str, Known]] = field(default=lambda _model: {}, compare=False)
-    _facts: dict[tuple[str, str, str], ServerFacts] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was found, by the languages of a conversion and the model: calls ask for the same again and again."""
-
-    def at(self, model: str | None) -> Spoken:
-        """Returns what is spoken with one model: Claude has its own language at Bedrock besides, and at Vertex alone."""
-        found = _OF_CLAUDE.get(self.dialect)
-        if found is None or not model or self.speaks != frozenset((_OWN_LANGUAGE[self.dialect],)):
-            return self
-        is_claude = self.find_model(model).own_fields == "anthropic"
-        return replace(self, speaks=found) if is_claude else self
-
-    @property
-    def pairs(self) -> Mapping[str, Pair]:
-        """Returns by endpoint the pairs that calls need; of what the answers tell (see `speaks`), none."""
-        found = pairs_for(self.speaks)
-        counts = self.kind == "openai" and (self.speaks is None or "responses" in self.speaks) and COUNTS not in found
-        return {**found, COUNTS: pair_of(COUNTS, OPENAIS_COUNTS)} if counts else found
-
-    @property
-    def has_own_language(self) -> bool:
-        """Returns whether the dialect is none of OpenAI's, so that something has to be known of the model."""
-        return self.dialect in _OWN_LANGUAGE
-
-    def find_most_input(self, model: str) -> int | None:
-        """Returns how many tokens a model reads; None: it is not known."""
-        return self.find_model(model).max_input
-
-    def facts(self, pair: Pair, model: str) -> ServerFacts:
-        """Returns what this conversion has to know of the target and this model of it."""
-        key = pair.asked, pair.spoken, model[:MOST_NAME_CHARS]
-        is_openais = pair.asked in _OPENAIS and pair.spoken in _OPENAIS
-        known = _UNKNOWN if is_openais else self.find_model(model)
-        found = self._facts.get(key)
-        if found is None or found.model is not known:  # providers may tell more of their models
-            if len(self._facts) >= MOST_REMEMBERED:  # callers may send any name to a target that takes every model
-                self._facts.clear()
-            issuer = self.dialect if self.dialect in _OWN_LANGUAGE else ""
-            found = replace(facts_of(self.kind), issuer=issuer, model=known, approximates=self.approximates)
-            self._facts[key] = found
-        return found
-
-
-def languages_of(dialect: str, kind: str, declared: Sequence[str] | None) -> frozenset[str] | None:
-    """Returns what a server of this kind speaks, as declared or by the tables; None: everything is tried, and learned from.
-
-    That holds for OpenAI too, where it depends on the model.
-    """
-    if declared is not None:
-        return frozenset(declared)
-    if dialect in _OWN_LANGUAGE:
-        return frozenset((_OWN_LANGUAGE[dialect],))
-    return frozenset(("chat",)) if kind in _CHAT_ALONE else None
-
-
-def facts_of(kind: str) -> ServerFacts:
-    """Returns what conversions have to know of a server of this kind."""
-    if kind in ("openai", "azure"):
-        return ServerFacts(
-            bound_field="max_completion_tokens",
-            takes_developer=True,
-            takes_custom_tools=True,
-            takes_reasoning=False,
-            requires_all=True,
-        )
-    return ServerFacts(takes_reasoning=kind not in _FORGETFUL)
-
 
 def pair_at(path: str) -> Pair | None:
     """Returns the way by which a call to this path reaches a server that does not know it; None: there is none."""
@@ -253,7 +147,7 @@ def pairs_for(speaks: frozenset[str] | None) -> Mapping[str, Pair]:
     unspoken = PATHS.keys() - speaks - ({"generate"} if own_place(speaks) else set())
     for asked in unspoken:
         spoken = next((one for one in sorted(speaks) if (asked, one) in _DIRECT), None)
-        if spoken is None and asked in ("chat", *_INTO_CHAT):
+        if spoken is None and asked in ("chat", *INTO_CHAT):
             spoken = next((one for one in _PREFERRED if one in speaks), None)
         if spoken is not None:
             found[asked] = pair_of(asked, spoken)
@@ -274,11 +168,11 @@ def pair_of(asked: str, spoken: str) -> Pair:
         translator = _made(way.translator)
         return Pair(asked, spoken, way.place, translator, (), *way[2:])
     if spoken == "chat":
-        translator = _made(_INTO_CHAT[asked])
+        translator = _made(INTO_CHAT[asked])
     elif asked == "chat":
         translator = _made(_OUT_OF_CHAT[spoken])
     else:
-        translator = ThroughChat(_made(_INTO_CHAT[asked]), _made(_OUT_OF_CHAT[spoken]))
+        translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_CHAT[spoken]))
     return Pair(asked, spoken, _PLACES[spoken], translator, _HEADERS.get(spoken, ()))
 
 
@@ -293,58 +187,23 @@ def _imported(place: tuple[str, str]) -> Translator:
     return made
 
 
-def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindGaps]:
-    """Returns by endpoint what tells the gaps of a request for such a target; endpoints that it speaks have none.
+class LaterTranslator:
+    """Imports what it stands for when the first call needs it; implements `base.Translator`."""
 
-    `model` is the provider's name for it; None: the caller's own is.
-    """
-    pairs = spoken.pairs
-    found: dict[str, FindGaps] = {asked: Conversion(pair, spoken, model) for asked, pair in pairs.items()}
-    if COUNTS not in pairs and "messages" not in (spoken.speaks or ()):
-        found[COUNTS] = partial(_gap_of_endpoint, COUNTS)
-    if spoken.dialect in _OWN_LANGUAGE:
-        found |= {name: partial(_gap_of_endpoint, name) for name in _NOT_THERE if name not in found}
-    return found
+    __slots__ = ("_find",)
 
+    def __init__(self, find: Callable[[], Translator]) -> None:
+        """`find` gives the translator, the same one each time."""
+        self._find = find
 
-def why_never(endpoint: str, spoken: Spoken, model: str | None) -> str | None:
-    """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known.
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return self._find().gaps(body, facts)
 
-    `model` is the provider's name for it; None: the caller's own is.
-    """
-    if spoken.dialect not in _OWN_LANGUAGE or endpoint in ("chat", *_INTO_CHAT):
-        return None
-    find_gaps = gaps_by_endpoint(spoken, model).get(endpoint)
-    if find_gaps is None or isinstance(find_gaps, partial):
-        return f"the dialect {spoken.dialect} has no such endpoint"
-    return next((gap.why for gap in find_gaps({}) if gap.how is How.REFUSED), None)
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        return self._find().request(body, facts, now, new_id)
 
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return self._find().answer(sent, body)
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What becomes of calls to one endpoint at one target. Called with a parsed request, it tells its gaps."""
-
-    pair: Pair
-    spoken: Spoken
-    model: str | None
-    """The provider's name for it; None: the caller's own is."""
-
-    def __call__(self, body: Json) -> Sequence[Gap]:
-        facts = self._facts(body)
-        found = self.pair.translator.gaps(body, replace(facts, memory=_UNKNOWN_MEMORY) if facts.issuer else facts)
-        reads = facts.model.reads
-        shown = gaps_of_modalities(body, reads) if reads is not None else []
-        return once([*found, *shown]) if shown else found
-
-    def shown(self, body: Json) -> tuple[str, Json]:
-        """Returns path and body of the request that is sent, with ids that mean nothing. Raises InvalidRequest."""
-        asked = {**body, "model": self.model or body.get("model")}
-        sent = self.pair.translator.request(asked, self._facts(body), 0.0, lambda: "id")
-        return sent.place or self.pair.place(str(asked["model"]), asked.get("stream") is True), sent.body
-
-    def _facts(self, body: Json) -> ServerFacts:
-        return self.spoken.facts(self.pair, self.model or str(body.get("model")))
-
-
-def _gap_of_endpoint(name: str, _body: Json) -> Sequence[Gap]:
-    return (Gap(f"the endpoint '{name}'", How.REFUSED, "the provider has no such endpoint"),)
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return self._find().reader(sent)

@@ -17,7 +17,8 @@ from typing import Final
 from gateway.clock import Clock
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.pair import Pair, says_path_is_unknown
-from gateway.dialects.registry import COUNTS, PATHS, Spoken, own_place, pair_at, pair_of
+from gateway.dialects.registry import COUNTS, PATHS, own_place, pair_at, pair_of
+from gateway.dialects.spoken import Spoken
 from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.upstream.addressing import OF_MESSAGES, addressed, at_own_path, unmarked

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.registry import Spoken, pair_of, pairs_for
+from gateway.dialects.registry import pair_of, pairs_for
+from gateway.dialects.spoken import Spoken
 from gateway.policy.openai.usage import read_usage
 from gateway.policy.retry.budgets import cost_usd
 from gateway.policy.snapshot import Rates

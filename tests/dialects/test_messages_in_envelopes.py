@@ -12,7 +12,8 @@ from gateway.clock import SystemClock
 from gateway.config.policies.models import read_models
 from gateway.dialects.anthropic.envelope import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of, pair_of
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Clocks, Outgoing
 from gateway.policy.openai.first_event import first_error

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.dialects.base import Json, ModelFacts
 from gateway.dialects.known.modalities import gaps_of_modalities
-from gateway.dialects.registry import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint
 from gateway.words import How
 from tests.rows import rows
 

@@ -14,7 +14,8 @@ import pytest
 
 from gateway.config.policies.models import read_models
 from gateway.dialects.base import ServerFacts, Translator
-from gateway.dialects.registry import Spoken, pair_of
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import Spoken
 from gateway.errors import InvalidRequest
 from gateway.words import Gap, How
 from tests.dialects.sdk.callers import CALLERS, target_forms

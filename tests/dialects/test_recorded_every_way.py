@@ -18,7 +18,8 @@ from openai.types.responses import Response
 from gateway.config.policies.models import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.pair import Pair
-from gateway.dialects.registry import Spoken, pair_of
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import Spoken
 from gateway.words import How
 from tests.dialects import test_recorded_chat_over_converse as converse
 from tests.dialects import test_recorded_chat_over_generate as generate

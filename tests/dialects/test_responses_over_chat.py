@@ -10,7 +10,8 @@ from hypothesis import given
 
 from gateway.dialects.base import MalformedAnswer, ServerFacts
 from gateway.dialects.openai.translators import ResponsesOverChat
-from gateway.dialects.registry import facts_of, pair_of
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import facts_of
 from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.registry import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint
 from gateway.policy.process import StoreBounds
 from gateway.policy.snapshot import Model, Target
 from gateway.store.memory.store import MemoryStore

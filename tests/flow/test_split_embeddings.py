@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.registry import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint
 from gateway.errors import GatewayError
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Model

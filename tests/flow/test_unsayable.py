@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.registry import Spoken
+from gateway.dialects.spoken import Spoken
 from gateway.errors import InvalidRequest
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import needs_of

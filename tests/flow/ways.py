@@ -15,7 +15,7 @@ import orjson
 
 from gateway.config.policies.errors import read_error_tables
 from gateway.config.policies.models import read_models
-from gateway.dialects.registry import Spoken, languages_of
+from gateway.dialects.spoken import Spoken, languages_of
 from gateway.policy.openai.sse import split_events
 from gateway.policy.snapshot import Model, Target
 from gateway.upstream.converting import Converting

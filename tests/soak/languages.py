@@ -16,7 +16,8 @@ import orjson
 from gateway.config.policies.models import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.pair import Pair
-from gateway.dialects.registry import Spoken, pair_of
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import Spoken
 from gateway.upstream.turns.memory import ThoughtMemory
 
 Json = dict[str, Any]

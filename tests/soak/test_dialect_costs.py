@@ -14,7 +14,7 @@ from functools import partial
 import orjson
 import pytest
 
-from gateway.dialects.registry import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint
 from gateway.process import interpreter
 from gateway.upstream.credentials.minted import AwsKeys
 from gateway.upstream.credentials.sigv4 import SigV4, hash_of

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.dialects import pair
-from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.provider_errors import UpstreamFailed

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.config.policies.models import read_models
-from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.errors import InvalidRequest
 from gateway.exchange import Clocks, Outgoing
 from gateway.policy.provider import Provider

@@ -20,7 +20,7 @@ from gateway.config.schema import Kind
 from gateway.config.sections.models import Route
 from gateway.config.sections.targets import TargetPlace
 from gateway.dialects.known.models import name_in_cloud
-from gateway.dialects.registry import Spoken, languages_of, why_never
+from gateway.dialects.spoken import Spoken, languages_of, why_never
 from gateway.policy.native.choice import has_batch_api
 from gateway.policy.pipelines.plan import PipelinePlan
 

@@ -33,7 +33,7 @@ from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, Passth
 from gateway.config.sections.shared_limits import check_fail_closed
 from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.dialects.known.listed import LISTS
-from gateway.dialects.registry import Spoken, languages_of
+from gateway.dialects.spoken import Spoken, languages_of
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.process import Server
 from gateway.policy.provider import Provider

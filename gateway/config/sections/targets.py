@@ -16,7 +16,7 @@ from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEn
 from gateway.config.sections.prices import fixed_rates
 from gateway.config.sections.shared_limits import closed_limits
 from gateway.dialects.known.models import ModelTable, ToldModels
-from gateway.dialects.registry import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.exchange import Conversions, Upstream
 from gateway.policy.body_edits import BodyEdits
 from gateway.policy.limits.rules import Limits

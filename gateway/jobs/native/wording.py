@@ -16,8 +16,9 @@ import orjson
 
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.pair import Pair
-from gateway.dialects.registry import PATHS, Conversion, Spoken, pair_of
+from gateway.dialects.registry import PATHS, pair_of
 from gateway.dialects.relayed_errors import for_openai
+from gateway.dialects.spoken import Conversion, Spoken
 from gateway.errors import InvalidRequest
 from gateway.policy.batches.marks import ENDPOINT, MODELS
 from gateway.policy.jobs.job import Job

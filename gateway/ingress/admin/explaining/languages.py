@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.registry import Conversion
+from gateway.dialects.spoken import Conversion
 from gateway.errors import InvalidRequest
 from gateway.policy.openai.sse import json_object
 from gateway.policy.snapshot import Model, PolicySnapshot, Target
