@@ -34,6 +34,7 @@ async def test_a_fan_out_stops_where_its_run_has_cost_enough(tmp_path: Path, mon
 async def test_five_stages_survive_kill_9(tmp_path: Path) -> None:
     found = await run_through_kills(tmp_path, 30, kills=3, seed=7)
 
+    assert "choices" in found.answer, found.answer
     assert found.answer["choices"][0]["message"]["content"] == "done: report short: 3 of 30"
     assert "Traceback" not in found.said
     assert found.paid <= found.least + 3 * 31, found.sentence()  # what was in flight at a kill
