@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.jobs.pipelines.run import MOST_DEATHS
 from gateway.policy.jobs.ids import BATCH, JOB, RUN, derived_child_id, new_id
 from gateway.policy.jobs.job import Job, JobFlag, JobQuery, JobState
 from gateway.policy.pipelines.advance import advance
@@ -20,7 +21,7 @@ from gateway.policy.pipelines.states import Decision, RunStates
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import CALL_USD, RUN_ID, STAGES, CountingView, Ledger, RunProcess, call, run_process, stages_say
 from tests.jobs.stage import few_lines
-from tests.jobs.town import Town, Where, town
+from tests.jobs.town import Town, View, Where, town
 from tests.store.redis_servers import RedisServer
 
 Story = Callable[[Town], Coroutine[Any, Any, None]]
@@ -126,6 +127,30 @@ def test_a_process_may_die_before_or_after_each_use_of_the_store() -> None:
                 assert all(child.state.is_end for child in children)
 
             tell_in_memory(story)
+
+
+@pytest.mark.parametrize(("deaths", "text"), [(MOST_DEATHS - 1, "done: report short on 2"), (MOST_DEATHS, None)])
+def test_a_run_outlives_deaths_but_not_any_number(deaths: int, text: str | None) -> None:
+    """Other things kill gateways, too, and may meet the same advance again; one that always kills is given up."""
+
+    async def story(here: Town) -> None:
+        ledger = Ledger(stages_say(2))
+        for life in range(deaths):
+            view = View(here.kept, here.over)
+            view.dies_before = "park"
+            process = run_process(here, ledger, view)
+            if life == 0:
+                await process.accept_run(STAGES, {"document": "d"})
+            await here.dies(process)
+        other = run_process(here, ledger)
+        done = await until_ended(other)
+
+        if text is None:
+            assert f"its worker died {MOST_DEATHS} times" in str(done.last_error)
+        else:
+            assert await other.text_of(done) == text
+
+    tell_in_memory(story)
 
 
 async def until_ended(process: RunProcess) -> Job:

@@ -42,8 +42,11 @@ from gateway.policy.pipelines.values.splitting import Count, Hurry, TooLong
 from gateway.policy.runs.run import told
 from gateway.policy.runs.workflow import RunOutcome
 
-MOST_CRASHES = 3
-"""A run whose worker has died so often with it is not advanced again: it would take the gateway with it each time."""
+MOST_DEATHS = 10
+"""A run whose worker has died so often with it is not advanced again: it would take the gateway with it each time. A busy run
+is advanced much of the time, so a few deaths in a row may be of other things, and have met it by chance."""
+MOST_FAILURES = 3
+"""A run that could not be advanced so often, though the worker lives, is not advanced again."""
 MOST_PLANS = 64
 """That are remembered, compiled."""
 LARGE_BYTES = 262_144
@@ -103,10 +106,10 @@ class PipelineRuns:
 
     async def _run(self, running: RunningWork) -> None:
         work = running.work
-        if work.claims > MOST_CRASHES:
-            await self._fail(running, StepError("poison", f"its worker died {MOST_CRASHES} times with it"))
+        if work.claims > MOST_DEATHS:
+            await self._fail(running, StepError("poison", f"its worker died {MOST_DEATHS} times with it"))
             return
-        if work.job.attempts >= MOST_CRASHES:  # the worker counts what has failed here, and the log says why
+        if work.job.attempts >= MOST_FAILURES:  # the worker counts what has failed here, and the log says why
             await self._fail(running, StepError("internal_error", "the gateway failed on it"))
             return
         try:
