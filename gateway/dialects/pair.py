@@ -88,9 +88,8 @@ class Pair:
             return sent, _with_envelope(given, body, sent.body), gaps
         try:
             return sent, orjson.dumps(sent.body), gaps
-        except (
-            orjson.JSONEncodeError
-        ) as error:  # JSON in a text of the call, such as a tool's arguments, has become a part of it
+        except orjson.JSONEncodeError as error:
+            # JSON in a text of the call, such as a tool's arguments, has become a part of it.
             told = "A text of the call holds JSON that is nested too deeply to be converted."
             raise InvalidRequest(told, param="messages", code=BodyTooComplex.code) from error
 

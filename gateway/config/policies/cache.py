@@ -267,6 +267,5 @@ def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
 
 
 def _is_anothers(target: Target) -> bool:
-    return (
-        target.find_most_input is not None
-    )  # something has to be known of the model: its language is none of OpenAI's
+    """Tells whether the target's language is none of OpenAI's, so that something has to be known of its model."""
+    return target.find_most_input is not None

@@ -169,9 +169,8 @@ def _result(id: Any, content: Any, place: str, custom: Container[str]) -> Json:
             f"'{place}.tool_call_id' must name the call that this is the result of.", param=f"{place}.tool_call_id"
         )
     kind = "custom_tool_call_output" if id in custom else "function_call_output"
-    has_more = any(
-        part.get("type") != "text" for part in objects(content)
-    )  # pictures and files, which a string cannot say
+    # Pictures and files are what a string cannot say.
+    has_more = any(part.get("type") != "text" for part in objects(content))
     return {"type": kind, "call_id": id, "output": _content(content, place) if has_more else _text_at(content, place)}
 
 

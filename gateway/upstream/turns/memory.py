@@ -139,9 +139,8 @@ class ThoughtMemory:
 
     def _trim(self, now: float) -> None:
         while self._entries:
-            key, first = next(
-                iter(self._entries.items())
-            )  # who was asked for last stands last, and is kept the longest
+            # Who was asked for last stands last, and is kept the longest.
+            key, first = next(iter(self._entries.items()))
             if self.bytes <= self._most_bytes and first.until > now:
                 return
             self._drop(key)
@@ -178,9 +177,8 @@ class OwnTurns:
             return
         digest = turn.digest()
         try:
-            written = bytes(
-                memoryview(orjson.dumps(signed))
-            )  # a copy: what it gives has room for up to six times as much
+            # A copy, because what it gives has room for up to six times as much.
+            written = bytes(memoryview(orjson.dumps(signed)))
         except orjson.JSONEncodeError:  # it is too deep
             return
         if digest and len(written) + len(turn.id) <= MOST_TURN_BYTES:

@@ -232,9 +232,8 @@ class MessagesAsChat(ConvertingReader):
         if not self._has_end:
             return self._fail({"message": "the provider ended its answer without a reason", "code": _MALFORMED})
         self._is_over = True
-        made = b"".join(
-            self._close(place) for place in sorted({*self._tools, -1})
-        )  # of a server that does not end its blocks
+        # What is still open is of a server that does not end its blocks.
+        made = b"".join([self._close(place) for place in sorted({*self._tools, -1})])
         if self._citations:
             made += self._delta({"annotations": self._citations})
         if self._turn is not None and self._sent.memory is not None:

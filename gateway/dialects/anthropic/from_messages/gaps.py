@@ -106,10 +106,8 @@ def _add_gaps_of_messages(found: list[Gap], messages: list[Json], facts: ServerF
         for block in content if type(content) is list else ():
             if type(block) is not dict:
                 continue
-            kind, count = (
-                block.get("type"),
-                len(block),
-            )  # most blocks are usual ones, with their own fields and no others
+            # Most blocks are usual ones, with their own fields and no others.
+            kind, count = block.get("type"), len(block)
             if kind == "text":
                 is_usual = count == 2
             elif kind == "tool_use":
