@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -25,16 +26,26 @@ SLOTS = 16384
 SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 """The program: another version of Redis, or Valkey."""
 READY_S = 60.0
+FIRST_PORT, BUS = 11_000, 10_000
+"""Ports of servers begin there; a cluster's nodes also listen so far above."""
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those that the system gives to connections."""
+    """One that nobody listens on, below those that the system gives to connections: else one of them may take it meanwhile."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55000:  # a cluster's nodes also listen 10000 above
+        port = FIRST_PORT + secrets.randbelow(BUS)
+        if _is_free(port) and _is_free(port + BUS):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_for(fact: Callable[[], object], within_s: float = READY_S) -> None:
