@@ -175,16 +175,8 @@ class Pipeline:
 
     async def _let_in(self, call: Call, admission: Awaitable[None]) -> None:
         """Waits until a call may go on. One that may not, or is stopped meanwhile, has its account closed."""
-        try:
+        with self._accounts.closing(call):
             await admission
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            raise
-        except GatewayError as error:
-            self._accounts.settle_failed(call, error)
-            raise
-        except Exception as defect:
-            raise self._accounts.settle_failed(call, defect) from defect
 
     async def _answer(self, call: Call) -> Reply:
         """Returns the answer of a provider, or of the call that this one repeats."""

@@ -6,7 +6,8 @@ Money is tokens times the rates that were resolved when the policy was compiled;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from gateway.call import Call, Settled
@@ -103,6 +104,21 @@ class Accounts:
         """Closes the account of a call that was cancelled."""
         outcome = why_stopped(stopped)
         self.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
+
+    @contextmanager
+    def closing(self, call: Call) -> Iterator[None]:
+        """Closes the account of a call that fails inside, or is stopped there. Raises what it failed with; a defect becomes
+        an InternalError."""
+        try:
+            yield
+        except asyncio.CancelledError as stopped:
+            self.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            self.settle_failed(call, error)
+            raise
+        except Exception as defect:
+            raise self.settle_failed(call, defect) from defect
 
     def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
         now = self._clock.monotonic()

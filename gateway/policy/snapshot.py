@@ -195,10 +195,18 @@ class Model:
     """Some target of the plan cannot do everything."""
     converted: frozenset[str] = field(init=False, repr=False)
     """The endpoints whose calls are put into another language for some target of the plan."""
+    preferred: Mapping[str, tuple[Target, ...]] = field(init=False, repr=False)
+    """By such an endpoint, its own targets as its calls prefer them: of one `order`, those without a conversion first."""
     nameless: frozenset[str] = field(init=False, repr=False)
     """Names of which nothing is left for some target of the plan: there is no such model."""
 
+    def rank_for(self, endpoint: str) -> Callable[[Target], tuple[int, bool]]:
+        """Returns the tier of a target among its own, for calls to this endpoint."""
+        prefers = self.prefers_native
+        return lambda target: (target.order, prefers and endpoint in target.gaps)
+
     def __post_init__(self) -> None:
+        converted = frozenset(name for target in (*self.plan, *self.context_plan) for name in target.gaps)
         derived = {
             "tiers": Tiers(self.targets),
             "others": tuple(target for target in self.plan if target not in self.targets),
@@ -206,7 +214,8 @@ class Model:
             "nameless": frozenset(
                 target.strip for target in (*self.plan, *self.context_plan) if target.strip and target.model is None
             ),
-            "converted": frozenset(name for target in (*self.plan, *self.context_plan) for name in target.gaps),
+            "converted": converted,
+            "preferred": {name: tuple(sorted(self.targets, key=self.rank_for(name))) for name in converted},
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

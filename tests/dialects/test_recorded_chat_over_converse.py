@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 
 from gateway.config.policies.models import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
 from gateway.words import How
 from tests.dialects.aws_frames import stream_of
-from tests.dialects.cases import Recorded, events_of, needs_cases, recorded
-from tests.dialects.grammar import check_chat
+from tests.dialects.cases import Recorded, needs_cases, recorded
+from tests.dialects.streamed_chat import calls_in, check_streamed
 
 pytestmark = needs_cases
 
@@ -115,33 +114,8 @@ def test_streams_are_good_chat() -> None:
     request = sent(stream=True, stream_options={"include_usage": True})
     for case in streams:
         raw = stream_of(case.events or [])
-        stream = through(request, raw, len(raw))
-        assert through(request, raw, 61) == stream
-        made = events_of(stream)
-        state = ChatCompletionStreamState()
-        for chunk in made:
-            state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
-        told, whole = check_chat(made, stream), PAIR.answer(request, whole_of(case))
-        message = whole["choices"][0]["message"]
-        assert told["content"] == (message["content"] or "")
-        assert told["finish_reason"] == whole["choices"][0]["finish_reason"]
-        assert told["usage"] == whole["usage"]
-        assert calls_in(told) == calls_in(message)
-        assert state.current_completion_snapshot.choices[0].message.content == told["content"]
-        for cut in range(0, len(raw) - 1, 499):
-            assert b"[DONE]" not in through(request, raw[:cut], len(raw))
+        check_streamed(PAIR, request, raw, whole_of(case), 499)
     assert len(streams) == 14
-
-
-def through(request: ConvertedRequest, raw: bytes, size: int) -> bytes:
-    reader = PAIR.reader(request)
-    pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
-    return b"".join(map(reader.feed, pieces)) + reader.close(is_clean=True)
-
-
-def calls_in(message: dict[str, Any]) -> list[Any]:
-    calls = message.get("tool_calls", ())
-    return [(call["id"], call["function"]["name"], orjson.loads(call["function"]["arguments"])) for call in calls]
 
 
 def whole_of(case: Recorded) -> dict[str, Any]:

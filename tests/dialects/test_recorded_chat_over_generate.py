@@ -13,6 +13,7 @@ from gateway.dialects.gemini.translators import ChatOverGenerate
 from gateway.words import How
 from tests.dialects.cases import Recorded, as_bytes, events_of, needs_cases, recorded
 from tests.dialects.grammar import check_chat
+from tests.dialects.streamed_chat import fed
 
 pytestmark = needs_cases
 
@@ -108,9 +109,9 @@ def test_streams_are_good_chat() -> None:
     request = sent(stream=True, stream_options={"include_usage": True})
     for case in streams:
         raw = as_bytes("generate", case.events or [])
-        stream = through(request, raw, len(raw))
-        assert through(request, raw, 61) == stream
-        assert through(request, raw.replace(b"\r\n", b"\n"), 4096) == stream
+        stream = fed(PAIR, request, raw, len(raw))
+        assert fed(PAIR, request, raw, 61) == stream
+        assert fed(PAIR, request, raw.replace(b"\r\n", b"\n"), 4096) == stream
         made = events_of(stream)
         state = ChatCompletionStreamState()
         for chunk in made:
@@ -125,14 +126,8 @@ def test_streams_are_good_chat() -> None:
         assert put_together["content"] == told["content"]
         assert put_together.get("reasoning_details") == message.get("reasoning_details")
         for cut in range(0, len(raw) - 4, 199):
-            assert b"[DONE]" not in through(request, raw[:cut], len(raw))
+            assert b"[DONE]" not in fed(PAIR, request, raw[:cut], len(raw))
     assert len(streams) >= 35
-
-
-def through(request: ConvertedRequest, raw: bytes, size: int) -> bytes:
-    reader = PAIR.reader(request)
-    pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
-    return b"".join(map(reader.feed, pieces)) + reader.close(is_clean=True)
 
 
 def calls_in(message: dict[str, Any]) -> list[Any]:

@@ -174,7 +174,7 @@ async def test_secrets_that_a_provider_repeats_are_masked() -> None:
 
 async def test_without_a_credential_nothing_is_sent() -> None:
     """The failure is of the class `auth`; callers hear what is missing, the operator where."""
-    missing = CredentialMissing("no AWS credential was found", "/home/me/.aws/credentials: no such file")
+    missing = CredentialMissing("no AWS credential was found", "~/.aws/credentials: no such file")
     async with calling(lambda _: (200, b"{}"), missing) as calls:
         with pytest.raises(UpstreamFailed) as failed:
             await calls.upstream.send(CHAT)
@@ -182,7 +182,7 @@ async def test_without_a_credential_nothing_is_sent() -> None:
 
     assert (failure.error_class, failure.phase) == (ErrorClass.AUTH, Phase.NOTHING_SENT)
     assert failure.fault == "no AWS credential was found"
-    assert "/home/me/.aws/credentials" in failure.detail
+    assert "~/.aws/credentials" in failure.detail
     assert calls.server.asked == []
 
 

@@ -17,7 +17,7 @@ from gateway.flow.admission.gates import Gates
 from gateway.policy.limits.estimate import estimate_input_tokens
 from gateway.policy.openai.capabilities import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
 from gateway.policy.openai.sse import json_object
-from gateway.policy.retry.balancing import Tiers, order_of
+from gateway.policy.retry.balancing import Tiers
 from gateway.policy.retry.retry import Plan
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
@@ -52,18 +52,16 @@ class Planner:
 
     def _able(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
-        model = call.model
-        if not model.restricts and call.endpoint.name not in model.converted:
+        model, endpoint = call.model, call.endpoint.name
+        if not model.restricts and endpoint not in model.converted:
             return Plan(model.targets, model.others, model.context_plan)
         missing = _missing(call, (*model.plan, *model.context_plan))
         able = Plan(
             *(
                 [target for target in targets if missing[target.name] is None]
-                for targets in (model.targets, model.others, model.context_plan)
+                for targets in (model.preferred.get(endpoint, model.targets), model.others, model.context_plan)
             )
         )
-        if model.prefers_native:
-            able = able._replace(own=sorted(able.own, key=_rank_for(call)))
         if not able.own and not able.others:
             if able.context and CONTEXT_WINDOW in missing.values():
                 return able._replace(own=able.context)
@@ -108,8 +106,7 @@ class Planner:
         is_restricted = is_restricted or call.unsayable is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
-        rank_of = _rank_for(call) if model.prefers_native else order_of
-        tiers = Tiers(self._own(call), rank_of) if is_restricted else model.tiers
+        tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
         return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
 
     def _own(self, call: Call) -> Sequence[Target]:
@@ -194,12 +191,6 @@ class Planner:
         rank = RANKS[call.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
-
-
-def _rank_for(call: Call) -> Callable[[Target], tuple[int, bool]]:
-    """Returns the tiers in which a call prefers targets: of one `order`, those that speak its language go first."""
-    endpoint = call.endpoint.name
-    return lambda target: (target.order, endpoint in target.gaps)
 
 
 def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:

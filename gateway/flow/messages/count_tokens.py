@@ -14,7 +14,7 @@ import orjson
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.dialects import shapes
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import InvalidRequest
 from gateway.flow.admission.admission import Admission
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.deadlines import AttemptDeadlines
@@ -53,17 +53,8 @@ class TokenCounts:
     async def handle(self, call: Call) -> Reply:
         """Answers one question. Raises InvalidRequest where there is nothing to count."""
         self._accounts.opened()
-        try:
-            reply = await self._counted(call) or self._estimated(call)
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            raise
-        except GatewayError as error:
-            self._accounts.settle_failed(call, error)
-            raise
-        except Exception as defect:
-            raise self._accounts.settle_failed(call, defect) from defect
-        return reply
+        with self._accounts.closing(call):
+            return await self._counted(call) or self._estimated(call)
 
     async def _counted(self, call: Call) -> Reply | None:
         """Returns what a target says; None: the one whose turn it would be does not count."""

@@ -6,12 +6,10 @@ and the key's budget. Invariant: every call that is opened here is settled exact
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
-from gateway.errors import GatewayError
 from gateway.exchange import Socket
 from gateway.flow.admission.admission import Admission
 from gateway.flow.answer_headers import answer_headers
@@ -69,19 +67,11 @@ class RealtimeSessions:
         is the provider's error. Raises GatewayError; the account is closed then.
         """
         self._accounts.opened()
-        try:
+        with self._accounts.closing(call):
             part = call.part
             if part is not None and part.run and self._fuse is not None and not self._fuse.lets_in(call, part):
                 await self._fuse.admit(call, part)
             opened = await self._attempts.first_answer(call)
-        except asyncio.CancelledError as stopped:
-            self._accounts.settle_stopped(call, stopped)
-            raise
-        except GatewayError as error:
-            self._accounts.settle_failed(call, error)
-            raise
-        except Exception as defect:
-            raise self._accounts.settle_failed(call, defect) from defect
         socket = _socket_of(opened)
         headers = self._returned.keep(opened.headers)
         if socket is None:
