@@ -10,46 +10,39 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
 
-from gateway.clock import Clock
-from gateway.config.reading.fields import SQLITE
-from gateway.exchange import Upstream
-from gateway.flow.admission.admission import Admission
-from gateway.flow.pipeline import Pipeline
-from gateway.flow.reuse.layers import ReuseLayers
-from gateway.flow.runs.meter import RunMeter
-from gateway.flow.runs.table import RunTable
-from gateway.flow.shedding import Shedding
-from gateway.flow.steps.durable_runs import DurableRuns
-from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
-from gateway.ingress.admin.dead_letters import dead_letter_routes
-from gateway.ingress.admin.jobs import job_admin_routes
-from gateway.ingress.admin.objects import ObjectAdmin, object_routes
-from gateway.ingress.admin.webhooks import webhook_routes
-from gateway.ingress.admin.workflows import workflow_routes
-from gateway.ingress.edge import Edge
-from gateway.ingress.inflight import InFlight
-from gateway.ingress.jobs.events import EventReaders
-from gateway.ingress.jobs.routes import durable_routes
-from gateway.ingress.realtime.door import RealtimeDoor
-from gateway.ingress.realtime.targets import SocketTargets
-from gateway.ingress.responses.door import ResponseDoor
-from gateway.ingress.responses.socket_door import ResponseSocketDoor
-from gateway.ingress.routes import ENDPOINTS, SocketDoors
-from gateway.ingress.runs.routes import RunRoutes
-from gateway.job_ports.blobs import Blobs
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.ends import CountedEnds
-from gateway.jobs.ports import JobMeter, MakeCall, ServeCall
-from gateway.jobs.webhooks.guard import AddressGuard
-from gateway.jobs.work import JobWork
-from gateway.policy.jobs.job import Job, NewJob
-from gateway.policy.jobs.rules import IN_REDIS, JobSettings
-from gateway.policy.provider import Provider
-from gateway.policy.snapshot import Policies, PolicySnapshot
-from gateway.policy.webhooks.events import deliveries_of
-from gateway.ports import Meter, SharedStore, Store
-from gateway.settings import Settings
-from gateway.store.jobs.opening import (
+from gateway.admin.operations.backup import KeptFile, backup_routes, forget_copies
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.clock import Clock
+from gateway.core.config.fields.fields.fields import SQLITE
+from gateway.core.edge.edge.edge import Edge
+from gateway.core.edge.served.inflight import InFlight
+from gateway.core.http.client.pools.pools.pools import Pools
+from gateway.core.http.client.wire.wire import Wire
+from gateway.core.pipeline import Pipeline
+from gateway.core.ports import Meter, SharedStore, Store
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.types.exchange import Upstream
+from gateway.core.waiting.shedding import Shedding
+from gateway.credentials.clouds import Clouds
+from gateway.dialects.memory.shared import SharedTurns
+from gateway.features.ownership.http import ObjectAdmin, object_routes
+from gateway.features.reuse.layers.layers.layers import ReuseLayers
+from gateway.features.runs.http.routes.routes import RunRoutes
+from gateway.features.runs.http.routes.workflows import workflow_routes
+from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
+from gateway.features.runs.table.live.meter import RunMeter
+from gateway.features.runs.table.table import RunTable
+from gateway.products.batches.native.providers.by_dialect import HttpProviderBatches
+from gateway.products.jobs.admin.admin_jobs import job_admin_routes
+from gateway.products.jobs.calls.ports.ports import JobMeter, MakeCall, ServeCall
+from gateway.products.jobs.dead_letters.http import dead_letter_routes
+from gateway.products.jobs.http.events.events import EventReaders
+from gateway.products.jobs.model.job import Job, NewJob
+from gateway.products.jobs.rules import IN_REDIS, JobSettings
+from gateway.products.jobs.store.blobs import Blobs
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store.opening import (
     copier_of,
     has_jobs,
     no_jobs,
@@ -58,17 +51,24 @@ from gateway.store.jobs.opening import (
     open_redis_blobs,
     open_redis_jobs,
 )
-from gateway.store.jobs.responses.bounds import KeptBounds
-from gateway.upstream.batch_apis.by_dialect import HttpProviderBatches
-from gateway.upstream.clouds import Clouds
-from gateway.upstream.outwards.opening import open_outwards
-from gateway.upstream.pools import Pools
-from gateway.upstream.socket_wire import SocketWire
-from gateway.upstream.turns.shared import SharedTurns
-from gateway.upstream.wire import Wire
+from gateway.products.jobs.upkeep.ends import CountedEnds
+from gateway.products.jobs.webhooks.http.webhooks import webhook_routes
+from gateway.products.jobs.webhooks.outward.guard import AddressGuard
+from gateway.products.jobs.webhooks.outward.opening import open_outwards
+from gateway.products.jobs.webhooks.rules.events import deliveries_of
+from gateway.products.realtime.http.door import RealtimeDoor
+from gateway.products.realtime.http.targets import SocketTargets
+from gateway.products.realtime.upstream import SocketWire
+from gateway.products.responses.http.door import ResponseDoor
+from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.socket_door import ResponseSocketDoor
+from gateway.products.routes.routes import durable_routes
+from gateway.products.work import JobWork
+from gateway.routes import ENDPOINTS, SocketDoors
+from gateway.settings import Settings
 
 if TYPE_CHECKING:
-    from gateway.store.sqlite.store import SqliteStore
+    from gateway.drivers.sqlite_store.store import SqliteStore
 
 
 def connecting(pools: Pools, clouds: Clouds) -> Callable[[Provider, str | None], Upstream]:
@@ -80,8 +80,8 @@ def semantic_news(
     layers: ReuseLayers, wall: Callable[[], float]
 ) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
     """Returns what to do with the news that another replica has kept a question, and that it was told to forget some."""
-    from gateway.store.redis.purges import decode_selection  # only a process with replicas has it
-    from gateway.store.redis.vectors import decode_news  # as above
+    from gateway.features.reuse.redis.answers.purges import decode_selection  # only a process with replicas has it
+    from gateway.features.semantic.redis import decode_news  # as above
 
     def hear_vector(detail: bytes) -> None:
         if layers.semantic is not None:
@@ -145,7 +145,7 @@ def build_jobs(
     works = only_works or settings.works
     if settings.redis is not None:
         # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
-        import gateway.store.jobs.redis.opening  # noqa: F401  # a gateway without it does not load it
+        import gateway.products.jobs.redis.opening  # noqa: F401  # a gateway without it does not load it
     leaving = policies.current.webhook_settings
 
     def following(ended: Job) -> Sequence[NewJob]:

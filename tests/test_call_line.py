@@ -11,10 +11,10 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Call, Settled
-from gateway.calllog import MOST_ATTEMPTS, CallLog
-from gateway.provider_errors import Phase
-from gateway.words import Attempt, Usage
+from gateway.core.call import Call, Settled
+from gateway.core.calllog import MOST_ATTEMPTS, CallLog
+from gateway.core.types.provider_errors import Phase
+from gateway.core.types.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.rows import rows
 from tests.test_telemetry import record, spared

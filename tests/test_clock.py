@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.clock import SteadyClock, SystemClock
+from gateway.core.clock import SteadyClock, SystemClock
 from tests.e2e.harness import config_of, connect, get, post, start_gateway
 from tests.store.redis_servers import redis_server
 

@@ -16,9 +16,9 @@ import asyncio, sys
 from pathlib import Path
 
 import pytest
-import gateway.cli.main, gateway.cli.serve
+import gateway.cli.main.main, gateway.cli.serve
 from gateway.app import Gateway
-from gateway.cli.arguments import build_parser
+from gateway.cli.arguments.arguments import build_parser
 from gateway.settings import Settings
 
 build_parser("serve")
@@ -40,20 +40,20 @@ UNUSED = {
     "sqlite3": "it keeps no file",
     "numpy": "it has no semantic cache",
     "websockets": "it has no realtime session yet",
-    "gateway.websocket.end": "it has no realtime session yet",
-    "gateway.store.redis": "it shares no state",
-    "gateway.store.redis_link": "it shares no state",
-    "gateway.store.sqlite": "it keeps no file",
-    "gateway.semantic.index": "it has no semantic cache",
-    "gateway.semantic.guards": "it has no semantic cache",
-    "gateway.dialects.anthropic": "nobody has asked for Messages",
-    "gateway.dialects.openai.translators": "nobody was asked in another language",
-    "gateway.emulator.app": "no provider is emulated",
-    "gateway.emulator.server": "no provider is emulated",
-    "gateway.upstream.credentials": "no provider is called with a cloud's credential",
+    "gateway.core.websocket_connection": "it has no realtime session yet",
+    "gateway.drivers.redis_store.store": "it shares no state",
+    "gateway.drivers.redis.link": "it shares no state",
+    "gateway.drivers.sqlite.file": "it keeps no file",
+    "gateway.features.semantic.index.index": "it has no semantic cache",
+    "gateway.features.semantic.guards.facts": "it has no semantic cache",
+    "gateway.dialects.anthropic.in_stream.translator": "nobody has asked for Messages",
+    "gateway.dialects.openai.translators.translators": "nobody was asked in another language",
+    "gateway.emulator.app.app": "no provider is emulated",
+    "gateway.emulator.server.server": "no provider is emulated",
+    "gateway.credentials.sources.sources.sources": "no provider is called with a cloud's credential",
     "cryptography": "it has no service account",
     "gateway.demo": "it is no demo",
-    "gateway.workers.supervisor": "it is the only process",
+    "gateway.workers.supervisor.supervisor": "it is the only process",
     "httpx2": "it fetches no list of prices",
 }
 """Modules, and why a plain gateway has no use for them."""

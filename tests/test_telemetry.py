@@ -13,14 +13,14 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.call import Replay, Settled
-from gateway.calllog import QUEUED_BATCHES, CallLog
-from gateway.ports import StoreHealth
-from gateway.provider_errors import Phase
-from gateway.telemetry import Telemetry
-from gateway.telemetry.calls import CallCounter
-from gateway.telemetry.metrics import Distribution, Metrics
-from gateway.words import Attempt, Usage
+from gateway.core.call import Replay, Settled
+from gateway.core.calllog import QUEUED_BATCHES, CallLog
+from gateway.core.metrics import Distribution, Metrics
+from gateway.core.ports import StoreHealth
+from gateway.core.telemetry.calls import CallCounter
+from gateway.core.telemetry.telemetry import Telemetry
+from gateway.core.types.provider_errors import Phase
+from gateway.core.types.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 
 STARTED = 100.0

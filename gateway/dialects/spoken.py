@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
+from gateway.core.types.words import FindGaps, Gap, How
+from gateway.dialects.base.base import Json, ModelFacts, ServerFacts, once
 from gateway.dialects.known.modalities import gaps_of_modalities
 from gateway.dialects.known.models import MOST_NAME_CHARS, MOST_REMEMBERED, Known
-from gateway.dialects.pair import Pair
-from gateway.dialects.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, pair_of, pairs_for
-from gateway.dialects.remembered import UnknownMemory
-from gateway.words import FindGaps, Gap, How
+from gateway.dialects.memory.remembered import UnknownMemory
+from gateway.dialects.registry.pair import Pair
+from gateway.dialects.registry.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, pair_of, pairs_for
 
 _OWN_LANGUAGE: Final[Mapping[str, str]] = {
     "anthropic": "messages", "gemini": "generate", "vertex": "vertex", "bedrock": "converse",

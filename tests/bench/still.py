@@ -26,11 +26,11 @@ import uvicorn
 import uvloop
 
 from gateway.app import Gateway
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
+from gateway.core.http.client.transport import Http1Transport
+from gateway.core.telemetry import telemetry
 from gateway.housekeeping import Housekeeping
 from gateway.settings import Settings
-from gateway.telemetry import telemetry
-from gateway.upstream.http1.transport import Http1Transport
 from tests.bench.floor import config_of
 from tests.bench.systems import write_gateway_config
 

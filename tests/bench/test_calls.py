@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.call import Call
+from gateway.core.call import Call
 from tests.bench.calls import RESULTS, this_python
 from tests.bench.systems import ROOT
 

@@ -16,10 +16,10 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-from gateway.ports import VectorRow
-from gateway.semantic import nearest
-from gateway.semantic.index import VectorIndex
-from gateway.semantic.nearest import Partition
+from gateway.core.ports import VectorRow
+from gateway.features.semantic import nearest
+from gateway.features.semantic.index.index import VectorIndex
+from gateway.features.semantic.nearest import Partition
 
 ROWS = (1_000, 10_000, 50_000)
 DIMENSIONS = (256, 512, 1536)

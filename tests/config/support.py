@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.load import load_snapshot
-from gateway.errors import ConfigError
-from gateway.exchange import Upstream
-from gateway.policy.provider import Provider
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.errors import ConfigError
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.types.exchange import Upstream
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config.example.yaml"

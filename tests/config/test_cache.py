@@ -14,12 +14,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.describe import describe
-from gateway.config.policies import cache as caching
-from gateway.config.policies.cache import LOCAL_FILES, SemanticEntry, with_routes
-from gateway.policy.process import StoreBounds
-from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model, PolicySnapshot
+from gateway.core.config.describe import describe
+from gateway.core.snapshot.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.types.process import StoreBounds
+from gateway.features.reuse import config as caching
+from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
+from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
 from tests.config.support import ROOT, load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config.describe import describe
-from gateway.config.providers import clouds
-from gateway.policy.cloud_auth import CloudAuth
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.core.config.describe import describe
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.credentials import config as clouds
+from gateway.credentials.auth import CloudAuth
 from tests.config.support import load_text, problems_of
 from tests.rows import rows
 

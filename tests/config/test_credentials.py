@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.describe import describe
-from gateway.config.load import load_snapshot
-from gateway.exchange import Upstream
-from gateway.policy.provider import Provider
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.core.config.describe import describe
+from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.types.exchange import Upstream
 from tests.config.support import NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 

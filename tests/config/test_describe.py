@@ -11,14 +11,14 @@ import orjson
 import pytest
 import yaml
 
-from gateway.config.describe import describe
-from gateway.errors import NotFound
-from gateway.ingress.admin.explaining import call as explain_module
-from gateway.ingress.admin.explaining.call import explain
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.rules import ChargeRule
-from gateway.policy.retry.balancing import Choice
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.admin.explain import call as explain_module
+from gateway.admin.explain.call import explain
+from gateway.core.config.describe import describe
+from gateway.core.errors import NotFound
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.limits.table.rules import ChargeRule
+from gateway.core.retry.balancing.balancing import Choice
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
 from tests.config.support import ROOT, load_text
 
 CONFIG = """\

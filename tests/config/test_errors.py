@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.policies import errors
-from gateway.config.policies.admission import KINDS
-from gateway.config.policies.error_rule import FIELDS, RuleEntry
-from gateway.config.policies.errors import (
+from gateway.core.config.admission.admission import KINDS
+from gateway.core.config.error_tables import errors
+from gateway.core.config.error_tables.error_rule import FIELDS, RuleEntry
+from gateway.core.config.error_tables.errors import (
     DEFAULT,
     MAX_PHRASES,
     NAMES,
@@ -18,11 +18,11 @@ from gateway.config.policies.errors import (
     built_in_folder,
     read_error_tables,
 )
-from gateway.config.reading.problems import Problem
-from gateway.config.reading.source import read_text
-from gateway.policy.errors.classify import Diagnosis, ErrorTable
-from gateway.policy.errors.rules import ErrorRule, Phrase
-from gateway.provider_errors import ErrorClass, Phase
+from gateway.core.config.source.problems import Problem
+from gateway.core.config.source.source import read_text
+from gateway.core.error_tables.classify import Diagnosis, ErrorTable
+from gateway.core.error_tables.rules import ErrorRule, Phrase
+from gateway.core.types.provider_errors import ErrorClass, Phase
 from tests.config.support import ROOT
 from tests.rows import rows
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.ingress.admin.explaining.call import explain
+from gateway.admin.explain.call import explain
 from tests.config.support import load_text
 
 SECRET = "sixteen-characters"

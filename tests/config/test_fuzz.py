@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.policies.folder import FILES
-from gateway.errors import ConfigError
+from gateway.core.config.load.folder import FILES
+from gateway.core.errors import ConfigError
 from tests.config.support import EXAMPLE, ROOT, load, with_policies
 from tests.config.test_secrets import FULL
 

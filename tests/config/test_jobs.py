@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config.describe import describe
-from gateway.config.sections.jobs import FILE
-from gateway.config.sections.redis_url import SCHEMES
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.rules import (
+from gateway.core.config.describe import describe
+from gateway.core.config.state.shared_limits.redis_url import SCHEMES
+from gateway.core.retry.balancing.rules import Backoff, CostRule
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.jobs.config.sections_jobs import FILE
+from gateway.products.jobs.rules import (
     IN_REDIS,
     BatchRules,
     DeadLetterRules,
@@ -23,7 +24,6 @@ from gateway.policy.jobs.rules import (
     NativeRules,
     SegmentRules,
 )
-from gateway.policy.retry.rules import Backoff, CostRule
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -8,16 +8,16 @@ from typing import get_args
 
 import pytest
 
-from gateway.config.load import load_snapshot
-from gateway.config.policies.admission import KINDS
-from gateway.config.sections import sections
-from gateway.errors import ConfigError
-from gateway.exchange import Upstream
-from gateway.policy.grouping.rules import GroupRules
-from gateway.policy.limits.rules import Limits
-from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.provider import Dialect, Provider
-from gateway.policy.retry.balancing import Choice
+from gateway.core.config.admission.admission import KINDS
+from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.config.sections import sections
+from gateway.core.errors import ConfigError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.usage.capabilities import Capabilities
+from gateway.core.retry.balancing.balancing import Choice
+from gateway.core.snapshot.snapshot.provider import Dialect, Provider
+from gateway.core.types.exchange import Upstream
+from gateway.features.grouping.bodies.rules import GroupRules
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 
@@ -1041,6 +1041,6 @@ def test_a_models_output_is_compiled_and_every_mistake_is_told(tmp_path: Path) -
 
 
 def test_without_the_extra_an_output_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.config.sections.outputs.is_installed", lambda: False)
+    monkeypatch.setattr("gateway.features.output.config.is_installed", lambda: False)
     text = GOOD.replace("gpt-4o]}", "gpt-4o], output: {schema: request}}")
     assert any("pip install '.[output]'" in one for one in problems_of(tmp_path, text))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.policies.models import ModelFactsEntry, read_models
-from gateway.config.reading.source import read_document
-from gateway.dialects.base import ModelFacts
+from gateway.core.config.models.policies_models import ModelFactsEntry, read_models
+from gateway.core.config.source.source import read_document
+from gateway.dialects.base.base import ModelFacts
 from gateway.dialects.known.models import ModelTable, ToldModels, plain_name
 from tests.config.support import problems_of, with_policies
 from tests.rows import rows

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config.describe import describe
-from gateway.config.reload import Reloader
-from gateway.policy.pipelines.schemas import misfit_of
+from gateway.core.config.describe import describe
+from gateway.core.config.load.load.reload import Reloader
+from gateway.products.pipelines.rules.schemas import misfit_of
 from tests.config.support import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 
 CONFIG = f"policies: policies\n{GOOD}"

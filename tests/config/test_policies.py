@@ -7,22 +7,22 @@ from pathlib import Path
 
 import yaml
 
-from gateway.config.policies.admission import KINDS
-from gateway.config.policies.breakers import BreakersSet, HoldEntry
-from gateway.config.policies.cache import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
-from gateway.config.policies.folder import FILES, read_policies
-from gateway.config.policies.queue import LaneEntry, QueueSet, ShedEntry
-from gateway.config.policies.retries import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
-from gateway.config.policies.timeouts import read_timeouts
-from gateway.config.policies.workflows import WorkflowEntry
-from gateway.config.reading.problems import Problem
-from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.process import QueueBounds, StoreBounds
-from gateway.policy.retry.rules import Retries
-from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Holding, Model
-from gateway.words import LANES
+from gateway.core.config.admission.admission import KINDS
+from gateway.core.config.admission.queue import LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.load.folder import FILES, read_policies
+from gateway.core.config.retries.breakers import BreakersSet, HoldEntry
+from gateway.core.config.retries.retries import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
+from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
+from gateway.core.config.source.problems import Problem
+from gateway.core.config.targets.timeouts import read_timeouts
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.snapshot.snapshot.snapshot import Counting, Holding, Model
+from gateway.core.types.process import QueueBounds, StoreBounds
+from gateway.core.types.words import LANES
+from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.features.reuse.rules.rules import Caching
+from gateway.features.runs.config import WorkflowEntry
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 from tests.rows import rows
 

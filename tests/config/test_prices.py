@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.sections import prices
-from gateway.config.sections.prices import fixed_rates, price_finder
-from gateway.policy.provider import Provider
-from gateway.policy.snapshot import Rates
+from gateway.core.config.prices import prices
+from gateway.core.config.prices.prices import fixed_rates, price_finder
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import Rates
 from tests.config.support import NOW, ROOT, load_text
 from tests.rows import rows
 

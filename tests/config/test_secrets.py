@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.describe import describe, shown
-from gateway.errors import ConfigError
+from gateway.core.config.describe import describe, shown
+from gateway.core.errors import ConfigError
 from tests.config.support import EXAMPLE, leaves, load, load_text, problems_of
 from tests.rows import rows
 

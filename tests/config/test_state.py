@@ -9,11 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from gateway.config.describe import describe
-from gateway.config.sections.redis_url import SCHEMES, parse_redis_url
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.core.config.describe import describe
+from gateway.core.config.state.shared_limits.redis_url import SCHEMES, parse_redis_url
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.fleet.lease.lease.shared_state import SharedState
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -8,16 +8,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.policies import timeouts as timing
-from gateway.config.policies.timeouts import ENDPOINTS, Timeouts, read_timeouts
-from gateway.config.reading.problems import Document, Problem
-from gateway.config.reading.source import read_document
-from gateway.config.schema import TimeoutsSet
-from gateway.exchange import Clocks
-from gateway.ingress import passthrough, routes
-from gateway.ingress.generate import door
-from gateway.ingress.realtime.door import REALTIME
-from gateway.words import LANES
+from gateway import routes
+from gateway.core.config.schema import TimeoutsSet
+from gateway.core.config.source.problems import Document, Problem
+from gateway.core.config.source.source import read_document
+from gateway.core.config.targets import timeouts as timing
+from gateway.core.config.targets.timeouts import ENDPOINTS, Timeouts, read_timeouts
+from gateway.core.peek import passthrough
+from gateway.core.types.exchange import Clocks
+from gateway.core.types.words import LANES
+from gateway.dialects.http.door import door
+from gateway.products.realtime.http.door import REALTIME
 from tests.config.support import ROOT
 from tests.rows import rows
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import trustme
 
-from gateway.config.describe import describe
-from gateway.policy.webhooks.rules import WebhookRules
+from gateway.core.config.describe import describe
+from gateway.products.jobs.webhooks.rules.rules import WebhookRules
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of
 from tests.rows import rows
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.demo.clients import (
+from gateway.demo.storm.clients.clients import (
     AnswerBrokenError,
     Ask,
     CallFailedError,
@@ -17,8 +17,8 @@ from gateway.demo.clients import (
     retry_wait_s,
     sdk_client,
 )
-from gateway.emulator.faults import parse_script_entry
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.server.server import EmulatorServer
 from tests.rows import rows
 
 

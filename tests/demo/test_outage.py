@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main import main
-from gateway.demo import show as show_module
-from gateway.demo.clients import Ask, plain_client
-from gateway.demo.outage import (
+from gateway.cli.main.main import main
+from gateway.demo.record.record import Trial
+from gateway.demo.show.show import show as show_module
+from gateway.demo.show.show.show import Display, show_outage
+from gateway.demo.storm.clients.clients import Ask, plain_client
+from gateway.demo.storm.storm.outage import (
     ACTS,
     ATTEMPTS,
     DIRECT,
@@ -28,11 +30,9 @@ from gateway.demo.outage import (
     run_outage,
     tries_told,
 )
-from gateway.demo.record import Trial
-from gateway.demo.show import Display, show_outage
-from gateway.demo.stage import gateway_between
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
+from gateway.demo.storm.storm.stage import gateway_between
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.server.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock
 from tests.rows import rows

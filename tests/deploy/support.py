@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from gateway.config.load import load_snapshot
-from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
+from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
 from tests.config.support import NOW, connect
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway import __version__
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
 from tests.deploy.support import (
     DEPLOY,
     HEALTH_PATHS,

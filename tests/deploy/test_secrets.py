@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import ConfigError
+from gateway.core.errors import ConfigError
 from tests.deploy.support import DEPLOY, SECRET, compiled
 from tests.deploy.test_kubernetes import WORKLOADS, found, policy_of
 

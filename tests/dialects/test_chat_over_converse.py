@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.config.policies.models import read_models
-from gateway.dialects.base import ServerFacts
-from gateway.dialects.bedrock.blocks import document_name
+from gateway.core.config.models.policies_models import read_models
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base.base import ServerFacts
+from gateway.dialects.bedrock.request.options.blocks import document_name
 from gateway.dialects.bedrock.translators import ChatOverConverse
-from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

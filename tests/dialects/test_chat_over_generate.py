@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given as each
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest
 from tests.dialects.google import (
     ANSWERED,
     BUDGET,

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.anthropic.from_chat.answer import tool_call
-from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.registry import pair_of
-from gateway.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.anthropic.out_answer.answer import tool_call
+from gateway.dialects.base.base import MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.registry.registry import pair_of
 from tests.dialects.claude import (
     ADAPTIVE,
     BOUND,

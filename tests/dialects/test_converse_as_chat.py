@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.dialects.anthropic.from_chat.thoughts import thought_blocks
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
+from gateway.core.openai.sse.first_event import first_error
+from gateway.core.openai.sse.sse import is_plain_chat
+from gateway.dialects.anthropic.out_thoughts.thoughts import thought_blocks
+from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
-from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.sse import is_plain_chat
 from tests.dialects.aws_frames import event, exception, frame
 from tests.dialects.cases import events_of
 from tests.dialects.grammar import check_chat

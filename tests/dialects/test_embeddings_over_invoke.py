@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base.base import MalformedAnswer, ModelFacts, ServerFacts
 from gateway.dialects.embeddings.over_invoke import EmbeddingsOverInvoke
-from gateway.errors import InvalidRequest
 from tests.rows import rows
 
 PAIR = EmbeddingsOverInvoke()

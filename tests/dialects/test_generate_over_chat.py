@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.gemini.from_generate.marks import FOREIGN, held_by, marked, without_marks
-from gateway.dialects.gemini.from_generate.path import taken_out
-from gateway.dialects.gemini.from_generate.schema import json_schema
-from gateway.dialects.gemini.from_generate.translators import GenerateOverChat
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.base.hub import HUB
+from gateway.dialects.gemini.in_answer.marks import FOREIGN, held_by, marked, without_marks
+from gateway.dialects.gemini.in_gaps.translators import GenerateOverChat
+from gateway.dialects.gemini.in_request.path import taken_out
+from gateway.dialects.gemini.in_request.schema import json_schema
 from gateway.dialects.gemini.places import front_of, put_in
-from gateway.dialects.hub import HUB
-from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies, spoiled
 from tests.rows import rows
 

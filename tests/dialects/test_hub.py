@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.base import ServerFacts
-from gateway.dialects.hub import ThroughChat
-from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
-from gateway.dialects.registry import pair_of
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base.base import ServerFacts
+from gateway.dialects.base.hub import ThroughChat
+from gateway.dialects.openai.translators.translators import ChatOverResponses, ResponsesOverChat
+from gateway.dialects.registry.registry import pair_of
 from gateway.dialects.spoken import Spoken
-from gateway.errors import InvalidRequest
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_responses
 

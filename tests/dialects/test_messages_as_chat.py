@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.dialects import events as module
-from gateway.dialects.anthropic.translators import ChatOverMessages
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
-from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.sse import is_plain_chat
+from gateway.core.openai.sse.first_event import first_error
+from gateway.core.openai.sse.sse import is_plain_chat
+from gateway.dialects.anthropic.places.translators import ChatOverMessages
+from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
+from gateway.dialects.sse import events as module
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat
 from tests.dialects.odd import odd_bodies

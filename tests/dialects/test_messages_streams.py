@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.from_messages import blocks, open_blocks
-from gateway.dialects.anthropic.from_messages.translator import MessagesOverChat
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
-from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.sse import json_object
-from gateway.policy.openai.transcript import Transcript
-from gateway.words import Usage
+from gateway.core.openai.sse.first_event import first_error
+from gateway.core.openai.sse.sse import json_object
+from gateway.core.openai.transcript.transcript import Transcript
+from gateway.core.types.words import Usage
+from gateway.dialects.anthropic.in_answer.answer import blocks, open_blocks
+from gateway.dialects.anthropic.in_stream.translator import MessagesOverChat
+from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ServerFacts
 from tests.dialects.cases import as_bytes
 from tests.dialects.grammar import check_messages
 from tests.dialects.odd import odd_bodies, spoiled
@@ -345,7 +345,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_event_too_long_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would fill the memory, too."""
-    monkeypatch.setattr("gateway.dialects.events.MOST_EVENT_BYTES", 10)
+    monkeypatch.setattr("gateway.dialects.sse.events.MOST_EVENT_BYTES", 10)
     assert b"event: error" in PAIR.reader(request()).feed(b"data: " + b"x" * 30)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.dialects.base import Json, ModelFacts
+from gateway.core.types.words import How
+from gateway.dialects.base.base import Json, ModelFacts
 from gateway.dialects.known.modalities import gaps_of_modalities
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.words import How
 from tests.rows import rows
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

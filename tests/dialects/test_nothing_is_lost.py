@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.config.policies.models import read_models
-from gateway.dialects.base import ServerFacts, Translator
-from gateway.dialects.registry import pair_of
+from gateway.core.config.models.policies_models import read_models
+from gateway.core.errors import InvalidRequest
+from gateway.core.types.words import Gap, How
+from gateway.dialects.base.base import ServerFacts, Translator
+from gateway.dialects.registry.registry import pair_of
 from gateway.dialects.spoken import Spoken
-from gateway.errors import InvalidRequest
-from gateway.words import Gap, How
 from tests.dialects.sdk.callers import CALLERS, target_forms
 from tests.dialects.sdk.forms import Forms, Json
 from tests.dialects.sdk.walk import Walk, problems

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 from openai.types.chat import ChatCompletion
 
-from gateway.config.policies.models import read_models
-from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.core.config.models.policies_models import read_models
+from gateway.core.types.words import How
+from gateway.dialects.base.base import ConvertedRequest, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
-from gateway.words import How
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import Recorded, needs_cases, recorded
 from tests.dialects.streamed_chat import calls_in, check_streamed

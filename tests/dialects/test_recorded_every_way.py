@@ -15,12 +15,12 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from gateway.config.policies.models import read_models
-from gateway.dialects.base import ConvertedRequest, ServerFacts
-from gateway.dialects.pair import Pair
-from gateway.dialects.registry import pair_of
+from gateway.core.config.models.policies_models import read_models
+from gateway.core.types.words import How
+from gateway.dialects.base.base import ConvertedRequest, ServerFacts
+from gateway.dialects.registry.pair import Pair
+from gateway.dialects.registry.registry import pair_of
 from gateway.dialects.spoken import Spoken
-from gateway.words import How
 from tests.dialects import test_recorded_chat_over_converse as converse
 from tests.dialects import test_recorded_chat_over_generate as generate
 from tests.dialects import test_recorded_chat_over_messages as messages

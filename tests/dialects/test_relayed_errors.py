@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.relayed_errors import for_messages, for_openai, told_status
+from gateway.dialects.sse.relayed_errors import for_messages, for_openai, told_status
 from tests.rows import rows
 
 ANTHROPICS = b'{"type":"error","error":{"type":"overloaded_error","message":"m"},"request_id":"r"}'

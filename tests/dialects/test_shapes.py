@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects import shapes
+from gateway.dialects.sse import shapes
 from tests.rows import rows
 
 TOLD: dict[str, Any] = {

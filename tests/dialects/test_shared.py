@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.media import Media, data_url, file_of, text_in
-from gateway.dialects.outline import outline
-from gateway.dialects.schema import SchemaTooDeep, Size, object_schema, size_of, strict_schema
-from gateway.dialects.tools import safe_id, turns
-from gateway.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.schema_tools.media import Media, data_url, file_of, text_in
+from gateway.dialects.schema_tools.outline import outline
+from gateway.dialects.schema_tools.schema import SchemaTooDeep, Size, object_schema, size_of, strict_schema
+from gateway.dialects.schema_tools.tools.tools import safe_id, turns
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

@@ -10,35 +10,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import TypeAdapter
 
-import gateway.config
-from gateway.config.policies.admission import KINDS
-from gateway.config.policies.breakers import BreakersSet, HoldEntry
-from gateway.config.policies.cache import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
-from gateway.config.policies.degrade import ModelDegradeEntry, SlowEntry
-from gateway.config.policies.error_rule import RuleEntry
-from gateway.config.policies.jobs import (
-    BatchesEntry,
-    BrakeEntry,
-    DeadLettersEntry,
-    DegradeEntry,
-    JobBackoffEntry,
-    JobsSet,
-    KeepEntry,
-    NativeEntry,
-    ResponsesEntry,
-    SegmentEntry,
-)
-from gateway.config.policies.models import ModelFactsEntry
-from gateway.config.policies.pipelines import (
-    BranchEntry,
-    OnFailureEntry,
-    PipelineFile,
-    StepEntry,
-    StepInvalidEntry,
-    StepOutputEntry,
-)
-from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
-from gateway.config.policies.retries import (
+import gateway
+from gateway.core.config.admission.admission import KINDS
+from gateway.core.config.admission.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.error_tables.error_rule import RuleEntry
+from gateway.core.config.models.policies_models import ModelFactsEntry
+from gateway.core.config.retries.breakers import BreakersSet, HoldEntry
+from gateway.core.config.retries.retries import (
     ACTIONS,
     CLASSES,
     BackoffEntry,
@@ -48,9 +26,7 @@ from gateway.config.policies.retries import (
     HedgeEntry,
     RetriesSet,
 )
-from gateway.config.policies.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
-from gateway.config.policies.workflows import WorkflowEntry, WorkflowsFile
-from gateway.config.schema import (
+from gateway.core.config.schema import (
     AdminEntry,
     AdmissionSet,
     AuthEntry,
@@ -70,12 +46,36 @@ from gateway.config.schema import (
     TargetEntry,
     TimeoutsSet,
 )
-from gateway.config.sections.jobs import JobsEntry
-from gateway.config.sections.objects import ObjectsEntry
-from gateway.config.sections.outputs import OnInvalidEntry, OutputEntry
-from gateway.config.sections.state import RedisEntry
-from gateway.config.sections.webhooks import WebhookEntry, WebhookSettingsEntry
-from gateway.policy.retry.rules import BUILT_IN_RULES, Action
+from gateway.core.config.state.state import RedisEntry
+from gateway.core.config.targets.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Action
+from gateway.features.degrade_config import ModelDegradeEntry, SlowEntry
+from gateway.features.output.config import OnInvalidEntry, OutputEntry
+from gateway.features.ownership.config import ObjectsEntry
+from gateway.features.reuse.config import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.features.runs.config import WorkflowEntry, WorkflowsFile
+from gateway.products.jobs.config.policies_jobs import (
+    BatchesEntry,
+    BrakeEntry,
+    DeadLettersEntry,
+    DegradeEntry,
+    JobBackoffEntry,
+    JobsSet,
+    KeepEntry,
+    NativeEntry,
+    ResponsesEntry,
+    SegmentEntry,
+)
+from gateway.products.jobs.config.sections_jobs import JobsEntry
+from gateway.products.jobs.webhooks.config.webhooks import WebhookEntry, WebhookSettingsEntry
+from gateway.products.pipelines.config import (
+    BranchEntry,
+    OnFailureEntry,
+    PipelineFile,
+    StepEntry,
+    StepInvalidEntry,
+    StepOutputEntry,
+)
 from tests.docs.support import reference, rows, section, words
 from tests.rows import rows as each
 
@@ -161,7 +161,9 @@ RETRY = {Action.RETRY: "{attempts: N}"}
 
 def entries() -> set[type[Entry]]:
     """Every kind of entry that a user can write."""
-    for module in pkgutil.walk_packages(gateway.config.__path__, f"{gateway.config.__name__}."):
+    for module in pkgutil.walk_packages(gateway.__path__, "gateway."):
+        if "config" not in module.name.split(".") and not module.name.endswith("_config"):
+            continue
         importlib.import_module(module.name)
     found, rest = set[type[Entry]](), [Entry]
     while rest:

@@ -8,25 +8,39 @@ from functools import cache
 
 import pytest
 
-from gateway.dialects.anthropic.from_chat import gaps as anthropic
-from gateway.dialects.anthropic.from_messages import gaps as messages
+from gateway.core.types.words import How
+from gateway.dialects.anthropic import in_gaps as messages
+from gateway.dialects.anthropic.out_thoughts import gaps as anthropic
 from gateway.dialects.bedrock import gaps as bedrock
-from gateway.dialects.gemini.from_chat import gaps as gemini
-from gateway.dialects.gemini.from_generate import gaps as generate
-from gateway.words import How
+from gateway.dialects.gemini import out_gaps as gemini
+from gateway.dialects.gemini.in_gaps import gaps as generate
 from tests.docs.support import PAGES, ROOT, rows, section, words
 
 DIALECTS = ROOT / "gateway/dialects"
-CHAT = ("anthropic/from_chat",)
-SHARED = ("tools.py", "tool_names.py")
-FIELDS = ("outline.py", "schema.py")
-EMBEDDINGS = tuple(f"embeddings/{name}.py" for name in ("over_generate", "common", "over_invoke"))
+CHAT = (
+    "anthropic/out_answer",
+    "anthropic/out_request/options",
+    "anthropic/out_request/tools",
+    "anthropic/out_thoughts",
+)
+MESSAGES = (
+    "anthropic/in_answer/answer",
+    "anthropic/in_answer/ids",
+    "anthropic/in_gaps",
+    "anthropic/in_request",
+    "anthropic/in_stream",
+)
+TO_GEMINI = ("gemini/out_answer", "gemini/out_gaps", "gemini/out_request")
+GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")
+SHARED = ("schema_tools/tools/tools", "schema_tools/tools/tool_names")
+FIELDS = ("schema_tools/outline", "schema_tools/schema")
+EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {
     "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), anthropic.CHAT_ONLY),
-    "docs/dialects/gemini.md": ("## What does not", ("gemini/from_chat", FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
+    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
     "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
-    "docs/generate.md": ("## What does not arrive elsewhere", ("gemini/from_generate",), generate.AT_TOP),
-    "docs/messages.md": ("## What does not arrive elsewhere", ("anthropic/from_messages",), messages.MESSAGES_ONLY),
+    "docs/generate.md": ("## What does not arrive elsewhere", GENERATE, generate.AT_TOP),
+    "docs/messages.md": ("## What does not arrive elsewhere", MESSAGES, messages.MESSAGES_ONLY),
 }
 """By page: where its table is, the modules that make the gaps, and the table of fields that no model knows."""
 ANY = "…"
@@ -48,7 +62,7 @@ def name_of(node: ast.expr) -> str | None:
 
 @cache
 def trees(places: tuple[str, ...]) -> list[ast.Module]:
-    found = (DIALECTS / place for place in places)
+    found = (path for one in places for path in (DIALECTS / one, DIALECTS / f"{one}.py") if path.exists())
     files = (file for one in found for file in ([one] if one.is_file() else sorted(one.rglob("*.py"))))
     return [ast.parse(file.read_text()) for file in files]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.schema import ConfigFile
+from gateway.core.config.schema import ConfigFile
 from tests.config.support import GOOD, problems_of
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 from tests.rows import rows as each
@@ -108,7 +108,7 @@ def test_make_targets_are_there() -> None:
 
 
 def test_names_are_in_the_files_that_they_are_said_to_be_in() -> None:
-    """`next_step` in [policy/retry/retry.py](…): a reader who follows the link finds the name."""
+    """`next_step` in [core/retry/retry.py](…): a reader who follows the link finds the name."""
     page = PAGES["docs/design.md"]
     named = NAMED_IN_FILE.findall(page)
 

@@ -9,15 +9,15 @@ from functools import cache
 
 import pytest
 
-from gateway.calllog import CallLog
-from gateway.cli.main import main
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import FAULTS
-from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
-from gateway.policy.openai import headers as crossing
-from gateway.policy.retry.retry import DENIALS
-from gateway.provider_errors import ErrorClass
-from gateway.telemetry import Telemetry
+from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
+from gateway.cli.main.main import main
+from gateway.core.calllog import CallLog
+from gateway.core.openai import headers as crossing
+from gateway.core.retry.retry import DENIALS
+from gateway.core.telemetry.telemetry import Telemetry
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import FAULTS
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
 from tests.test_telemetry import line_of, record, spared
 
@@ -26,6 +26,9 @@ NO_HEADERS = frozenset(
     b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost".split()
 )
 """Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""
+CROSSED = {"core", "features", "products", "admin", "http"}
+ASKING = {"client", "providers", "webhooks", "upstream"}
+"""Where headers are read and set of calls that come in, and where only of those that go out."""
 HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)+-?")
 
 WORKERS_ONLY = ("gateway_workers", "gateway_workers_answered", "gateway_worker_restarts_total")
@@ -90,7 +93,8 @@ def header_names() -> frozenset[str]:
     """Every constant of the edge, the flow and the rules that is the name of a header, or begins those of several."""
     found = set[bytes]()
     for path, told in modules():
-        if path.parts[-2] != "gateway" and not {"ingress", "flow", "policy"} & set(path.parts):
+        parts = set(path.with_suffix("").parts)
+        if path.parts[-2] != "gateway" and (not parts & CROSSED or parts & ASKING):
             continue
         is_list = path.samefile(crossing.__file__)
         for text in constants(told, bytes):
@@ -228,7 +232,7 @@ def test_every_path_of_health_and_admin_is_told() -> None:
     paths = {
         text
         for path, told in modules()
-        if "ingress" in path.parts
+        if {"admin", "http", "products", "features"} & set(path.parts)
         for text in constants(told, str)
         if re.fullmatch(r"/admin/[a-z/]+[a-z]", str(text))
     }

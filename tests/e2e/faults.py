@@ -21,9 +21,9 @@ import openai
 import trustme
 import yaml
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import parse_script_entry
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, Running
 from tests.soak.support import Held, metrics

@@ -11,11 +11,11 @@ import openai
 import orjson
 import pytest
 
-from gateway.clock import SteadyClock
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import parse_rule
-from gateway.emulator.server import EmulatorServer
-from gateway.store.jobs.sqlite.store import SqliteJobStore
+from gateway.core.clock import SteadyClock
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import parse_rule
+from gateway.emulator.server.server import EmulatorServer
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.e2e.batches import CHAT, asked_of, begin, check_end, end_of, input_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, QUICK, WEB, ask, policies, with_jobs

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import StoreUnusable
+from gateway.core.errors import StoreUnusable
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ask, end_of, policies, result_of, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, Response, Running, chat, connect, get, post, until

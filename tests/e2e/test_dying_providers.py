@@ -15,9 +15,9 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.faults import parse_script_entry
-from gateway.emulator.server import EmulatorServer
-from gateway.policy.openai import sse
+from gateway.core.openai.sse import sse
+from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 from tests.soak.support import Held, settled, until_only

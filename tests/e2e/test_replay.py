@@ -18,10 +18,10 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.flow.reuse.entries import LEAST_ROOM
-from gateway.flow.reuse.shared_answer import PIECE_BYTES, SLOW_READER
-from gateway.store.sqlite.store import SqliteStore
+from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.features.reuse.layers.entries import LEAST_ROOM
+from gateway.features.reuse.single_flight.shared_answer import PIECE_BYTES, SLOW_READER
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     KEYS,
@@ -313,7 +313,7 @@ class Gate(Disk):
 def use_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk, clock: Callable[[], float]) -> None:
     """Gateways started from now on have their state file on this disk."""
     monkeypatch.setattr(
-        "gateway.store.sqlite.store.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock)
+        "gateway.drivers.sqlite_store.store.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock)
     )
 
 

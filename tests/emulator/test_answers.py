@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulator.answers.vectors import unit_vector
-from gateway.emulator.answers.writer import example_of
-from gateway.emulator.app import create_app
-from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.app.app import create_app
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.responses.writer.vectors import unit_vector
+from gateway.emulator.responses.writer.writer import example_of
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
 from tests.rows import rows
 

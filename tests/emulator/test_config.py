@@ -5,8 +5,15 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.emulator.config import EmulatedLimits, EmulatorConfig
-from gateway.emulator.faults import CONNECTION_FAULTS, FAULTS, Fault, FaultRule, parse_rule, parse_script_entry
+from gateway.emulator.config.config.config import EmulatedLimits, EmulatorConfig
+from gateway.emulator.config.config.faults import (
+    CONNECTION_FAULTS,
+    FAULTS,
+    Fault,
+    FaultRule,
+    parse_rule,
+    parse_script_entry,
+)
 from tests.rows import rows
 
 

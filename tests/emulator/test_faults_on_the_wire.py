@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import parse_script_entry
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.server.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.flow.fleet.news import FleetNews
-from gateway.policy.health.breaker import Breaker
-from gateway.policy.limits.gate import Gate
-from gateway.ports import Later, NewsItem
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.ports import Later, NewsItem
+from gateway.fleet.news.news import FleetNews
 from tests.flow.outage import City, Fate, Provider
 from tests.flow.virtual import LoopClock
 

@@ -15,17 +15,17 @@ from typing import Any, cast
 import httpx
 import orjson
 
-from gateway.call import Call
-from gateway.errors import GatewayError
-from gateway.exchange import Clocks, RawHeaders
-from gateway.flow.answer_headers import answer_headers
-from gateway.ingress.render import error_body, error_headers
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.provider import Provider
-from gateway.policy.retry.rules import Retries
-from gateway.provider_errors import Phase
-from gateway.upstream.phase import with_phase
-from gateway.upstream.wire import Wire
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.http.client.wire.redaction.phase import with_phase
+from gateway.core.http.client.wire.wire import Wire
+from gateway.core.ledger.answer_headers import answer_headers
+from gateway.core.render import error_body, error_headers
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.types.exchange import Clocks, RawHeaders
+from gateway.core.types.provider_errors import Phase
 from tests.flow.support import JSON, SSE, Bench, ScriptedUpstream, read_all
 from tests.flow.virtual import LoopClock, Sweep
 

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.errors import GatewayError
-from gateway.flow.admission.admission import Admission
-from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting, Key
-from gateway.words import Usage
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.errors import GatewayError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Counting, Key
+from gateway.core.types.words import Usage
+from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.flow.virtual import LoopClock
 from tests.policy.pool import Pool
@@ -57,7 +57,7 @@ class SharedPools:
 
 @dataclass
 class ReplicaLeases:
-    """`gateway.ports.Leases` of one replica."""
+    """`gateway.core.ports.Leases` of one replica."""
 
     store: SharedPools
     name: str

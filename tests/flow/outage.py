@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from gateway.errors import AdmissionDenied, GatewayError
-from gateway.exchange import Outgoing
-from gateway.flow.admission.admission import Admission
-from gateway.policy.health.breaker import Breaker
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.gate import Gate
-from gateway.policy.retry.rules import Retries
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.errors import AdmissionDenied, GatewayError
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
 from tests.flow.faults import leftovers
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, ScriptedUpstream, read_all, streamed, whole
 from tests.flow.virtual import LoopClock, Sweep

@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.call import Call, Reply, Settled
-from gateway.config.policies.errors import read_error_tables
-from gateway.exchange import Clocks, Outgoing
-from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import AttemptDeadlines
-from gateway.flow.pipeline import Pipeline
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.rules import Limits
-from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.process import QueueBounds, Server, StoreBounds
-from gateway.policy.provider import Provider
-from gateway.policy.retry.balancing import Choice
-from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
-from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import (
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.call import Call, Reply, Settled
+from gateway.core.config.error_tables.errors import read_error_tables
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.usage.capabilities import Capabilities
+from gateway.core.pipeline import Pipeline
+from gateway.core.ports import Store
+from gateway.core.retry.balancing.balancing import Choice
+from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Retries
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import (
     Counting,
     Holding,
     Key,
@@ -30,10 +28,12 @@ from gateway.policy.snapshot import (
     Rates,
     Target,
 )
-from gateway.ports import Store
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.store.memory.store import MemoryStore
-from gateway.words import Endpoint
+from gateway.core.types.exchange import Clocks, Outgoing
+from gateway.core.types.process import QueueBounds, Server, StoreBounds
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.words import Endpoint
+from gateway.drivers.memory_store import MemoryStore
+from gateway.features.reuse.rules.rules import Caching
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")

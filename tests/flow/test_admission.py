@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.call import Reply
-from gateway.errors import (
+from gateway.core.call import Reply
+from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.errors import (
     GatewayError,
     NoTargetAvailable,
     QueueDeadlineExceeded,
@@ -21,15 +22,14 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.exchange import Outgoing
-from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits import entry, refusal
-from gateway.policy.limits.cost import Cost
-from gateway.policy.limits.rules import Limits, Style
-from gateway.policy.process import QueueBounds
-from gateway.policy.snapshot import Counting
-from gateway.provider_errors import ErrorClass
-from gateway.words import Endpoint, Usage
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.reservation import entry, refusal
+from gateway.core.limits.table.rules import Limits, Style
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.process import QueueBounds
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types.words import Endpoint, Usage
 from tests.flow.support import (
     ANSWER,
     SPEECH,

@@ -8,12 +8,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.errors import BudgetExceeded
-from gateway.flow.admission.retry_budgets import token_cost
-from gateway.policy.retry.rules import CostRule, Retries
-from gateway.policy.snapshot import Key, Rates
-from gateway.provider_errors import ErrorClass, Phase
-from gateway.words import Attempt, Endpoint
+from gateway.core.admission.keys.retry_budgets import token_cost
+from gateway.core.errors import BudgetExceeded
+from gateway.core.retry.balancing.rules import CostRule, Retries
+from gateway.core.snapshot.snapshot.snapshot import Key, Rates
+from gateway.core.types.provider_errors import ErrorClass, Phase
+from gateway.core.types.words import Attempt, Endpoint
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.flow.outage import City, Provider, answers, fails
 from tests.flow.support import Bench, ScriptedUpstream, whole

@@ -12,15 +12,15 @@ from itertools import product
 
 import pytest
 
-from gateway.emulator.limits import EmulatedBucket
-from gateway.errors import GatewayError
-from gateway.exchange import RawHeaders
-from gateway.flow.admission.admission import Admission
-from gateway.flow.fleet.news import FleetNews
-from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting
-from gateway.provider_errors import ErrorClass
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.errors import GatewayError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.exchange import RawHeaders
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.emulator.app.call.limits import EmulatedBucket
+from gateway.fleet.news.news import FleetNews
 from tests.flow.bus import Bus, BusNews
 from tests.flow.fleet import SharedPools
 from tests.flow.support import Bench, ScriptedUpstream

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.errors import DeadlineExceeded, TargetsTimedOut
-from gateway.flow.deadlines import Open
+from gateway.core.attempts.outgoing.deadlines import Open
+from gateway.core.errors import DeadlineExceeded, TargetsTimedOut
 from tests.flow.support import ANSWER, Bench, Script, ScriptedUpstream, streamed, whole
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.call import Call, Reply
-from gateway.errors import KeyRateLimited
-from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.provider import Provider
-from gateway.policy.reuse.rules import SemanticRule
-from gateway.policy.snapshot import Model
-from gateway.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
-from gateway.semantic.ports import Embedder, EmbeddingFailed
+from gateway.core.call import Call, Reply
+from gateway.core.errors import KeyRateLimited
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import Model
+from gateway.features.reuse.rules.rules import SemanticRule
+from gateway.features.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
+from gateway.features.semantic.lookup.question.ports import Embedder, EmbeddingFailed
+from gateway.routes import ENDPOINTS
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream
 from tests.rows import rows
 

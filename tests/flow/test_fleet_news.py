@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.admission.gates import MOST_NAMED
-from gateway.flow.fleet import hand_news
-from gateway.flow.fleet.codec import (
+from gateway.core.admission.gates.gates import MOST_NAMED
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.target_health.target_health.fleet_view import FleetView
+from gateway.core.limits.headers.provider_headers import Learned, Reading
+from gateway.core.ports import NewsItem
+from gateway.core.snapshot.snapshot.snapshot import Counting, Model, Target
+from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S
+from gateway.fleet.news import hand_news
+from gateway.fleet.news.codec import (
     BreakerMove,
     read_hand,
     read_limits,
@@ -20,15 +26,9 @@ from gateway.flow.fleet.codec import (
     write_limits,
     write_move,
 )
-from gateway.flow.fleet.hand_news import HAND_S, REMIND_S
-from gateway.flow.fleet.news import FIRST_GO, LIMIT_GRAIN_S, FleetNews
-from gateway.flow.fleet.news_memory import MOST_KEPT
-from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
-from gateway.policy.health.fleet_view import FleetView
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.learning.provider_headers import Learned, Reading
-from gateway.policy.snapshot import Counting, Model, Target
-from gateway.ports import NewsItem
+from gateway.fleet.news.hand_news import HAND_S, REMIND_S
+from gateway.fleet.news.news import FIRST_GO, LIMIT_GRAIN_S, FleetNews
+from gateway.fleet.news.news_memory import MOST_KEPT
 from tests.flow.bus import Bus, BusNews, Fleet, Replica
 from tests.flow.outage import answers, fails, refuses, soon
 from tests.flow.support import CLOCKS, ERRORS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.flow.reuse.entries import SMALL_BYTES, Forms, in_form
-from gateway.words import Kept
+from gateway.core.types.words import Kept
+from gateway.features.reuse.layers.entries import SMALL_BYTES, Forms, in_form
 from tests.flow.support import Bench, ScriptedUpstream
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.call import Call, Reply
-from gateway.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
-from gateway.exchange import Outgoing
-from gateway.policy.grouping.rules import GroupRules
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Retries
-from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Key, Rates
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.words import Endpoint
+from gateway.core.call import Call, Reply
+from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
+from gateway.core.limits.table.rules import Limits
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.snapshot.snapshot.snapshot import Key, Rates
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.words import Endpoint
+from gateway.features.grouping.bodies.rules import GroupRules
+from gateway.features.reuse.rules.rules import Caching
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, failed, whole
 from tests.flow.virtual import LoopClock, run
 from tests.rows import rows

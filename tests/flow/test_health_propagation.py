@@ -13,11 +13,11 @@ from random import Random
 
 import pytest
 
-from gateway.flow.admission.candidates import PROBED_AFTER_S
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Retries
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.admission.admission.candidates import PROBED_AFTER_S
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.limits.table.rules import Limits
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
 from tests.flow.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
 from tests.flow.support import RATES, Broken, Script, streamed, whole
 from tests.flow.virtual import LoopClock, run

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Reply
-from gateway.errors import InvalidRequest
-from gateway.exchange import Outgoing
-from gateway.flow.hedge import CANCELLED
-from gateway.policy.health.target_health import UNHEALTHY
-from gateway.policy.limits import entry
-from gateway.policy.limits.gate import Gate
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Backoff, Hedging, Retries
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.words import Attempt
+from gateway.core.call import Reply
+from gateway.core.errors import InvalidRequest
+from gateway.core.health.target_health.target_health.target_health import UNHEALTHY
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.racing.hedge import CANCELLED
+from gateway.core.retry.balancing.rules import Backoff, Hedging, Retries
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.words import Attempt
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'

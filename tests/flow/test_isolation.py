@@ -18,16 +18,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.call import Call
-from gateway.errors import GatewayError
-from gateway.exchange import Outgoing
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Key
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.semantic.index import VectorIndex
-from gateway.semantic.lookup import Semantic
-from gateway.words import Endpoint
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.words import Endpoint
+from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
+from gateway.features.semantic.index.index import VectorIndex
+from gateway.features.semantic.lookup.lookup import Semantic
 from tests.flow.support import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 from tests.sweeps import sampled
 

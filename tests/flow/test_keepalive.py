@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Call
-from gateway.flow.keepalive import MAX_COMMENTS, KeepAlive, waiting_for
-from gateway.policy.snapshot import Holding
-from gateway.words import Attempt
+from gateway.core.call import Call
+from gateway.core.snapshot.snapshot.snapshot import Holding
+from gateway.core.types.words import Attempt
+from gateway.core.waiting.keepalive import MAX_COMMENTS, KeepAlive, waiting_for
 from tests.flow.support import Bench
 
 

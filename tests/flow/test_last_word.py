@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.call import Call, Reply
-from gateway.flow.reuse.last_word import LastWord
+from gateway.core.call import Call, Reply
+from gateway.features.reuse.single_flight.last_word import LastWord
 from tests.flow.support import streamed
 from tests.flow.test_reuse import EVENTS, STREAM, turns
 from tests.flow.test_steps import step, steps

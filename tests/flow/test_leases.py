@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.errors import KeyRateLimited
-from gateway.policy.limits.rules import CONTINUOUS, Limits, Style
-from gateway.policy.snapshot import Key
+from gateway.core.errors import KeyRateLimited
+from gateway.core.limits.table.rules import CONTINUOUS, Limits, Style
+from gateway.core.snapshot.snapshot.snapshot import Key
 from tests.flow.fleet import Replica, SharedPools, admitted, fleet
 from tests.flow.virtual import LoopClock, run
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.flow.moving import Moves
-from gateway.flow.suspects import Suspects
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Hedging, Retries
+from gateway.core.errors import InvalidRequest
+from gateway.core.limits.table.rules import Limits
+from gateway.core.racing.moving import Moves
+from gateway.core.racing.suspects import Suspects
+from gateway.core.retry.balancing.rules import Hedging, Retries
 from tests.flow.outage import City, Fate, Provider, answers, fails, gone
 from tests.flow.support import Script
 from tests.flow.test_suspects import SDK_S, calls, served, silence

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.outgoing import outgoing_of
-from gateway.ingress.large_bodies import LargeBodies
-from gateway.ingress.peek import Peeked
-from gateway.ingress.routes import ENDPOINTS
-from gateway.splice import Spliced
-from gateway.words import Attempt
+from gateway.core.attempts.outgoing.outgoing import outgoing_of
+from gateway.core.peek.large_bodies import LargeBodies
+from gateway.core.peek.peek import Peeked
+from gateway.core.types.splice import Spliced
+from gateway.core.types.words import Attempt
+from gateway.routes import ENDPOINTS
 from tests.flow.support import Bench, ScriptedUpstream
 
 SIZE = 5_000_000

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.output import turns as module
-from gateway.flow.output.apart import CheckerProcess
-from gateway.flow.output.judging import Judge
-from gateway.flow.output.turns import MOST_WAITING, FairTurns, NoTurn
-from gateway.policy.output.answers import OutputText
-from gateway.policy.output.rules import OutputResult, Violation
-from gateway.policy.output.schema import OutputSchema, compile_schema
+from gateway.features.output.judging import turns as module
+from gateway.features.output.judging.apart import CheckerProcess
+from gateway.features.output.judging.judging import Judge
+from gateway.features.output.judging.turns import MOST_WAITING, FairTurns, NoTurn
+from gateway.features.output.rules.answers import OutputText
+from gateway.features.output.rules.rules import OutputResult, Violation
+from gateway.features.output.schema.schema import OutputSchema, compile_schema
 
 SCHEMA = compile_schema(b'{"type": "object"}')
 DEAR = '{"text": "' + "x" * 200_000 + '"}'

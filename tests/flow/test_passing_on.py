@@ -10,11 +10,11 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.exchange import Answer, Clocks, Upstream
-from gateway.flow.relay import SseRelay
-from gateway.upstream.http1.exchange import TAP_BYTES, Carrier, Exchange
-from gateway.upstream.http1.wire import WireTimeouts
-from gateway.words import Usage
+from gateway.core.http.client.exchange.exchange import TAP_BYTES, Carrier, Exchange
+from gateway.core.http.client.exchange.wire import WireTimeouts
+from gateway.core.relay.relay import SseRelay
+from gateway.core.types.exchange import Answer, Clocks, Upstream
+from gateway.core.types.words import Usage
 from tests.flow.support import CLOCKS, FakeClock, ScriptedUpstream
 from tests.flow.test_relay import DELTA, DONE, FINISH, USAGE, bench
 

@@ -7,9 +7,9 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
-from gateway.provider_errors import ErrorClass
-from gateway.words import Endpoint
+from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types.words import Endpoint
 from tests.flow.support import (
     ANSWER,
     RESPONSES,

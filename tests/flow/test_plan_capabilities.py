@@ -8,9 +8,9 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.call import Call
-from gateway.errors import InvalidRequest
-from gateway.policy.openai.capabilities import Capabilities
+from gateway.core.call import Call
+from gateway.core.errors import InvalidRequest
+from gateway.core.openai.usage.capabilities import Capabilities
 from tests.flow.support import Bench, ScriptedUpstream, whole
 from tests.rows import rows
 

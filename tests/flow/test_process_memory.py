@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gateway.flow.shedding import PEAK_BYTES, GiveBack
+from gateway.core.waiting.shedding import PEAK_BYTES, GiveBack
 from gateway.process.memory import find_trim, resident_bytes
 
 MIB = 1024 * 1024

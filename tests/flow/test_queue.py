@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.admission.held import Held, Left, Option, WaitingLine
-from gateway.flow.admission.queue import DelayQueue
-from gateway.policy.limits import entry
-from gateway.policy.limits.cost import Cost
-from gateway.policy.limits.gate import Gate
-from gateway.policy.limits.rules import Limits, Style
-from gateway.policy.process import QueueBounds
-from gateway.policy.snapshot import Counting
-from gateway.words import LANES, Lane
+from gateway.core.admission.queue.queue.held import Held, Left, Option, WaitingLine
+from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.table.rules import Limits, Style
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.process import QueueBounds
+from gateway.core.types.words import LANES, Lane
 from tests.flow.support import FakeClock
 
 PACED = Counting(learns=False, style=Style(request_burst=0.0))

@@ -9,12 +9,12 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.exchange import Answer, Upstream
-from gateway.flow.raw_relay import StreamBroken
-from gateway.flow.relay import OPENING_LIMIT, SseRelay
-from gateway.policy.openai.sse import PENDING_LIMIT
-from gateway.provider_errors import ErrorClass, UpstreamFailed
-from gateway.words import Endpoint, Usage
+from gateway.core.openai.sse.sse import PENDING_LIMIT
+from gateway.core.relay.raw_relay import StreamBroken
+from gateway.core.relay.relay import OPENING_LIMIT, SseRelay
+from gateway.core.types.exchange import Answer, Upstream
+from gateway.core.types.provider_errors import ErrorClass, UpstreamFailed
+from gateway.core.types.words import Endpoint, Usage
 from tests.flow.support import (
     CHAT,
     CLOCKS,

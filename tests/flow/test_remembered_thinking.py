@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.base import ModelFacts
+from gateway.core.snapshot.snapshot.snapshot import Model, Target
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.words import THINKING
+from gateway.dialects.base.base import ModelFacts
+from gateway.dialects.memory.memory import KEPT_FOR_S, ThoughtMemory
+from gateway.dialects.memory.shared import SharedTurns
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.policy.process import StoreBounds
-from gateway.policy.snapshot import Model, Target
-from gateway.store.memory.store import MemoryStore
-from gateway.upstream.converting import Converting
-from gateway.upstream.turns.memory import KEPT_FOR_S, ThoughtMemory
-from gateway.upstream.turns.shared import SharedTurns
-from gateway.words import THINKING
+from gateway.dialects.upstream.converting import Converting
+from gateway.drivers.memory_store import MemoryStore
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL
 from tests.dialects.test_remembered import SAID, events
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole

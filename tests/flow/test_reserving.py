@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import BudgetReserved, GatewayError
-from gateway.flow.admission import deferred
-from gateway.policy.limits.rules import Limits
-from gateway.policy.openai.free_endpoints import costs_nothing
-from gateway.policy.retry.budgets import FREE, Price, fits_budget, price_of
-from gateway.policy.snapshot import Key, Rates
-from gateway.words import Endpoint
+from gateway.core.errors import BudgetReserved, GatewayError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.usage.free_endpoints import costs_nothing
+from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
+from gateway.core.snapshot.snapshot.snapshot import Key, Rates
+from gateway.core.types.words import Endpoint
+from gateway.features import background_charges as deferred
 from tests.flow.fleet import Replica, SharedPools
 from tests.flow.outage import City, Fate, Provider, streams
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole

@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.call import Reply
-from gateway.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
-from gateway.flow.reuse.eligibility import plan_reuse
-from gateway.policy.reuse.keys import LARGE_BYTES
-from gateway.policy.reuse.rules import Caching, ExactRule
-from gateway.policy.snapshot import Key
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.store.memory.store import MemoryStore
+from gateway.core.call import Reply
+from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.drivers.memory_store import MemoryStore
+from gateway.features.reuse.layers.layers.eligibility import plan_reuse
+from gateway.features.reuse.rules.keys.keys import LARGE_BYTES
+from gateway.features.reuse.rules.rules import Caching, ExactRule
 from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 
 EVENTS = (

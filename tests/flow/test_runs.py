@@ -13,25 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Call, Settled
-from gateway.errors import InvalidRequest
-from gateway.flow.pipeline import Pipeline
-from gateway.flow.runs.fuse import RunFuse
-from gateway.flow.runs.table import RunTable
-from gateway.flow.steps.durable_runs import DurableRuns
-from gateway.ingress.runs.parts import MOST_NAMES, RunParts
-from gateway.policy.runs.codec import decode_run, encode_run
-from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
-from gateway.policy.runs.part import RUN, STEP, TASK, WORKFLOW, part_of, run_words
-from gateway.policy.runs.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
-from gateway.policy.runs.run_object import Ladder
-from gateway.policy.runs.step import Close, nobody_waits
-from gateway.policy.runs.workflow import RunOutcome, RunPart, RunWords, StepAsk, WorkflowRules
-from gateway.policy.snapshot import Key
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.runs import MOST_UNKNOWN, RunCounter
-from gateway.words import Attempt, Usage
+from gateway.core.call import Call, Settled
+from gateway.core.errors import InvalidRequest
+from gateway.core.metrics import Metrics
+from gateway.core.pipeline import Pipeline
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.types.words import Attempt, Usage
+from gateway.features.runs.http.run_object.parts import MOST_NAMES, RunParts
+from gateway.features.runs.http.run_object.run_object import Ladder
+from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
+from gateway.features.runs.rules.codec import decode_run, encode_run
+from gateway.features.runs.rules.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
+from gateway.features.runs.rules.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
+from gateway.features.runs.rules.workflow import RunOutcome, RunPart, RunWords, StepAsk, WorkflowRules
+from gateway.features.runs.step.part import RUN, STEP, TASK, WORKFLOW, part_of, run_words
+from gateway.features.runs.step.step import Close, nobody_waits
+from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
+from gateway.features.runs.table.fuse import RunFuse
+from gateway.features.runs.table.table import RunTable
+from gateway.products.jobs.memory.store import MemoryJobStore
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream, failed, whole
 
 INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
@@ -337,7 +337,7 @@ def test_a_page_of_runs_unpacks_no_more_than_it_shows(monkeypatch: pytest.Monkey
         unpacked += 1
         return decode_run(raw)
 
-    monkeypatch.setattr("gateway.flow.runs.shelf.decode_run", decode)
+    monkeypatch.setattr("gateway.features.runs.shelf.shelf.decode_run", decode)
 
     async def story() -> None:
         for number in range(300):

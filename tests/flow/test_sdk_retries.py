@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Reply
-from gateway.errors import DeadlineExceeded, NoTargetAvailable
-from gateway.ingress.inflight import Serving as Serving_
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Key
-from gateway.provider_errors import ErrorClass
+from gateway.core.call import Reply
+from gateway.core.edge.served.inflight import Serving as Serving_
+from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.types.provider_errors import ErrorClass
 from tests.flow.support import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
@@ -352,7 +352,7 @@ async def test_an_answer_that_has_begun_cannot_be_joined() -> None:
 
 async def test_an_answer_that_is_relayed_is_shared_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be too large to be read whole: both get its pieces."""
-    monkeypatch.setattr("gateway.flow.dispatch.WHOLE_LIMIT", 10)
+    monkeypatch.setattr("gateway.core.answers.WHOLE_LIMIT", 10)
     gate, script = gated()
     bench = Bench([ScriptedUpstream(script)])
 

@@ -11,19 +11,27 @@ from typing import cast
 
 import pytest
 
-from gateway.call import Call, Replay
-from gateway.policy.reuse.rules import SemanticRule
-from gateway.ports import Later, VectorRow, Vectors
-from gateway.semantic import lookup as semantic_module
-from gateway.semantic import vectors as questions_module
-from gateway.semantic.guards.facts import facts_of
-from gateway.semantic.index import VectorIndex
-from gateway.semantic.lookup import LATE, MOST_CANDIDATES, NO_VECTOR, NOT_LOADED, ROWS_AT_ONCE, TOO_LONG, Semantic
-from gateway.semantic.partitions import FEW_ROWS, MOST_LATE
-from gateway.semantic.ports import EmbeddingFailed
-from gateway.semantic.question import MOST_CHARS, SemanticQuery
-from gateway.semantic.tasks import Background, result_by
-from gateway.semantic.vectors import FIRST_PAUSE_S, SHORT_CHARS
+from gateway.core.call import Call, Replay
+from gateway.core.ports import Later, VectorRow, Vectors
+from gateway.features.reuse.rules.rules import SemanticRule
+from gateway.features.semantic.guards.facts import facts_of
+from gateway.features.semantic.index.index import VectorIndex
+from gateway.features.semantic.index.vectors import vectors as questions_module
+from gateway.features.semantic.index.vectors.partitions import FEW_ROWS, MOST_LATE
+from gateway.features.semantic.index.vectors.vectors import FIRST_PAUSE_S, SHORT_CHARS
+from gateway.features.semantic.lookup import lookup as semantic_module
+from gateway.features.semantic.lookup.lookup import (
+    LATE,
+    MOST_CANDIDATES,
+    NO_VECTOR,
+    NOT_LOADED,
+    ROWS_AT_ONCE,
+    TOO_LONG,
+    Semantic,
+)
+from gateway.features.semantic.lookup.question.ports import EmbeddingFailed
+from gateway.features.semantic.lookup.question.question import MOST_CHARS, SemanticQuery
+from gateway.features.semantic.lookup.tasks import Background, result_by
 from tests.flow.support import Bench, FakeClock
 
 WAIT_S = 0.2

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Call, Settled
-from gateway.clock import Timer
-from gateway.exchange import Clocks, Upstream
-from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
-from gateway.policy.snapshot import Key, Model, PolicySnapshot, Rates, Target
-from gateway.words import Attempt, Endpoint, Usage
+from gateway.core.call import Call, Settled
+from gateway.core.clock import Timer
+from gateway.core.ledger.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
+from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
+from gateway.core.types.exchange import Clocks, Upstream
+from gateway.core.types.words import Attempt, Endpoint, Usage
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

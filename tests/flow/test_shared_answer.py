@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Reply
-from gateway.errors import NoTargetAvailable
-from gateway.flow.raw_relay import StreamBroken
-from gateway.flow.reuse.shared_answer import SLOW_READER, AnswerReader, SharedAnswer
+from gateway.core.call import Reply
+from gateway.core.errors import NoTargetAvailable
+from gateway.core.relay.raw_relay import StreamBroken
+from gateway.features.reuse.single_flight.shared_answer import SLOW_READER, AnswerReader, SharedAnswer
 from tests.flow.support import Bench, ScriptedUpstream
 
 ROOM = 1000

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
-from gateway.policy.process import QueueBounds
+from gateway.core.types.process import QueueBounds
+from gateway.core.types.words import LANES
+from gateway.core.waiting.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
 from gateway.process.memory import container_bytes, resident_bytes
-from gateway.words import LANES
 from tests.rows import rows
 
 GIB = 1024**3

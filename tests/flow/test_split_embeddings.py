@@ -7,13 +7,13 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.dialects.base import ModelFacts
+from gateway.core.errors import GatewayError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Model
+from gateway.core.types.words import Endpoint
+from gateway.dialects.base.base import ModelFacts
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.errors import GatewayError
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Model
-from gateway.upstream.converting import Converting
-from gateway.words import Endpoint
+from gateway.dialects.upstream.converting import Converting
 from tests.flow.support import Bench, Script, ScriptedUpstream, whole
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")

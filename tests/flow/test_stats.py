@@ -9,9 +9,9 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Call, Replay
-from gateway.flow.reuse.stats import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
-from gateway.words import Attempt, Kept, Usage
+from gateway.core.call import Call, Replay
+from gateway.core.types.words import Attempt, Kept, Usage
+from gateway.features.reuse.inspect.stats import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.flow.support import Bench, ScriptedUpstream
 
 LAYERS = ("idempotency", "single_flight", "exact", "semantic")

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from gateway.call import OutputCheck
-from gateway.errors import GatewayError
-from gateway.flow.raw_relay import StreamBroken
-from gateway.job_ports.jobs import JobStore
-from gateway.policy.jobs.errors import JobsOff, JobsUnavailable
-from gateway.policy.output.rules import OutputResult
-from gateway.policy.reuse.rules import Caching, ExactRule
-from gateway.policy.runs.part import OTHERS
-from gateway.policy.runs.step import StoredStep
-from gateway.policy.runs.step_errors import StepChanged, StepRunning, StepTooLarge
-from gateway.policy.runs.workflow import RunPart, StepAsk
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.memory.store import MemoryStore
+from gateway.core.call import OutputCheck
+from gateway.core.errors import GatewayError
+from gateway.core.relay.raw_relay import StreamBroken
+from gateway.drivers.memory_store import MemoryStore
+from gateway.features.output.rules.rules import OutputResult
+from gateway.features.reuse.rules.rules import Caching, ExactRule
+from gateway.features.runs.rules.workflow import RunPart, StepAsk
+from gateway.features.runs.step.part import OTHERS
+from gateway.features.runs.step.step import StoredStep
+from gateway.features.runs.step.step_errors import StepChanged, StepRunning, StepTooLarge
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import JobsOff, JobsUnavailable
+from gateway.products.jobs.store.jobs import JobStore
 from tests.flow.support import (
     ANSWER,
     BOUNDS,
@@ -267,8 +267,8 @@ async def test_an_answer_that_cannot_be_kept_is_held_and_not_given() -> None:
 
 async def test_an_answer_that_is_too_large_is_not_paid_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole or streamed: it cannot be kept, so it is not given, and that is known of the step."""
-    monkeypatch.setattr("gateway.flow.steps.kept_steps.MOST_BYTES", 60)
-    monkeypatch.setattr("gateway.flow.steps.step_calls.MOST_BYTES", 60)
+    monkeypatch.setattr("gateway.features.runs.steps.kept_steps.kept_steps.MOST_BYTES", 60)
+    monkeypatch.setattr("gateway.features.runs.steps.step_calls.MOST_BYTES", 60)
     bench, _ = steps(whole(), streamed(*EVENTS))
     for name in ("whole", "streamed"):
         for attempt in range(2):

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.errors import InvalidRequest
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.bodies.large_body import Large
+from gateway.core.openai.usage.capabilities import needs_of
+from gateway.core.snapshot.snapshot.snapshot import Model, Target
 from gateway.dialects.spoken import Spoken
-from gateway.errors import InvalidRequest
-from gateway.policy.limits.rules import Limits
-from gateway.policy.openai.capabilities import needs_of
-from gateway.policy.openai.large_body import Large
-from gateway.policy.snapshot import Model, Target
-from gateway.upstream.converting import Converting
+from gateway.dialects.upstream.converting import Converting
 from tests.flow.support import RESPONSES, Bench, Script, ScriptedUpstream, whole
 
 REFUSED = {"model": "m", "input": "hi", "conversation": "conv_1"}

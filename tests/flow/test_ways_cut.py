@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.base import Reader, ServerFacts
-from gateway.dialects.registry import pair_of
-from gateway.errors import GatewayError
-from gateway.provider_errors import ErrorClass
+from gateway.core.errors import GatewayError
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.dialects.base.base import Reader, ServerFacts
+from gateway.dialects.registry.registry import pair_of
 from tests.flow.support import Broken
 from tests.flow.ways import ASKED, FRAMED, LANGUAGES, MODELS, STREAMS, WAYS, Ways, heard, stream_of
 

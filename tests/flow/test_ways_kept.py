@@ -8,9 +8,9 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from gateway.call import Reply
-from gateway.errors import GatewayError, KeyReused
-from gateway.policy.reuse.rules import Caching, ExactRule
+from gateway.core.call import Reply
+from gateway.core.errors import GatewayError, KeyReused
+from gateway.features.reuse.rules.rules import Caching, ExactRule
 from tests.flow.support import JSON, Script
 from tests.flow.ways import CALLERS, Json, Ways
 

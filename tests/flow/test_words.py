@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.core.errors import GatewayError, InvalidRequest
 from tests.flow.support import Bench, Script, ScriptedUpstream
 
 WORDS = "Rate limit reached for m in organization o on tokens per min (TPM): Limit 9, Used 8, Requested 3."

@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from gateway.call import Replay
-from gateway.errors import GatewayError
-from gateway.flow.reuse.stats import Savings
-from gateway.ingress.admin.caches import cache_routes
-from gateway.ingress.http.server import HttpServer, bind
-from gateway.ingress.routes import build_app
-from gateway.policy.snapshot import Policies
-from gateway.words import Attempt, Endpoint, Usage
+from gateway.core.call import Replay
+from gateway.core.errors import GatewayError
+from gateway.core.http.server.server import HttpServer, bind
+from gateway.core.snapshot.snapshot.snapshot import Policies
+from gateway.core.types.words import Attempt, Endpoint, Usage
+from gateway.features.reuse.http.caches import cache_routes
+from gateway.features.reuse.inspect.stats import Savings
+from gateway.routes import build_app
 from tests.config.support import load_text
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of
 from tests.flow.support import Bench, Recorder, ScriptedUpstream

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.ingress.http import accepting
-from gateway.ingress.http.accepting import PER_TURN, Acceptor
-from gateway.ingress.http.server import bind
+from gateway.core.http.server import accepting
+from gateway.core.http.server.accepting import PER_TURN, Acceptor
+from gateway.core.http.server.server import bind
 from tests.e2e.harness import Running, connect, get, until
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from gateway.ingress.peek import peek
-from gateway.ingress.routes import ENDPOINTS
+from gateway.core.peek.peek import peek
+from gateway.routes import ENDPOINTS
 from tests.rows import rows
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")

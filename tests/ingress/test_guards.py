@@ -17,10 +17,10 @@ import orjson
 import pytest
 from starlette.routing import Route
 
-from gateway.ingress.http.server import HttpServer
-from gateway.ingress.jobs.own_routes import ObjectRoute, OwnRoute
-from gateway.ingress.routes import Front, PassThrough, Upgrade
-from gateway.policy.jobs.ids import BATCH, FILE, JOB, RESPONSE, new_id
+from gateway.core.http.server.server import HttpServer
+from gateway.products.jobs.model.ids import BATCH, FILE, JOB, RESPONSE, new_id
+from gateway.products.routes.own_routes import ObjectRoute, OwnRoute
+from gateway.routes import Front, PassThrough, Upgrade
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect
 

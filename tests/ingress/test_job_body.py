@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.ingress.jobs.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
-from gateway.ingress.large_bodies import LargeBodies
-from gateway.policy.jobs.job_request import JobOptions, read_option_headers, read_options
+from gateway.core.errors import InvalidRequest
+from gateway.core.peek.large_bodies import LargeBodies
+from gateway.products.jobs.http.events.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
+from gateway.products.jobs.service.job_request import JobOptions, read_option_headers, read_options
 from tests.rows import rows
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])

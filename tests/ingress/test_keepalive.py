@@ -17,15 +17,15 @@ import orjson
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from gateway.call import Call
-from gateway.flow.keepalive import KeepAlive, waiting_for
-from gateway.flow.shedding import Shedding
-from gateway.ingress.edge import Edge
-from gateway.ingress.http.server import HttpServer, bind
-from gateway.ingress.inflight import InFlight
-from gateway.ingress.routes import build_front
-from gateway.policy.snapshot import Key, Policies
-from gateway.words import LANES
+from gateway.core.call import Call
+from gateway.core.edge.edge.edge import Edge
+from gateway.core.edge.served.inflight import InFlight
+from gateway.core.http.server.server import HttpServer, bind
+from gateway.core.snapshot.snapshot.snapshot import Key, Policies
+from gateway.core.types.words import LANES
+from gateway.core.waiting.keepalive import KeepAlive, waiting_for
+from gateway.core.waiting.shedding import Shedding
+from gateway.routes import build_front
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, chat, config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Broken, Recorder, Script, ScriptedUpstream
@@ -355,7 +355,7 @@ async def test_an_answer_that_is_no_stream_and_too_large_to_be_held_becomes_one_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is put on one line on its way through."""
-    monkeypatch.setattr("gateway.flow.dispatch.WHOLE_LIMIT", 4)
+    monkeypatch.setattr("gateway.core.answers.WHOLE_LIMIT", 4)
     gate = asyncio.Event()
     script = slow(gate, b'{\n"id": ', b'"1"', b"\n}\n", kind=JSON)
     async with front(script) as gateway, connect(gateway.url) as peer:

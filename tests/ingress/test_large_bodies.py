@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.errors import BodyTooComplex, GatewayError
-from gateway.ingress.large_bodies import LargeBodies
-from gateway.ingress.routes import ENDPOINTS
+from gateway.core.errors import BodyTooComplex, GatewayError
+from gateway.core.peek.large_bodies import LargeBodies
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until
 

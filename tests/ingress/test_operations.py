@@ -12,9 +12,9 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from gateway.ingress.admin.operations import health_routes
-from gateway.ingress.inflight import InFlight
-from gateway.ports import StoreHealth
+from gateway.admin.operations.operations import health_routes
+from gateway.core.edge.served.inflight import InFlight
+from gateway.core.ports import StoreHealth
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

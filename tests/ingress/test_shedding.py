@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import (
+from gateway.core.errors import (
     MAX_RETRY_AFTER_S,
     AdmissionDenied,
     GatewayError,
@@ -25,10 +25,10 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.ingress.render import error_headers
-from gateway.policy.process import QueueBounds
-from gateway.policy.snapshot import Key
-from gateway.words import LANES, Lane
+from gateway.core.render import error_headers
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.types.process import QueueBounds
+from gateway.core.types.words import LANES, Lane
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, Script

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from uvicorn.server import ServerState
 
-from gateway.ingress.http.cycle import AsgiCycle, CycleOwner
-from gateway.ingress.http.response import WholeResponse
-from gateway.ingress.jobs import shown_batches
-from gateway.ingress.jobs.shown_batches import ShownBatches
-from gateway.policy.batches import marks
-from gateway.policy.jobs.ids import BATCH, new_id
-from gateway.policy.jobs.job import Job, JobKind, JobState
+from gateway.core.http.writing.cycle import AsgiCycle, CycleOwner
+from gateway.core.http.writing.response import WholeResponse
+from gateway.products.batches.http import shown_batches
+from gateway.products.batches.http.shown_batches import ShownBatches
+from gateway.products.batches.output import marks
+from gateway.products.jobs.model.ids import BATCH, new_id
+from gateway.products.jobs.model.job import Job, JobKind, JobState
 
 BATCH_JOB = Job(
     id=new_id(BATCH, bytes(16)),

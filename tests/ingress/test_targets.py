@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import CircuitOpen
-from gateway.ingress.admin.views import breaker_states, retry_levels, show_targets
-from gateway.policy.health.breaker import Breaker
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.health.target_health import TargetHealth
-from gateway.policy.limits import entry
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Retries
+from gateway.admin.views import breaker_states, retry_levels, show_targets
+from gateway.core.errors import CircuitOpen
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.target_health.target_health.target_health import TargetHealth
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.table.rules import Limits
+from gateway.core.retry.balancing.rules import Retries
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.job_ports.outward import OutwardAnswer, Unreachable
-from gateway.jobs.running import RunningWork
-from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
-from gateway.jobs.webhooks.endpoints import Endpoints
-from gateway.jobs.webhooks.requested import RequestedUrls
-from gateway.jobs.worker import JobWorker
-from gateway.policy.jobs.job import Job, JobKind, JobPage, JobQuery
-from gateway.policy.jobs.rules import SegmentRules
-from gateway.policy.webhooks.events import deliveries_of
-from gateway.policy.webhooks.rules import WebhookRules
+from gateway.products.jobs.model.job import Job, JobKind, JobPage, JobQuery
+from gateway.products.jobs.rules import SegmentRules
+from gateway.products.jobs.webhooks.outward.job_ports_outward import OutwardAnswer, Unreachable
+from gateway.products.jobs.webhooks.rules.events import deliveries_of
+from gateway.products.jobs.webhooks.rules.rules import WebhookRules
+from gateway.products.jobs.webhooks.service.deliveries import Deliveries, delivery_segments
+from gateway.products.jobs.webhooks.service.endpoints import Endpoints
+from gateway.products.jobs.webhooks.service.requested import RequestedUrls
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker.worker import JobWorker
 from tests.flow.virtual import LoopClock
 from tests.jobs.stage import Stage
 

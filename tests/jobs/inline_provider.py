@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from gateway.policy.native.message_batch import read_message_batch
-from gateway.policy.native.remote import NeverSent, NotToldYet, ProviderRefused, RemoteBatch
-from gateway.policy.provider import Provider
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.products.batches.native.formats.message_batch import read_message_batch
+from gateway.products.batches.native.formats.remote import NeverSent, NotToldYet, ProviderRefused, RemoteBatch
 from tests.jobs.native_provider import ScriptedBatches, _Batch
 
 ERRORS = {400: "invalid_request_error", 503: "overloaded_error"}

@@ -8,14 +8,14 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Call, Reply
-from gateway.exchange import Outgoing
-from gateway.jobs.ports import StoredRequest
-from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
-from gateway.policy.limits.rules import Limits
-from gateway.policy.retry.rules import Retries
-from gateway.policy.snapshot import Counting
-from gateway.provider_errors import UpstreamFailed
+from gateway.core.call import Call, Reply
+from gateway.core.limits.table.rules import Limits
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import UpstreamFailed
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.flow.support import Bench, ScriptedAnswer, whole
 from tests.flow.virtual import LoopClock, Sweep
 from tests.jobs.stage import Stage

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.batches.chunk import ChunkRunner
-from gateway.jobs.call_job import CallJobs
-from gateway.jobs.one_call import CallServer
-from gateway.jobs.worker import JobWorker
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import JobQuery
+from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
+from gateway.products.jobs.calls.ports.one_call import CallServer
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import JobQuery
+from gateway.products.jobs.runner import CallJobs
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.worker.worker import JobWorker
 from tests.jobs.stage import Stage
 
 LONGEST_S = 600.0

@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import orjson
 
-from gateway.call import Call, Reply
-from gateway.jobs.pipelines.children import RunChildren
-from gateway.jobs.pipelines.looking import RunLooks
-from gateway.jobs.pipelines.run import PipelineRuns
-from gateway.jobs.running import RunningWork
-from gateway.policy.jobs.ids import RUN, new_id
-from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
-from gateway.policy.jobs.rules import JobRules
-from gateway.policy.pipelines.carried import AT_ONCE, DIGEST, PIPELINE, CarriedRun
-from gateway.policy.pipelines.compiling import compile_plan
-from gateway.policy.pipelines.rules import rules_of_items
-from gateway.words import Attempt
+from gateway.core.call import Call, Reply
+from gateway.core.types.words import Attempt
+from gateway.products.jobs.model.ids import RUN, new_id
+from gateway.products.jobs.model.job import Job, JobKind, JobState, NewJob
+from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.pipelines.compile.compiling.compiling import compile_plan
+from gateway.products.pipelines.rules.carried import AT_ONCE, DIGEST, PIPELINE, CarriedRun
+from gateway.products.pipelines.rules.rules import rules_of_items
+from gateway.products.pipelines.service.children import RunChildren
+from gateway.products.pipelines.service.looking import RunLooks
+from gateway.products.pipelines.service.run import PipelineRuns
 from tests.jobs.stage import few_lines
 from tests.jobs.town import Process, Town, View
 

@@ -10,18 +10,20 @@ from typing import Any, cast
 
 import orjson
 
-from gateway.call import Call, Reply
-from gateway.errors import GatewayError
-from gateway.jobs.batches.chunk import ChunkRunner
-from gateway.jobs.call_job import CallJobs
-from gateway.jobs.one_call import CallServer
-from gateway.jobs.ports import StoredRequest
-from gateway.jobs.running import RunningWork
-from gateway.jobs.worker import JobWorker
-from gateway.policy.batches.chunks import plan_chunks
-from gateway.policy.batches.index import IndexEntry, pack_entry
-from gateway.policy.batches.marks import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
-from gateway.policy.jobs.job import (
+from gateway.core.call import Call, Reply
+from gateway.core.errors import GatewayError
+from gateway.core.metrics import Metrics
+from gateway.core.types.words import Usage
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
+from gateway.products.batches.input.chunks import plan_chunks
+from gateway.products.batches.input.index import IndexEntry, pack_entry
+from gateway.products.batches.output.marks import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
+from gateway.products.jobs.calls.ports.one_call import CallServer
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.metrics import JobCounter
+from gateway.products.jobs.model.job import (
     CHECK,
     FINALISE,
     ClaimedWork,
@@ -33,12 +35,10 @@ from gateway.policy.jobs.job import (
     NewJob,
     nothing_follows,
 )
-from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
-from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.telemetry.jobs import JobCounter
-from gateway.telemetry.metrics import Metrics
-from gateway.words import Usage
+from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
+from gateway.products.jobs.runner import CallJobs
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker.worker import JobWorker
 from tests.flow.virtual import LoopClock
 
 BODY = b'{"model":"m","messages":[]}'

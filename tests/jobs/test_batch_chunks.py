@@ -11,17 +11,17 @@ from typing import cast
 
 import pytest
 
-from gateway.call import Call
-from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
-from gateway.jobs.batches.chunk_input import MOST_MISSING, ChunkInput, InputLine, MissingInputs
-from gateway.jobs.batches.line_calls import LineCalls
-from gateway.jobs.ports import StoredRequest
-from gateway.jobs.running import RunningWork
-from gateway.policy.batches.marks import BRAKED_BY
-from gateway.policy.batches.tier import with_tier
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobFlag, JobState
-from gateway.policy.jobs.rules import BatchRules, SegmentRules
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError, NoTargetAvailable, QueueFull
+from gateway.products.batches.chunk.chunk_input.chunk_input import MOST_MISSING, ChunkInput, InputLine, MissingInputs
+from gateway.products.batches.chunk.chunk_input.line_calls import LineCalls
+from gateway.products.batches.output.marks import BRAKED_BY
+from gateway.products.batches.output.tier import with_tier
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.products.jobs.rules import BatchRules, SegmentRules
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import BODY, Script, Stage, few_lines
 

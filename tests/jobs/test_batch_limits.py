@@ -10,11 +10,11 @@ from random import Random
 import orjson
 import pytest
 
-from gateway.call import Call
-from gateway.jobs.ports import StoredRequest
-from gateway.policy.jobs.job import JobFlag, JobState
-from gateway.policy.limits.rules import Limits
-from gateway.words import Endpoint
+from gateway.core.call import Call
+from gateway.core.limits.table.rules import Limits
+from gateway.core.types.words import Endpoint
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.model.job import JobFlag, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.limited import LimitedStage, in_window
 from tests.sim.limits import Refill

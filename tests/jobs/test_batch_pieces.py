@@ -14,26 +14,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.jobs.batches import check as check_module
-from gateway.jobs.batches.check import BatchChecks
-from gateway.jobs.batches.finalise import BatchEnds
-from gateway.jobs.batches.segment import write_chunk
-from gateway.jobs.running import RunningWork
-from gateway.policy.batches import marks
-from gateway.policy.batches.batch_object import batch_object
-from gateway.policy.batches.chunks import lines_of
-from gateway.policy.batches.index import read_index
-from gateway.policy.batches.output import LineIdentity, answered_line
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.ids import BATCH, derived_file_id, line_id, new_id
-from gateway.policy.jobs.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag, JobState, NewJob, Stage, Tally
-from gateway.policy.jobs.lines import LineResult
-from gateway.policy.jobs.rules import BatchRules, JobRules
-from gateway.policy.jobs.stored_file import FileQuery
-from gateway.policy.snapshot import Policies
-from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.words import Usage
+from gateway.core.snapshot.snapshot.snapshot import Policies
+from gateway.core.types.words import Usage
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.products.batches.finish import check as check_module
+from gateway.products.batches.finish.check import BatchChecks
+from gateway.products.batches.finish.finalise import BatchEnds
+from gateway.products.batches.finish.segment import write_chunk
+from gateway.products.batches.input.chunks import lines_of
+from gateway.products.batches.input.index import read_index
+from gateway.products.batches.output import marks
+from gateway.products.batches.output.batch_object import batch_object
+from gateway.products.batches.output.output import LineIdentity, answered_line
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.ids import BATCH, derived_file_id, line_id, new_id
+from gateway.products.jobs.model.job import (
+    CHECK,
+    FINALISE,
+    ClaimAsk,
+    ClaimedWork,
+    Job,
+    JobFlag,
+    JobState,
+    NewJob,
+    Stage,
+    Tally,
+)
+from gateway.products.jobs.model.lines import LineResult
+from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.rules import BatchRules, JobRules
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.support import FakeClock
 from tests.jobs.edge import snapshot
 from tests.policy.test_batch_lines import jsonl, line

@@ -13,25 +13,25 @@ import openai
 import orjson
 import pytest
 
-from gateway.call import Call, Reply
-from gateway.clock import SystemClock
-from gateway.errors import DeadlineExceeded
-from gateway.ingress.jobs import events
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.batches.check import BatchChecks
-from gateway.jobs.batches.finalise import BatchEnds
-from gateway.jobs.batches.partial import PartialFile, PartialFiles
-from gateway.jobs.batches.segment import write_chunk
-from gateway.jobs.running import RunningWork
-from gateway.policy.batches import marks
-from gateway.policy.batches.chunks import lines_of
-from gateway.policy.batches.output import LineIdentity, answered_line
-from gateway.policy.jobs.ids import BATCH, FILE, is_ours, new_id
-from gateway.policy.jobs.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag
-from gateway.policy.jobs.rules import JobRules
-from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.words import Usage
+from gateway.core.call import Call, Reply
+from gateway.core.clock import SystemClock
+from gateway.core.errors import DeadlineExceeded
+from gateway.core.types.words import Usage
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.products.batches.finish.check import BatchChecks
+from gateway.products.batches.finish.finalise import BatchEnds
+from gateway.products.batches.finish.partial import PartialFile, PartialFiles
+from gateway.products.batches.finish.segment import write_chunk
+from gateway.products.batches.input.chunks import lines_of
+from gateway.products.batches.output import marks
+from gateway.products.batches.output.output import LineIdentity, answered_line
+from gateway.products.jobs.http.events import events
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.ids import BATCH, FILE, is_ours, new_id
+from gateway.products.jobs.model.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag
+from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.worker.running import RunningWork
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
 from tests.jobs.edge import FEW_KEY, OTHER_KEY, JobEdge, job_edge
 from tests.policy.test_batch_lines import jsonl, line

@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
-from gateway.jobs import worker as worker_module
-from gateway.jobs.ports import StoredRequest
-from gateway.jobs.running import RunningWork
-from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobFlag, JobState
-from gateway.policy.jobs.rules import JobRules, SegmentRules
+from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.products.jobs.rules import JobRules, SegmentRules
+from gateway.products.jobs.worker import worker as worker_module
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.jobs.cleaning import AT_ONCE, MOST_STEPS, JobCleaning
-from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobKind, JobState, NewJob
-from gateway.policy.jobs.stored_file import StoredFile
-from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobKind, JobState, NewJob
+from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.products.jobs.upkeep.cleaning import AT_ONCE, MOST_STEPS, JobCleaning
 from tests.flow.support import FakeClock
 from tests.policy.test_batch_output import batch
 

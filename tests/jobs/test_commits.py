@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.batches.commits import BEAT_S
-from gateway.policy.jobs.job import ClaimedWork, WriteResult
-from gateway.policy.jobs.lines import LineResult
-from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
+from gateway.products.batches.chunk.chunk.commits import BEAT_S
+from gateway.products.jobs.model.job import ClaimedWork, WriteResult
+from gateway.products.jobs.model.lines import LineResult
+from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.flow.virtual import START_S, LoopClock, run
 from tests.jobs.stage import Script, Stage
 

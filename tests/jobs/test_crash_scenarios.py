@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.cleaning import JobCleaning
-from gateway.jobs.ports import StoredRequest
-from gateway.policy.batches import marks
-from gateway.policy.jobs import ids
-from gateway.policy.jobs.ids import derived_file_id, new_id
-from gateway.policy.jobs.job import FINALISE, JobEnd, JobFlag, JobState, StoredAnswer
-from gateway.policy.jobs.lines import LineResult
-from gateway.policy.jobs.stored_file import FileQuery
+from gateway.products.batches.output import marks
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.model import ids
+from gateway.products.jobs.model.ids import derived_file_id, new_id
+from gateway.products.jobs.model.job import FINALISE, JobEnd, JobFlag, JobState, StoredAnswer
+from gateway.products.jobs.model.lines import LineResult
+from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.upkeep.cleaning import JobCleaning
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import few_lines
 from tests.jobs.town import KINDS, Process, Town, Where, town

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from gateway.errors import StoreUnusable
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.engine import RETRY_S, JobEngine
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.core.errors import StoreUnusable
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.worker.engine import RETRY_S, JobEngine
 from tests.flow.support import FakeClock
 
 

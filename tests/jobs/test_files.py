@@ -11,11 +11,11 @@ import openai
 import orjson
 import pytest
 
-from gateway.policy.jobs.errors import JobsUnavailable, TenantStorageFull
-from gateway.policy.jobs.ids import FILE, is_ours, new_id
-from gateway.policy.jobs.job import NewJob
-from gateway.store.blobs.directory import DirectoryBlobs
-from gateway.store.blobs.memory import MemoryBlobs
+from gateway.drivers.blobs.directory.directory import DirectoryBlobs
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.products.jobs.model.errors import JobsUnavailable, TenantStorageFull
+from gateway.products.jobs.model.ids import FILE, is_ours, new_id
+from gateway.products.jobs.model.job import NewJob
 from tests.e2e.harness import WEB_KEY, Response, connect, get, until
 from tests.jobs.edge import OTHER_KEY, JobEdge, job_edge
 from tests.policy.test_batch_output import batch

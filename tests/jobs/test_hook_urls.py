@@ -13,16 +13,21 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.job_ports.outward import FetchRefused, Unreachable
-from gateway.jobs import worker as worker_module
-from gateway.jobs.webhooks.requested import MOST_HOSTS, RequestedUrls, WebhookNotAllowed, refuse_request_url
-from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn
-from gateway.policy.jobs.job import JobState
-from gateway.policy.jobs.rules import JobRules
-from gateway.policy.snapshot import Key
-from gateway.policy.webhooks.events import ENDPOINT
-from gateway.policy.webhooks.rules import REQUESTED
-from gateway.policy.webhooks.schedule import IN_FLIGHT, SCHEDULE_S, TENANT_IN_FLIGHT, DeliveryResult
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.products.jobs.model.job import JobState
+from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.webhooks.outward.job_ports_outward import FetchRefused, Unreachable
+from gateway.products.jobs.webhooks.rules.events import ENDPOINT
+from gateway.products.jobs.webhooks.rules.rules import REQUESTED
+from gateway.products.jobs.webhooks.rules.schedule import IN_FLIGHT, SCHEDULE_S, TENANT_IN_FLIGHT, DeliveryResult
+from gateway.products.jobs.webhooks.service.requested import (
+    MOST_HOSTS,
+    RequestedUrls,
+    WebhookNotAllowed,
+    refuse_request_url,
+)
+from gateway.products.jobs.webhooks.service.standing import AttemptResult, DeliveryTurn
+from gateway.products.jobs.worker import worker as worker_module
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.hooks import SECRET, Hooks, hook
 from tests.policy.test_webhooks import JOB

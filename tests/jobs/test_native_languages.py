@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.exchange import Upstream
-from gateway.policy.batches.marks import ENDPOINT
-from gateway.policy.jobs.job import Job
-from gateway.policy.native.choice import NoPart, plan_parts, targets_of
-from gateway.policy.output.rules import OutputRule
-from gateway.policy.snapshot import PolicySnapshot
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.types.exchange import Upstream
+from gateway.features.output.rules.rules import OutputRule
+from gateway.products.batches.native.rules.choice import NoPart, plan_parts, targets_of
+from gateway.products.batches.output.marks import ENDPOINT
+from gateway.products.jobs.model.job import Job
 from tests.jobs.native_stage import native_rules, snapshot
 
 ELSEWHERE: Any = {"/responses": cast(Upstream, SimpleNamespace())}

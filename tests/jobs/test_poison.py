@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from gateway.jobs.batches.poison import MOST_CRASHES, WINDOW
-from gateway.jobs.ports import StoredRequest
-from gateway.policy.jobs.dead_letters import LetterKind
-from gateway.policy.jobs.job import JobState
-from gateway.policy.jobs.rules import JobRules, SegmentRules
+from gateway.products.batches.guards.poison import MOST_CRASHES, WINDOW
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterKind
+from gateway.products.jobs.model.job import JobState
+from gateway.products.jobs.rules import JobRules, SegmentRules
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.lives import Lives
 from tests.jobs.stage import Stage, few_lines

@@ -11,18 +11,18 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.batches.poison import MOST_CRASHES
-from gateway.jobs.dead.again import Again
-from gateway.jobs.dead.replays import ReplayJobs
-from gateway.jobs.dead.service import DeadLetterService
-from gateway.jobs.ports import StoredRequest
-from gateway.jobs.running import RunningWork
-from gateway.policy.jobs.dead_letters import DeadGroup, LetterState, derived_letter_id
-from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.policy.jobs.replay import LetterFilter, ReplaySpec, replay_job
-from gateway.policy.jobs.rules import JobRules, SegmentRules
-from gateway.policy.webhooks.events import MESSAGE_ID
+from gateway.products.batches.guards.poison import MOST_CRASHES
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.dead_letters.replay.replay.again import Again
+from gateway.products.jobs.dead_letters.replay.replay.replay import LetterFilter, ReplaySpec, replay_job
+from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadGroup, LetterState, derived_letter_id
+from gateway.products.jobs.dead_letters.service.service import DeadLetterService
+from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.rules import JobRules, SegmentRules
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.webhooks.rules.events import MESSAGE_ID
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.lives import Lives
 from tests.jobs.stage import Stage, few_lines

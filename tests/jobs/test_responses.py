@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.policy.jobs.job import JobFlag, JobState
-from gateway.policy.jobs.rules import ResponseRules
-from gateway.policy.responses.own_events import GENERATION_STEP
+from gateway.core.errors import InvalidRequest
+from gateway.products.jobs.model.job import JobFlag, JobState
+from gateway.products.jobs.rules import ResponseRules
+from gateway.products.responses.events.own_events import GENERATION_STEP
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.speaking import RESPONSE, WORDS, Json, Speaker, text_of, tries_in
 from tests.jobs.stage import few_lines

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.flow.pipeline import Pipeline
-from gateway.flow.runs.table import RunTable
-from gateway.flow.steps.durable_runs import DurableRuns
-from gateway.job_ports.jobs import JobStore
+from gateway.core.pipeline import Pipeline
+from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
+from gateway.features.runs.table.table import RunTable
+from gateway.products.jobs.store.jobs import JobStore
 from tests.flow.support import Bench, ScriptedUpstream, whole
 from tests.flow.test_reuse import sent
 from tests.flow.test_steps import REPLAYED, step

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.jobs.ends import CountedEnds
-from gateway.policy.jobs.job import JobFlag, JobState
-from gateway.policy.runs.outcome import outcome_of, use_of
-from gateway.policy.runs.run import RunChange, RunRecord, begun
-from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.features.runs.rules.outcome import outcome_of, use_of
+from gateway.features.runs.rules.run import RunChange, RunRecord, begun
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.job import JobFlag, JobState
+from gateway.products.jobs.upkeep.ends import CountedEnds
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import RUN_ID, Ledger, call, run_process
 from tests.jobs.town import Town, Where, town

@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.jobs.running import RunningWork
-from gateway.jobs.watchers import Watchers
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, Job, JobEnd, JobState
-from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import ClaimAsk, Job, JobEnd, JobState
+from gateway.products.jobs.upkeep.watchers import Watchers
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

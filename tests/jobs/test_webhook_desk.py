@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidRequest, NotFound
-from gateway.job_ports.outward import Unreachable
-from gateway.jobs import worker as worker_module
-from gateway.jobs.webhooks.desk import WebhookDesk
-from gateway.policy.jobs.ids import JOB, new_id
-from gateway.policy.jobs.job import JobState
-from gateway.policy.webhooks.rules import REQUESTED
+from gateway.core.errors import InvalidRequest, NotFound
+from gateway.products.jobs.model.ids import JOB, new_id
+from gateway.products.jobs.model.job import JobState
+from gateway.products.jobs.webhooks.http.desk import WebhookDesk
+from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
+from gateway.products.jobs.webhooks.rules.rules import REQUESTED
+from gateway.products.jobs.worker import worker as worker_module
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.hooks import Hooks, hook
 from tests.jobs.test_hook_urls import URL, told

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.running import RunningWork
-from gateway.jobs.worker import JobWorker
-from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, WriteResult
-from gateway.policy.jobs.rules import SegmentRules
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.transitions import NOT_OURS
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, WriteResult
+from gateway.products.jobs.rules import SegmentRules
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.transitions.transitions import NOT_OURS
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker.worker import JobWorker
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

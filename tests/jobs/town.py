@@ -18,19 +18,19 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import orjson
 
-from gateway.call import Call, Reply
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.batches.finalise import BatchEnds
-from gateway.jobs.running import RunningWork
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.ids import derived_file_id
-from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job
-from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.redis.opening import partitions_of
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.redis_link.job import Part
-from gateway.store.redis_link.link import Link, Script
+from gateway.core.call import Call, Reply
+from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.drivers.redis.job import Part
+from gateway.drivers.redis.link import Link, Script
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.batches.finish.finalise import BatchEnds
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.ids import derived_file_id
+from gateway.products.jobs.model.job import FINALISE, ClaimedWork, Job
+from gateway.products.jobs.redis.opening import partitions_of
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.worker.running import RunningWork
 from tests.flow.virtual import LoopClock, VirtualLoop
 from tests.jobs.stage import Stage, few_lines
 from tests.store.jobs.redis_support import PATIENT_S, JobLender, end_leases

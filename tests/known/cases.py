@@ -14,10 +14,10 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-from gateway.demo.stage import gateway_of, provider
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import parse_rule
-from gateway.emulator.server import EmulatorServer
+from gateway.demo.storm.storm.stage import gateway_of, provider
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import parse_rule
+from gateway.emulator.server.server import EmulatorServer
 
 MODEL = "gpt-4o"
 AT_A_TIME = 40

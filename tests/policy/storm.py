@@ -17,9 +17,9 @@ from math import inf
 from random import Random
 from typing import Literal
 
-from gateway.policy.learning.rate_search import RateSearch, SearchPolicy
-from gateway.policy.limits.bucket import Bucket
-from gateway.policy.limits.windows import Window
+from gateway.core.limits.bucket.bucket import Bucket
+from gateway.core.limits.bucket.windows import Window
+from gateway.core.limits.rate_search.rate_search import RateSearch, SearchPolicy
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2

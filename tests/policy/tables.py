@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from gateway.config.policies.errors import ErrorTables, read_error_tables
-from gateway.policy.errors.classify import ErrorTable
+from gateway.core.config.error_tables.errors import ErrorTables, read_error_tables
+from gateway.core.error_tables.classify import ErrorTable
 
 
 @cache

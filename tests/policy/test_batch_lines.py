@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, pack_entry, read_index
-from gateway.policy.batches.input import MOST_PROBLEMS, InputCheck, LineCutter
-from gateway.policy.batches.lines import CheckedLine, LineProblem, LineRules, check_line, read_line
-from gateway.policy.jobs.rules import BatchRules
+from gateway.products.batches.input.index import ENTRY_BYTES, IndexEntry, pack_entry, read_index
+from gateway.products.batches.input.input import MOST_PROBLEMS, InputCheck, LineCutter
+from gateway.products.batches.input.lines import CheckedLine, LineProblem, LineRules, check_line, read_line
+from gateway.products.jobs.rules import BatchRules
 from tests.rows import rows
 
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Batch, FileObject
 
-from gateway.policy.batches.batch_object import batch_object, batch_status, problem_objects
-from gateway.policy.batches.lines import LineProblem
-from gateway.policy.batches.output import LineIdentity, answered_line, stopped_line, unanswered_line
-from gateway.policy.jobs.file_object import file_object
-from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, Tally
-from gateway.policy.jobs.list_page import list_page
-from gateway.policy.jobs.stored_file import StoredFile
-from gateway.store.jobs.transitions import counted
-from gateway.words import Usage
+from gateway.core.types.words import Usage
+from gateway.products.batches.input.lines import LineProblem
+from gateway.products.batches.output.batch_object import batch_object, batch_status, problem_objects
+from gateway.products.batches.output.output import LineIdentity, answered_line, stopped_line, unanswered_line
+from gateway.products.batches.service.file_object import file_object
+from gateway.products.jobs.model.job import Job, JobKind, JobState, Stage, Tally
+from gateway.products.jobs.model.list_page import list_page
+from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.products.jobs.transitions.transitions import counted
 from tests.rows import rows
 
 WHO = LineIdentity(7, "batch_req_x000007", 'a "quoted"\nid ü')

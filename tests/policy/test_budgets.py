@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.policy.retry.budgets import (
+from gateway.core.retry.balancing.rules import CostRule, Retries
+from gateway.core.retry_budgets import (
     RetryBudget,
     RetryTokens,
     Spending,
@@ -18,8 +19,7 @@ from gateway.policy.retry.budgets import (
     attempts_by_cost,
     cost_usd,
 )
-from gateway.policy.retry.rules import CostRule, Retries
-from gateway.policy.snapshot import Rates
+from gateway.core.snapshot.snapshot.snapshot import Rates
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

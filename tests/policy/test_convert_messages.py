@@ -8,10 +8,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.conversion.chat import PIECE_LENGTH
-from gateway.policy.conversion.convert import as_stream, as_whole, ends_well
-from gateway.policy.openai.sse import event_json, split_events
-from gateway.policy.openai.transcript import Transcript
+from gateway.core.openai.sse.sse import event_json, split_events
+from gateway.core.openai.transcript.transcript import Transcript
+from gateway.dialects.conversion.chat.chat import PIECE_LENGTH
+from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well
 from tests.dialects.grammar import check_messages
 from tests.rows import rows
 

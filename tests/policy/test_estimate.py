@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.calibration import Calibration
-from gateway.policy.limits.cost import Cost, charge
-from gateway.policy.limits.estimate import estimate_input_tokens
-from gateway.policy.limits.rules import ChargeRule
+from gateway.core.limits.estimate.calibration import Calibration
+from gateway.core.limits.estimate.cost import Cost, charge
+from gateway.core.limits.estimate.estimate import estimate_input_tokens
+from gateway.core.limits.table.rules import ChargeRule
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

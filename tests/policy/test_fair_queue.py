@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.policy.admission.fair_queue import FairQueue
-from gateway.policy.admission.lane_line import Ticket, Waiter
-from gateway.policy.limits.cost import NOTHING, Cost
-from gateway.words import LANES, Lane
+from gateway.core.admission.fair_queue.fair_queue import FairQueue
+from gateway.core.admission.fair_queue.lane_line import Ticket, Waiter
+from gateway.core.limits.estimate.cost import NOTHING, Cost
+from gateway.core.types.words import LANES, Lane
 from tests.sweeps import sampled
 
 LOW = LANES.index("background")

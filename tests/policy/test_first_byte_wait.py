@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.health.first_byte_wait import (
+from gateway.core.health.times.first_byte_wait import (
     LEAST_ROOM_S,
     MIN_SAMPLES,
     UNKNOWN,
@@ -22,7 +22,7 @@ from gateway.policy.health.first_byte_wait import (
     silence_s,
     usual_of,
 )
-from gateway.policy.health.latency import Latency
+from gateway.core.health.times.latency import Latency
 from tests.rows import rows
 
 seconds = st.floats(0.01, 1000.0)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.learning.provider_headers import Learned, never_fits, retry_delay_s
-from gateway.policy.limits import entry
-from gateway.policy.limits.cost import NOTHING, Cost
-from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
-from gateway.policy.limits.grant import Grant
-from gateway.policy.limits.refusal import Refusal, refused
-from gateway.policy.limits.rules import Limits, Style
-from gateway.policy.snapshot import Counting
-from gateway.provider_errors import ErrorClass
-from gateway.words import Usage
+from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.limits.estimate.cost import NOTHING, Cost
+from gateway.core.limits.headers.provider_headers import Learned, never_fits, retry_delay_s
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.reservation.grant import Grant
+from gateway.core.limits.reservation.refusal import Refusal, refused
+from gateway.core.limits.table.rules import Limits, Style
+from gateway.core.limits.target_limits.gate.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types.words import Usage
 from tests.rows import rows
 
 WALL = 1_800_000_000.0

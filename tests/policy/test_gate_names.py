@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.policy.admission.gate_names import GateNames
+from gateway.core.admission.gates.gate_names import GateNames
 
 SALT = b"0123456789abcdef"
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.fleet.leased_part import Share
-from gateway.policy.limits import entry
-from gateway.policy.limits.cost import Cost
-from gateway.policy.limits.gate import Gate
-from gateway.policy.limits.grant import Grant
-from gateway.policy.limits.limit_table import Shared
-from gateway.policy.limits.refusal import refused
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting
-from gateway.provider_errors import ErrorClass
-from gateway.words import Usage
+from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.reservation.grant import Grant
+from gateway.core.limits.reservation.refusal import refused
+from gateway.core.limits.table.limit_table.limit_table import Shared
+from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.snapshot.snapshot.snapshot import Counting
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types.words import Usage
+from gateway.fleet.parts.leased_part import Share
 
 WALL = 1_800_000_000.0
 TIMES = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.openai.headers import (
+from gateway.core.openai.headers import (
     AllowList,
     account_headers,
     passthrough_response_headers,

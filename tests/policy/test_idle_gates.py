@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.idle_gates import MOST_REMEMBERED, IdleGateState, Remembered, Used
+from gateway.core.limits.target_limits.idle_gates import MOST_REMEMBERED, IdleGateState, Remembered, Used
 
 SALT = b"0123456789abcdef"
 MOST_BYTES = 256

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.batches.chunks import lines_of, plan_chunks
-from gateway.policy.jobs.ids import (
+from gateway.products.batches.input.chunks import lines_of, plan_chunks
+from gateway.products.jobs.model.ids import (
     BATCH,
     FILE,
     JOB,
@@ -24,7 +24,7 @@ from gateway.policy.jobs.ids import (
     line_id,
     new_id,
 )
-from gateway.policy.jobs.rules import BatchRules
+from gateway.products.jobs.rules import BatchRules
 
 MARKS: tuple[Mark, ...] = (FILE, BATCH, JOB, RUN)
 

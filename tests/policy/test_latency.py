@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.health.latency import DECAY_S, FORGET_S, LONGEST_S, MIN_SAMPLES, SHORTEST_S, Latency
+from gateway.core.health.times.latency import DECAY_S, FORGET_S, LONGEST_S, MIN_SAMPLES, SHORTEST_S, Latency
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.fleet.lease import LeaseAsk, LeaseReply, LimitKind
-from gateway.policy.fleet.leased_amount import FORGOTTEN_S, REFRESH_S
-from gateway.policy.fleet.leased_part import Share
+from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.lease.leased_amount import FORGOTTEN_S, REFRESH_S
+from gateway.fleet.parts.leased_part import Share
 from tests.policy.pool import Pool
 
 T0 = 1000.0

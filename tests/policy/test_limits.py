@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.learning.provider_headers import Learned, Reading
-from gateway.policy.limits import levels
-from gateway.policy.limits.bucket import Bucket
-from gateway.policy.limits.cost import NOTHING, Cost
-from gateway.policy.limits.limit_set import LimitSet
-from gateway.policy.limits.rules import AZURE, CONTINUOUS, Limits, Style
+from gateway.core.limits.bucket.bucket import Bucket
+from gateway.core.limits.estimate.cost import NOTHING, Cost
+from gateway.core.limits.headers.provider_headers import Learned, Reading
+from gateway.core.limits.table.limit_table import levels
+from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits, Style
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -8,9 +8,12 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.native import part as parts
-from gateway.policy.native.choice import _turn
-from gateway.policy.native.events import (
+from gateway.products.batches.native.formats.message_batch import read_message_batch, read_result
+from gateway.products.batches.native.formats.remote import RemoteBatch, read_batch
+from gateway.products.batches.native.lines.lines import part_line, read_answer
+from gateway.products.batches.native.rules import part as parts
+from gateway.products.batches.native.rules.choice import _turn
+from gateway.products.batches.native.rules.events import (
     BatchThere,
     Done,
     Failed,
@@ -22,10 +25,7 @@ from gateway.policy.native.events import (
     Unsent,
     Unsure,
 )
-from gateway.policy.native.lines import part_line, read_answer
-from gateway.policy.native.message_batch import read_message_batch, read_result
-from gateway.policy.native.part import Part, PartPhase
-from gateway.policy.native.remote import RemoteBatch, read_batch
+from gateway.products.batches.native.rules.part import Part, PartPhase
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.policy.objects.answers import Announcements, Filling, Page, ids_in_answer, read_page
-from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
-from gateway.policy.objects.objects import (
+from gateway.core.errors import InvalidRequest
+from gateway.features.ownership.rules.objects import (
     MESSAGES,
     RESPONSES,
     Concern,
@@ -22,7 +20,9 @@ from gateway.policy.objects.objects import (
     read_path,
     scope_of,
 )
-from gateway.policy.objects.rules import ObjectRules
+from gateway.features.ownership.rules.rules.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
+from gateway.features.ownership.rules.rules.rules import ObjectRules
+from gateway.features.ownership.service.answers import Announcements, Filling, Page, ids_in_answer, read_page
 from tests.rows import rows
 
 JSON = b"application/json"

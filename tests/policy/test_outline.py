@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BodyTooComplex
-from gateway.policy.openai import json_text, outline
-from gateway.policy.openai.json_text import MAX_DEPTH, MalformedJson, is_too_deep
-from gateway.policy.openai.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
+from gateway.core.errors import BodyTooComplex
+from gateway.core.openai.json_edit import json_text, outline
+from gateway.core.openai.json_edit.json_text import MAX_DEPTH, MalformedJson, is_too_deep
+from gateway.core.openai.json_edit.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
 from tests.rows import rows
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jmespath.exceptions import JMESPathError
 
-from gateway.policy.pipelines.advance import advance
-from gateway.policy.pipelines.compiling import compile_plan
-from gateway.policy.pipelines.plan import PipelinePlan
-from gateway.policy.pipelines.states import (
+from gateway.products.pipelines.advance.advance import advance
+from gateway.products.pipelines.compile.compiling.compiling import compile_plan
+from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
+from gateway.products.pipelines.rules.states import (
     RUN_BUDGET_EXCEEDED,
     TOO_MUCH_WORK,
     RunFailed,
@@ -24,8 +24,8 @@ from gateway.policy.pipelines.states import (
     StepPhase,
     StepState,
 )
-from gateway.policy.pipelines.values.judging import ConditionJudge
-from gateway.policy.pipelines.values.splitting import Hurry, TooLong, TooMuchWork, Work
+from gateway.products.pipelines.templates.splitting import Hurry, TooLong, TooMuchWork, Work
+from gateway.products.pipelines.templates.templates.judging import ConditionJudge
 
 EXPRESSIONS = (
     "contains(a, b)", "a == b", "a != b", "a < b", "a[?x > `1`].x", "a[*].x", "*.x", "a[]", "a[0:2]", "a[0]",

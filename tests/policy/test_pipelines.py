@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.pipelines.advance import advance, wanted_values
-from gateway.policy.pipelines.compiling import compile_plan
-from gateway.policy.pipelines.plan import PipelinePlan
-from gateway.policy.pipelines.problems import PlanProblem
-from gateway.policy.pipelines.results import values_of, values_of_many
-from gateway.policy.pipelines.schemas import misfit_of, schema_problem, with_defaults
-from gateway.policy.pipelines.states import (
+from gateway.products.pipelines.advance.advance import advance, wanted_values
+from gateway.products.pipelines.advance.results import values_of, values_of_many
+from gateway.products.pipelines.compile.compiling.compiling import compile_plan
+from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
+from gateway.products.pipelines.rules.schemas import misfit_of, schema_problem, with_defaults
+from gateway.products.pipelines.rules.states import (
     RUN_BUDGET_EXCEEDED,
     TOO_MANY_FAILED,
     VALUE_MISSING,
@@ -30,9 +29,10 @@ from gateway.policy.pipelines.states import (
     StepPhase,
     StepState,
 )
-from gateway.policy.pipelines.values.reading import read_place, read_template
-from gateway.policy.pipelines.values.splitting import split_text
-from gateway.policy.pipelines.values.templates import Scope, StepFilling, ValueMissing, fill
+from gateway.products.pipelines.templates.splitting import split_text
+from gateway.products.pipelines.templates.templates.problems import PlanProblem
+from gateway.products.pipelines.templates.templates.reading import read_place, read_template
+from gateway.products.pipelines.templates.templates.templates import Scope, StepFilling, ValueMissing, fill
 from tests.rows import rows
 
 
@@ -318,7 +318,7 @@ def test_an_answer_that_is_nested_too_deep_is_a_text_and_no_value() -> None:
 
 
 def test_all_requests_for_the_items_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.policy.pipelines.requests.MOST_REQUESTS_CHARS", 10_000)
+    monkeypatch.setattr("gateway.products.pipelines.advance.requests.MOST_REQUESTS_CHARS", 10_000)
     plan = plan_of({"a": {"for_each": "input.items", **call("{{ input.text }} {{ item }}"), "on_failure": "continue"}})
     large = RunStates({"items": ["x"] * 100, "text": "t" * 1000}, {})
     assert isinstance(advance(plan, replace(large, input={"items": ["x"], "text": "t" * 1000})), Start)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.learning.provider_headers import (
+from gateway.core.limits.headers.provider_headers import (
     READING_OF,
     Learned,
     Reading,
@@ -17,7 +17,7 @@ from gateway.policy.learning.provider_headers import (
     read_limit_headers,
     retry_delay_s,
 )
-from gateway.policy.learning.reset_times import parse_reset
+from gateway.core.limits.headers.reset_times import parse_reset
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

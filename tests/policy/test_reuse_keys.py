@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Call
-from gateway.policy.reuse.keys import (
+from gateway.core.call import Call
+from gateway.core.types.words import Endpoint
+from gateway.features.reuse.rules.keys.keys import (
     digest,
     exact_key,
     fingerprint,
@@ -22,8 +23,7 @@ from gateway.policy.reuse.keys import (
     reads_one_way,
     record_key,
 )
-from gateway.policy.reuse.rules import Caching, ExactRule
-from gateway.words import Endpoint
+from gateway.features.reuse.rules.rules import Caching, ExactRule
 from tests.flow.support import SPEECH, Bench, ScriptedUpstream
 from tests.rows import rows
 

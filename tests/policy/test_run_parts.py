@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.policy.runs.part import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
-from gateway.policy.runs.workflow import WorkflowRules
+from gateway.core.errors import InvalidRequest
+from gateway.features.runs.rules.workflow import WorkflowRules
+from gateway.features.runs.step.part import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
 from tests.rows import rows
 
 INVOICE = WorkflowRules("invoice", ("extract", "check"))

@@ -10,10 +10,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.conversion.convert import as_stream, ends_well
-from gateway.policy.errors.body import error_object as diagnosis_error
-from gateway.policy.errors.body import is_openai_shaped
-from gateway.policy.openai.sse import (
+from gateway.core.error_tables.body import error_object as diagnosis_error
+from gateway.core.error_tables.body import is_openai_shaped
+from gateway.core.openai.sse.sse import (
     PENDING_LIMIT,
     EventCutter,
     answer_object,
@@ -27,6 +26,7 @@ from gateway.policy.openai.sse import (
     response_error,
     split_events,
 )
+from gateway.dialects.conversion.convert import as_stream, ends_well
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

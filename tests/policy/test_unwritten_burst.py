@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.learning.provider_headers import Learned, Reading
-from gateway.policy.learning.unwritten_burst import AGAIN_S, UNREFUSED_S
-from gateway.policy.limits import levels
-from gateway.policy.limits.cost import Cost
-from gateway.policy.limits.limit_set import LimitSet
-from gateway.policy.limits.rules import Limits
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.headers.provider_headers import Learned, Reading
+from gateway.core.limits.learning.unwritten_burst import AGAIN_S, UNREFUSED_S
+from gateway.core.limits.table.limit_table import levels
+from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.limits.table.rules import Limits
 
 RPM = 600.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from gateway.call import Call
-from gateway.exchange import Clocks, Upstream
-from gateway.policy.route_plan import upstream_model
-from gateway.policy.snapshot import Model, Target
+from gateway.core.call import Call
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot.snapshot import Model, Target
+from gateway.core.types.exchange import Clocks, Upstream
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)
 

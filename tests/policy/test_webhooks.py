@@ -8,11 +8,11 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.jobs.ids import DELIVERY, EVENT, is_ours
-from gateway.policy.jobs.job import ENDS, Job, JobKind, JobState
-from gateway.policy.webhooks.events import EVENTS, deliveries_of
-from gateway.policy.webhooks.rules import WebhookRules
-from gateway.policy.webhooks.schedule import (
+from gateway.products.jobs.model.ids import DELIVERY, EVENT, is_ours
+from gateway.products.jobs.model.job import ENDS, Job, JobKind, JobState
+from gateway.products.jobs.webhooks.rules.events import EVENTS, deliveries_of
+from gateway.products.jobs.webhooks.rules.rules import WebhookRules
+from gateway.products.jobs.webhooks.rules.schedule import (
     DEADLINE_S,
     JITTER,
     SCHEDULE_S,

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.ingress.realtime.credentials import read_subprotocols
-from gateway.policy.realtime.events import added, error_event, is_read, read_event
-from gateway.policy.realtime.price import session_usd
-from gateway.policy.snapshot import Rates
-from gateway.words import SpokenUsage, Usage
+from gateway.core.errors import InvalidRequest
+from gateway.core.snapshot.snapshot.snapshot import Rates
+from gateway.core.types.words import SpokenUsage, Usage
+from gateway.products.realtime.http.credentials import read_subprotocols
+from gateway.products.realtime.rules.events import added, error_event, is_read, read_event
+from gateway.products.realtime.rules.price import session_usd
 from tests.realtime.provider import created, delta, done
 
 JSON = st.recursive(

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 import yaml
 
-from gateway.clock import SystemClock
+from gateway.core.clock import SystemClock
 from tests.e2e.harness import connect, get
 from tests.e2e.lives import Life, life
 from tests.replicas.processes import child

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gateway.policy.limits.rules import AZURE, Limits, Style
-from gateway.policy.snapshot import Counting
+from gateway.core.limits.table.rules import AZURE, Limits, Style
+from gateway.core.snapshot.snapshot.snapshot import Counting
 from tests.sim.limits import Refill, Windows
 from tests.sim.provider import Fault, Latency, Provider
 from tests.sim.world import OPENAI, Site, World

@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from gateway.policy.limits.rules import Limits
-from gateway.policy.process import QueueBounds
-from gateway.policy.snapshot import Counting, Holding
-from gateway.words import LANES, Lane
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Counting, Holding
+from gateway.core.types.process import QueueBounds
+from gateway.core.types.words import LANES, Lane
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider
 from tests.sim.score import jain, percentile

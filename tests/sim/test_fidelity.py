@@ -9,15 +9,15 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.errors import GatewayError
-from gateway.exchange import Answer, Outgoing
-from gateway.flow.deadlines import AttemptDeadlines
-from gateway.flow.pipeline import Pipeline
-from gateway.policy.process import StoreBounds
-from gateway.ports import Meter
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.store.memory.store import MemoryStore
-from gateway.words import Lane
+from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.errors import GatewayError
+from gateway.core.pipeline import Pipeline
+from gateway.core.ports import Meter
+from gateway.core.types.exchange import Answer, Outgoing
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.words import Lane
+from gateway.drivers.memory_store import MemoryStore
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting, Holding
-from gateway.words import Lane
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot.snapshot import Counting, Holding
+from gateway.core.types.words import Lane
 from tests.sim.cases import (
     AZURES,
     MINUTE,

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.admission.held import Held
-from gateway.flow.admission.queue import DelayQueue
-from gateway.policy.admission.fair_queue import FairQueue, Next
-from gateway.policy.limits import entry
-from gateway.policy.limits.cost import Cost
-from gateway.policy.limits.gate import Gate
-from gateway.policy.limits.grant import Grant
+from gateway.core.admission.fair_queue.fair_queue import FairQueue, Next
+from gateway.core.admission.queue.queue.held import Held
+from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.reservation import entry
+from gateway.core.limits.reservation.grant import Grant
+from gateway.core.limits.target_limits.gate.gate import Gate
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault

@@ -1,7 +1,7 @@
 """A gateway's admission in front of simulated providers, on a virtual clock.
 
 Runs the real `Admission` (and with it the delay queue, gates, line-ups and the decision) without an event loop: the only
-thing it awaits is a turn in the queue. `serve` is the loop of `gateway/flow/pipeline.py` without bodies and sockets; keep
+thing it awaits is a turn in the queue. `serve` is the loop of `gateway/core/pipeline.py` without bodies and sockets; keep
 the two in step. Invariant: every call that is served ends once, whichever way.
 """
 
@@ -15,22 +15,22 @@ from math import inf
 from random import Random
 from typing import Protocol, cast
 
-from gateway.config.policies.errors import read_error_tables
-from gateway.errors import AdmissionDenied, GatewayError
-from gateway.exchange import Clocks, RawHeaders, Upstream
-from gateway.flow.admission.admission import Admission
-from gateway.flow.attempt import LIMITS_RATE
-from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.health.rules import BreakerRules
-from gateway.policy.learning.provider_headers import never_fits, retry_delay_s
-from gateway.policy.limits.refusal import Refusal
-from gateway.policy.limits.rules import Limits
-from gateway.policy.process import QueueBounds, Server
-from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
-from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
-from gateway.ports import Meter
-from gateway.provider_errors import ErrorClass, Phase
-from gateway.words import Attempt, Usage
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.attempts.attempt import LIMITS_RATE
+from gateway.core.config.error_tables.errors import read_error_tables
+from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.errors import AdmissionDenied, GatewayError
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.limits.headers.provider_headers import never_fits, retry_delay_s
+from gateway.core.limits.reservation.refusal import Refusal
+from gateway.core.limits.table.rules import Limits
+from gateway.core.ports import Meter
+from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Retries
+from gateway.core.snapshot.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
+from gateway.core.types.exchange import Clocks, RawHeaders, Upstream
+from gateway.core.types.process import QueueBounds, Server
+from gateway.core.types.provider_errors import ErrorClass, Phase
+from gateway.core.types.words import Attempt, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until
 from tests.sim.provider import ERROR_OF, Answer, Provider

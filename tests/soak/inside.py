@@ -28,7 +28,7 @@ from typing import Any
 
 import uvloop
 
-from gateway.cli.main import main
+from gateway.cli.main.main import main
 from gateway.process.memory import find_trim
 from tests.soak.support import rss_kib
 

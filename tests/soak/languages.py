@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.config.policies.models import read_models
-from gateway.dialects.base import ConvertedRequest, ServerFacts
-from gateway.dialects.pair import Pair
-from gateway.dialects.registry import pair_of
+from gateway.core.config.models.policies_models import read_models
+from gateway.dialects.base.base import ConvertedRequest, ServerFacts
+from gateway.dialects.memory.memory import ThoughtMemory
+from gateway.dialects.registry.pair import Pair
+from gateway.dialects.registry.registry import pair_of
 from gateway.dialects.spoken import Spoken
-from gateway.upstream.turns.memory import ThoughtMemory
 
 Json = dict[str, Any]
 MODELS: Final = read_models(None)

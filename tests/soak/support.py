@@ -26,7 +26,7 @@ import orjson
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.upstream.http1.transport import Http1Transport
+from gateway.core.http.client.transport import Http1Transport
 from tests.e2e.harness import PATIENCE_S, Running, connect, get
 
 Manner = Literal["reset", "close", "half_close"]

@@ -15,14 +15,14 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.server import EmulatorServer
-from gateway.jobs.one_call import CallServer, TryResult
-from gateway.jobs.ports import StoredRequest
-from gateway.policy.jobs.dead_letters import LetterPage
-from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobError, JobState
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.server.server import EmulatorServer
+from gateway.products.jobs.calls.ports.one_call import CallServer, TryResult
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterPage
+from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobError, JobState
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, BatchFiles, becomes, begin, calls_in, check_end, line, names
 from tests.e2e.durable import ask, with_jobs

@@ -34,9 +34,9 @@ CHILD = """
 import asyncio, gc, json, sys, time
 from pathlib import Path
 
-import gateway.cli.main, gateway.cli.serve
+import gateway.cli.main.main, gateway.cli.serve
 from gateway.app import Gateway
-from gateway.cli.arguments import build_parser
+from gateway.cli.arguments.arguments import build_parser
 from gateway.settings import Settings
 
 build_parser("serve")
@@ -99,5 +99,5 @@ def test_a_language_is_small_and_starts_at_once(tmp_path: Path, spoken: str, rep
     assert with_it["spoken_kib"] <= MOST_KIB
     assert idle_kib <= IDLE_KIB
     assert later_s <= MORE_START_S
-    languages = ("gateway.dialects.anthropic.", "gateway.dialects.bedrock.", "gateway.dialects.gemini.from_")
+    languages = (*(f"gateway.dialects.{one}." for one in ("anthropic", "bedrock", "gemini.in_", "gemini.out_")),)
     assert not [one for one in with_it["modules"] if one.startswith((*languages, "cryptography", "websockets"))]

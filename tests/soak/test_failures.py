@@ -20,9 +20,9 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import parse_rule
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import parse_rule
+from gateway.emulator.server.server import EmulatorServer
 from tests.soak.conftest import Report
 from tests.soak.provided import provided
 from tests.soak.storms import Answered, Client, clients, codes, percentile, request

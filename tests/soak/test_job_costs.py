@@ -18,10 +18,10 @@ import orjson
 import pytest
 import yaml
 
-from gateway.policy.jobs.job import ClaimAsk
 from gateway.process import interpreter
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.job import ClaimAsk
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.bench import load
 from tests.bench.measure import tree_cpu_s
 from tests.bench.systems import free_port

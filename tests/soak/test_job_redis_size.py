@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.job import FINALISE, ClaimAsk, ClaimedWork, JobQuery, JobState, nothing_follows
-from gateway.policy.jobs.lines import ChunkPlan, LineResult
-from gateway.store.jobs.redis.opening import open_store
-from gateway.store.jobs.redis.store import RedisJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.jobs.model.job import FINALISE, ClaimAsk, ClaimedWork, JobQuery, JobState, nothing_follows
+from gateway.products.jobs.model.lines import ChunkPlan, LineResult
+from gateway.products.jobs.redis.opening import open_store
+from gateway.products.jobs.redis.store import RedisJobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.soak.conftest import Report
 from tests.store.jobs import crowd
 from tests.store.jobs.support import Jobs, chunk

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.errors import GatewayError
-from gateway.ingress.large_bodies import LargeBodies
-from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.objects.item_refs import references_searched
+from gateway.core.errors import GatewayError
+from gateway.core.peek.large_bodies import LargeBodies
+from gateway.features.ownership.rules.rules.item_refs import references_searched
+from gateway.routes import ENDPOINTS
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post
 from tests.soak.conftest import Report

@@ -10,13 +10,13 @@ from typing import cast
 
 import pytest
 
-from gateway.clock import SystemClock
-from gateway.flow.fleet.news import FleetNews
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.limits.gate import Gate
-from gateway.ports import NewsItem
-from gateway.store.redis.news import RedisNews
-from gateway.store.redis_link.link import Link
+from gateway.core.clock import SystemClock
+from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.ports import NewsItem
+from gateway.drivers.redis.link import Link
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.news.news import FleetNews
+from gateway.fleet.redis.news import RedisNews
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream
 from tests.soak.conftest import Report
 from tests.store.redis_servers import redis_server

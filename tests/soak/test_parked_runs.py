@@ -12,12 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.clock import SystemClock
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.running import RunningWork
-from gateway.jobs.worker import JobWorker
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.job import (
+from gateway.core.clock import SystemClock
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.jobs.model.job import (
     CHECK,
     FINALISE,
     ClaimAsk,
@@ -28,11 +25,14 @@ from gateway.policy.jobs.job import (
     NewJob,
     nothing_follows,
 )
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.policy.jobs.rules import SegmentRules
-from gateway.store.jobs.redis.opening import open_store
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.redis.opening import open_store
+from gateway.products.jobs.rules import SegmentRules
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker.worker import JobWorker
 from tests.soak.conftest import Report
 from tests.store.jobs.support import Jobs, chunk, line
 from tests.store.redis_servers import redis_server

@@ -18,9 +18,9 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.faults import Fault, FaultRule
-from gateway.emulator.server import EmulatorServer
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import Fault, FaultRule
+from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.harness import Response, chat, post
 from tests.soak.conftest import Report
 from tests.soak.load import Load

@@ -18,9 +18,9 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.server import EmulatorServer
-from gateway.store.jobs.redis.store import RedisJobStore
-from gateway.store.jobs.sqlite.store import SqliteJobStore
+from gateway.emulator.server.server import EmulatorServer
+from gateway.products.jobs.redis.store import RedisJobStore
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.e2e.durable import ASYNC, WEB, ask, end_of, policies, result_of, take
 from tests.e2e.harness import KEYS, config_of, get, post
 from tests.e2e.lives import life

@@ -5,9 +5,9 @@ from __future__ import annotations
 from secrets import token_hex
 from typing import Any
 
-from gateway.job_ports.blobs import Blobs
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.store.blobs.redis import RedisBlobs
+from gateway.drivers.blobs_redis import RedisBlobs
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.jobs.store.blobs import Blobs
 
 
 def blobs_in(url: str, namespace: str | None = None, **options: Any) -> RedisBlobs:

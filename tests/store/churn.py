@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
 
-from gateway.policy.process import StoreBounds
-from gateway.store.memory.store import MemoryStore
+from gateway.core.types.process import StoreBounds
+from gateway.drivers.memory_store import MemoryStore
 from tests.store.conformance import kept
 
 NOW = 1_700_000_000.0

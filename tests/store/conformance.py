@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.policy.process import StoreBounds
-from gateway.ports import Claim, Later, Store, VectorRow
-from gateway.words import Kept, Usage
+from gateway.core.ports import Claim, Later, Store, VectorRow
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.words import Kept, Usage
 
 T = TypeVar("T")
 KIB = 1024

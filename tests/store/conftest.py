@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.process import StoreBounds
-from gateway.ports import Store
+from gateway.core.ports import Store
+from gateway.core.types.process import StoreBounds
 from tests.store.conformance import MakeStore, Wall
 from tests.store.redis_servers import RedisCluster, RedisServer
 from tests.store.redis_support import Lender, lender
@@ -22,14 +22,15 @@ Maker = Callable[[pytest.FixtureRequest, Path], AbstractAsyncContextManager[Make
 
 @asynccontextmanager
 async def _memory(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
-    from gateway.store.memory.store import MemoryStore  # one implementation that is broken leaves the others' tests be
+    # one implementation that is broken leaves the others' tests be
+    from gateway.drivers.memory_store import MemoryStore
 
     yield MemoryStore
 
 
 @asynccontextmanager
 async def _sqlite(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
-    from gateway.store.sqlite.store import SqliteStore  # as above
+    from gateway.drivers.sqlite_store.store import SqliteStore  # as above
 
     made = 0
 

@@ -1,4 +1,4 @@
-"""What `gateway/store/redis/lua/lease.lua` does, in plain Python: the same rules in the same order, to be read and compared.
+"""What `gateway/drivers/redis/lua/lease.lua` does, in plain Python: the same rules in the same order, to be read and compared.
 
 A limit has a level, which nobody holds; each replica of it holds `granted - used - given`, as the store reckons; and what
 was shared out to a replica that has not asked since is set aside for it. Keep in step with the script.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from gateway.policy.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply, LimitKind
 
 SILENT_S = 5.0
 EARLY_S = 1e-6

@@ -13,11 +13,11 @@ from typing import Any
 
 from redis import Redis
 
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.process import StoreBounds
-from gateway.ports import VectorRow
-from gateway.store.redis.store import RedisStore
-from gateway.store.redis_link.link import Link, Script, StoreGone, StoreUnheard
+from gateway.core.ports import VectorRow
+from gateway.core.types.process import StoreBounds
+from gateway.drivers.redis.link import Link, Script, StoreGone, StoreUnheard
+from gateway.drivers.redis_store.store import RedisStore
+from gateway.fleet.lease.lease.shared_state import SharedState
 from tests.store.conformance import settle
 
 PATIENT_S = 5.0

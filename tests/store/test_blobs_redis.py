@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.batches.partial import PartialFile, PartialFiles
-from gateway.jobs.sweeping import BlobSweep
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
-from gateway.policy.jobs.stored_file import StoredFile
-from gateway.store.blobs import redis as blobs_module
-from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.opening import open_redis_blobs
-from gateway.store.jobs.redis import durability
-from gateway.store.jobs.redis.durability import BlobDurability
+from gateway.drivers import blobs_redis as blobs_module
+from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.batches.finish.partial import PartialFile, PartialFiles
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.products.jobs.redis_partitions import durability
+from gateway.products.jobs.redis_partitions.durability import BlobDurability
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store.opening import open_redis_blobs
+from gateway.products.jobs.upkeep.sweeping import BlobSweep
 from tests.flow.support import FakeClock
 from tests.store.blob_support import blobs_in, put, whole
 from tests.store.redis_servers import RedisCluster, RedisServer
@@ -117,7 +117,7 @@ async def test_a_removal_that_was_not_seen_to_its_end_is_taken_up(
     redis_url: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whoever writes next; but a blob that has the name since then stays."""
-    monkeypatch.setattr("gateway.store.blobs.redis.REMOVING_S", 0)
+    monkeypatch.setattr("gateway.drivers.blobs_redis.REMOVING_S", 0)
     killed, other = blobs_in(redis_url, "one"), blobs_in(redis_url, "one")
     for name in ("old", "new"):
         await put(killed, name, b"x" * 10)

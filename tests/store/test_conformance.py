@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.ports import Store, VectorRow
-from gateway.store.memory.store import MemoryStore
-from gateway.words import Kept, Usage
+from gateway.core.ports import Store, VectorRow
+from gateway.core.types.words import Kept, Usage
+from gateway.drivers.memory_store import MemoryStore
 from tests.store.conformance import (
     KIB,
     ROOMY,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.ports import Claim
-from gateway.store.memory.lru import LET_GO, Lru
-from gateway.store.memory.store import MemoryStore
+from gateway.core.ports import Claim
+from gateway.drivers.lru import LET_GO, Lru
+from gateway.drivers.memory_store import MemoryStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
 
 MIB = 1024 * KIB

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.ports import Objects
-from gateway.store.memory.objects import GENERATIONS, MemoryObjects
-from gateway.store.sqlite.store import SqliteStore
+from gateway.core.ports import Objects
+from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.features.ownership.memory import GENERATIONS, MemoryObjects
 from tests.store.conformance import ROOMY, MakeStore, Wall, digest, settle, ticked
 from tests.store.redis_support import Lender
 

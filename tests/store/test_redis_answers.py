@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.store.redis.answers import MOST_SHARDS, SHARD_BYTES, shards_of
-from gateway.store.redis.purges import MOST_PENDING, Selection, decode_selection, encode_selection
-from gateway.store.redis.store import RedisStore
-from gateway.store.redis.values import unframed
+from gateway.drivers.redis_store.store import RedisStore
+from gateway.features.reuse.redis.answers.answers import MOST_SHARDS, SHARD_BYTES, shards_of
+from gateway.features.reuse.redis.answers.purges import MOST_PENDING, Selection, decode_selection, encode_selection
+from gateway.features.reuse.redis.answers.values import unframed
 from tests.rows import rows
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept, row, settle, ticked
 from tests.store.redis_servers import redis_server

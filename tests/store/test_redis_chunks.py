@@ -9,11 +9,11 @@ from random import Random
 import pytest
 from redis import Redis
 
-from gateway.ports import Claim
-from gateway.store.redis.store import RedisStore
-from gateway.store.redis.values import AT_ONCE, PART_BYTES, ChunkedValue, is_head
-from gateway.store.redis_link.link import StoreGone
-from gateway.words import Kept
+from gateway.core.ports import Claim
+from gateway.core.types.words import Kept
+from gateway.drivers.redis.link import StoreGone
+from gateway.drivers.redis_store.store import RedisStore
+from gateway.features.reuse.redis.answers.values import AT_ONCE, PART_BYTES, ChunkedValue, is_head
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked
 from tests.store.redis_support import PATIENT_S, Lender
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.store.redis_link import health
-from gateway.store.redis_link.health import ServerHealth
+from gateway.drivers.redis_health import health
+from gateway.drivers.redis_health.health import ServerHealth
 
 
 class Server:

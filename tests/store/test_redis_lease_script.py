@@ -12,9 +12,9 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
-from gateway.store.redis.leases import pack_ask, read_reply
-from gateway.store.redis_link.link import load_script
+from gateway.drivers.redis.link import load_script
+from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply
+from gateway.fleet.redis.leases import pack_ask, read_reply
 from tests.store.lease_fleet import (
     BEGIN,
     NEAR,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.fleet.lease import LeaseAsk
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.store.redis.leases import LATE_S, RedisLeases
-from gateway.store.redis_link.link import Link, StoreGone
+from gateway.drivers.redis.link import Link, StoreGone
+from gateway.fleet.lease.lease.lease import LeaseAsk
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.redis.leases import LATE_S, RedisLeases
 from tests.store.lease_fleet import (
     BEGIN,
     BUCKET,

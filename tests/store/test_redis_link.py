@@ -17,13 +17,14 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
-import gateway.store.redis_link.server as redis_server_module
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.store.redis_link import job, subscriber
-from gateway.store.redis_link.connect import PATIENCE_S, address_of, always, connect, master_of
-from gateway.store.redis_link.job import OperationCounts, StoreCommand
-from gateway.store.redis_link.link import Link, StoreGone, StoreRefused, load_script, script_of
-from gateway.store.redis_link.server import ServerOptions, StoreServer
+import gateway.drivers.redis_cluster.server as redis_server_module
+from gateway.drivers.redis import job
+from gateway.drivers.redis.connect import PATIENCE_S, address_of, always, connect, master_of
+from gateway.drivers.redis.job import OperationCounts, StoreCommand
+from gateway.drivers.redis.link import Link, StoreGone, StoreRefused, load_script, script_of
+from gateway.drivers.redis_cluster.server import ServerOptions, StoreServer
+from gateway.drivers.redis_health import subscriber
+from gateway.fleet.lease.lease.shared_state import SharedState
 from tests.rows import rows
 from tests.store.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 
@@ -116,7 +117,7 @@ async def test_a_script_has_the_servers_time_unless_given_one(link: Link) -> Non
 
 async def test_scripts_of_the_folder_have_the_prelude(tmp_path: Path) -> None:
     """Every script of the store can be loaded by its name."""
-    from gateway.store.redis_link.job import FOLDER  # only this test cares where they are
+    from gateway.drivers.redis.job import FOLDER  # only this test cares where they are
 
     names = [path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude"]
 

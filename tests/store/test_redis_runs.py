@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.policy.runs.errors import RunsUnavailable
-from gateway.policy.runs.outcome import count_once
-from gateway.policy.runs.run import RunRecord, one_call
-from gateway.policy.runs.workflow import RunOutcome
+from gateway.features.runs.rules.errors import RunsUnavailable
+from gateway.features.runs.rules.outcome import count_once
+from gateway.features.runs.rules.run import RunRecord, one_call
+from gateway.features.runs.rules.workflow import RunOutcome
 from tests.store.conformance import ROOMY, Wall
 from tests.store.redis_support import Lender
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.ports import NewsItem
-from gateway.store.redis.store import RedisStore
+from gateway.core.ports import NewsItem
+from gateway.drivers.redis_store.store import RedisStore
+from gateway.fleet.lease.lease.shared_state import SharedState
 from tests.store.conformance import KIB, ROOMY, digest, entries, kept, row, settle
 from tests.store.redis_servers import RedisServer, free_port, redis_cluster, redis_server
 from tests.store.redis_support import loaded, until

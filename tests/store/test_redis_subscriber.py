@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.fleet.shared_state import SharedState
-from gateway.store.redis_link import subscriber
-from gateway.store.redis_link.link import Link
+from gateway.drivers.redis.link import Link
+from gateway.drivers.redis_health import subscriber
+from gateway.fleet.lease.lease.shared_state import SharedState
 from tests.store.redis_servers import RedisServer
 
 

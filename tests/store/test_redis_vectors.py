@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.ports import NewsItem, VectorRow
-from gateway.store.redis import registry, vectors
-from gateway.store.redis import store as redis
-from gateway.store.redis.purges import Selection, decode_selection
-from gateway.store.redis.store import RedisStore
-from gateway.store.redis.vectors import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
+from gateway.core.ports import NewsItem, VectorRow
+from gateway.drivers.redis_store import store as redis
+from gateway.drivers.redis_store.store import RedisStore
+from gateway.features.reuse.redis.answers.purges import Selection, decode_selection
+from gateway.features.semantic import redis as vectors
+from gateway.features.semantic.redis import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
+from gateway.fleet.redis import registry
 from tests.store.conformance import ROOMY, Wall, digest, entries, row, settle, ticked
 from tests.store.redis_support import Lender, Lent, loaded
 

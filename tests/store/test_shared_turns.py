@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.remembered import SaidTurn, SignedElsewhere
-from gateway.policy.process import StoreBounds
-from gateway.ports import Answers, Later
-from gateway.upstream.turns.memory import UNKNOWN_FOR_S, OwnTurns, ThoughtMemory
-from gateway.upstream.turns.shared import MOST_LOOKED_FOR, PATIENCE_S, SHARED_FOR_S, SharedTurns
-from gateway.words import THINKING, Kept
+from gateway.core.ports import Answers, Later
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.words import THINKING, Kept
+from gateway.dialects.memory.memory import UNKNOWN_FOR_S, OwnTurns, ThoughtMemory
+from gateway.dialects.memory.remembered import SaidTurn, SignedElsewhere
+from gateway.dialects.memory.shared import MOST_LOOKED_FOR, PATIENCE_S, SHARED_FOR_S, SharedTurns
 from tests.store.conformance import MakeStore, Wall, settle
 
 BOUNDS = StoreBounds({THINKING: 1_000_000}, 1_000_000)
@@ -145,7 +145,7 @@ async def test_a_store_that_hangs_is_not_waited_for(wall: Wall, monkeypatch: pyt
     async def wait(futures: Any, **options: Any) -> None:
         waited.append(options["timeout"])
 
-    monkeypatch.setattr("gateway.upstream.turns.shared.asyncio.wait", wait)
+    monkeypatch.setattr("gateway.dialects.memory.shared.asyncio.wait", wait)
     hung = Hung()
     memory = process(hung, wall)  # type: ignore[arg-type]  # of its methods only `get` is asked
     numbers = range(MOST_LOOKED_FOR + 20)

@@ -15,13 +15,15 @@ from tempfile import TemporaryDirectory
 import orjson
 import pytest
 
-from gateway.errors import StoreUnusable
-from gateway.policy.process import StoreBounds
-from gateway.store.entry_codec import about, restored
-from gateway.store.sqlite import answers, eviction, file, schema, thread
-from gateway.store.sqlite.opening import open_file
-from gateway.store.sqlite.schema import STATE_FILE
-from gateway.store.sqlite.store import SqliteStore
+from gateway.core.errors import StoreUnusable
+from gateway.core.types.process import StoreBounds
+from gateway.drivers.sqlite import file, thread
+from gateway.drivers.sqlite_store.eviction import eviction, schema
+from gateway.drivers.sqlite_store.eviction.schema import STATE_FILE
+from gateway.drivers.sqlite_store.opening import open_file
+from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.features.reuse.memory.entry_codec import about, restored
+from gateway.features.reuse.sqlite import answers
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, connect_hastily
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.sqlite import file
-from gateway.store.sqlite.store import SqliteStore
+from gateway.drivers.sqlite import file
+from gateway.drivers.sqlite_store.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, kept, settle
 from tests.store.sqlite_support import Disk, connect_hastily
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ports import Claim
-from gateway.store.sqlite.store import SqliteStore
+from gateway.core.ports import Claim
+from gateway.drivers.sqlite_store.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, Monotonic, connect_hastily, exit_code, failing, fill, in_a_child
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.ports import VectorRow
-from gateway.semantic import nearest
-from gateway.semantic.index import NOT_INSTALLED, VectorIndex
-from gateway.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
-from gateway.semantic.ports import Near
-from gateway.semantic.sketch import reach
+from gateway.core.ports import VectorRow
+from gateway.features.semantic import nearest
+from gateway.features.semantic.index.index import NOT_INSTALLED, VectorIndex
+from gateway.features.semantic.index.vectors.sketch import reach
+from gateway.features.semantic.lookup.question.ports import Near
+from gateway.features.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
 from tests.rows import rows
 
 NOW = 1_800_000_000.0

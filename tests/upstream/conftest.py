@@ -12,8 +12,8 @@ import pytest
 import trustme
 import uvloop
 
-from gateway.upstream.http1.transport import Http1Transport
-from gateway.upstream.httpx_transport import HttpxTransport
+from gateway.core.http.client.httpx_transport.httpx_transport import HttpxTransport
+from gateway.core.http.client.transport import Http1Transport
 
 
 def pytest_asyncio_loop_factories(

@@ -8,13 +8,13 @@ from math import inf
 import httpx
 import pytest
 
-from gateway.provider_errors import Phase
-from gateway.upstream.http1.connection import HIGH_WATER_BYTES, Http1Connection
-from gateway.upstream.http1.exchange import Exchange
-from gateway.upstream.http1.head import MAX_HEAD_BYTES
-from gateway.upstream.http1.turns import LoopTurns
-from gateway.upstream.http1.wire import EncodedRequest, WireTimeouts, encode, read_timeouts
-from gateway.upstream.phase import phase_of
+from gateway.core.http.client.connection.connection import HIGH_WATER_BYTES, Http1Connection
+from gateway.core.http.client.connection.turns import LoopTurns
+from gateway.core.http.client.exchange.exchange import Exchange
+from gateway.core.http.client.exchange.head import MAX_HEAD_BYTES
+from gateway.core.http.client.exchange.wire import EncodedRequest, WireTimeouts, encode, read_timeouts
+from gateway.core.http.client.wire.redaction.phase import phase_of
+from gateway.core.types.provider_errors import Phase
 from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
 

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from gateway.call import Call
-from gateway.semantic.local_model import AT_ONCE_CHARS, LocalEmbedder
+from gateway.core.call import Call
+from gateway.features.semantic.local_model import AT_ONCE_CHARS, LocalEmbedder
 
 WORDS = {"[UNK]": 0, "north": 1, "east": 2, "up": 3, "south": 4}
 ROWS = [[0.0, 0.0, 0.0], [0.0, 2.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, -2.0, 0.0]]

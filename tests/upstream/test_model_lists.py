@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.exchange import Outgoing, Upstream
-from gateway.policy.provider import Provider
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.upstream.told import model_lists
-from gateway.upstream.told.model_lists import EVERY_S, ModelLists
+from gateway.core.http.client import model_lists
+from gateway.core.http.client.model_lists import EVERY_S, ModelLists
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.types.exchange import Outgoing, Upstream
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
 from tests.flow.support import FakeClock
 
 CLAUDES = Provider("a", "anthropic", "https://a.example/v1", api_key="k", group="a", learns_models=True)

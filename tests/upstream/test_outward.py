@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.job_ports.outward import OutwardAnswer, Unreachable
-from gateway.upstream.outwards.outward import MOST_READ_BYTES, HttpOutward
+from gateway.products.jobs.webhooks.outward.job_ports_outward import OutwardAnswer, Unreachable
+from gateway.products.jobs.webhooks.outward.outwards_outward import MOST_READ_BYTES, HttpOutward
 from tests.receiver import receiver
 
 HEADERS = [(b"content-type", b"application/json"), (b"webhook-id", b"msg_1")]

@@ -11,9 +11,9 @@ import httpx
 import pytest
 import trustme
 
-from gateway.policy.provider import Provider
-from gateway.upstream.http1.transport import Http1Transport
-from gateway.upstream.pools import EmulatedTransport, Pools
+from gateway.core.http.client.pools.pools.pools import EmulatedTransport, Pools
+from gateway.core.http.client.transport import Http1Transport
+from gateway.core.snapshot.snapshot.provider import Provider
 from tests.upstream.conftest import fetch, server_tls
 from tests.upstream.raw_server import READ, RawServer
 

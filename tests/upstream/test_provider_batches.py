@@ -10,11 +10,11 @@ import httpx
 import orjson
 import pytest
 
-from gateway.job_ports.outward import Unreachable
-from gateway.policy.native.remote import FULL, NeverSent, NotToldYet, ProviderRefused
-from gateway.policy.provider import Provider
-from gateway.upstream.batch_apis.by_dialect import HttpProviderBatches
-from gateway.upstream.http1.transport import Http1Transport
+from gateway.core.http.client.transport import Http1Transport
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.products.batches.native.formats.remote import FULL, NeverSent, NotToldYet, ProviderRefused
+from gateway.products.batches.native.providers.by_dialect import HttpProviderBatches
+from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
 from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
 
 SECRET = "sk-canary-0123456789abcdef"

@@ -11,16 +11,16 @@ from email.utils import formatdate
 
 import pytest
 
-from gateway.exchange import Outgoing
-from gateway.policy.cloud_auth import CloudAuth
-from gateway.policy.provider import Provider
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.splice import Spliced
-from gateway.upstream.credentials.live import LiveCredential
-from gateway.upstream.credentials.minted import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
-from gateway.upstream.credentials.signing import LARGE_BYTES, Signed
-from gateway.upstream.http1.transport import Http1Transport
-from gateway.upstream.wire import Wire
+from gateway.core.http.client.transport import Http1Transport
+from gateway.core.http.client.wire.wire import Wire
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.types.exchange import Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types.splice import Spliced
+from gateway.credentials.auth import CloudAuth
+from gateway.credentials.google.minted import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
+from gateway.credentials.sources.sources.live import LiveCredential
+from gateway.credentials.sources.sources.signing import LARGE_BYTES, Signed
 from tests.flow.support import FakeClock
 from tests.upstream.credentials.servers import Answers, Asked, LocalServer, Said, is_signed, serving
 from tests.upstream.test_wire import CHAT, read

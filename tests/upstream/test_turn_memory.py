@@ -7,10 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.remembered import SaidTurn
-from gateway.policy.process import StoreBounds
-from gateway.store.memory.store import MemoryStore
-from gateway.upstream.turns.memory import (
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.words import THINKING
+from gateway.dialects.memory.memory import (
     ENTRY_BYTES,
     KEPT_FOR_S,
     MOST_SHARED_CHARACTERS,
@@ -18,8 +17,9 @@ from gateway.upstream.turns.memory import (
     UNKNOWN_FOR_S,
     ThoughtMemory,
 )
-from gateway.upstream.turns.shared import SharedTurns
-from gateway.words import THINKING
+from gateway.dialects.memory.remembered import SaidTurn
+from gateway.dialects.memory.shared import SharedTurns
+from gateway.drivers.memory_store import MemoryStore
 
 TENANTS = ("a", "b")
 KEPT = st.tuples(

@@ -9,10 +9,10 @@ import httpx
 import pytest
 import respx
 
-from gateway.exchange import Answer, Clocks, Outgoing
-from gateway.policy.provider import Provider
-from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.upstream.wire import Wire
+from gateway.core.http.client.wire.wire import Wire
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.types.exchange import Answer, Clocks, Outgoing
+from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
 
 OPENAI = Provider(
     "openai", "openai", "https://api.openai.test/v1", api_key="sk-provider", headers=(("X-Team", "search"),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.heartbeat import ASK_S, LATE_S, SILENT_S, START_S, Heartbeat, Order
+from gateway.workers.supervisor.heartbeat import ASK_S, LATE_S, SILENT_S, START_S, Heartbeat, Order
 
 
 def beats(

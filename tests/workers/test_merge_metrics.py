@@ -9,9 +9,20 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.calllog import CallLog
-from gateway.telemetry import Telemetry
-from gateway.workers.merge_metrics import ADDED, LEAST, MOST, Family, Fleet, Gathered, counter, dump, gauge, merge
+from gateway.core.calllog import CallLog
+from gateway.core.telemetry.telemetry import Telemetry
+from gateway.workers.metrics.merge_metrics import (
+    ADDED,
+    LEAST,
+    MOST,
+    Family,
+    Fleet,
+    Gathered,
+    counter,
+    dump,
+    gauge,
+    merge,
+)
 
 
 def calls(total: float, in_flight: float = 0.0) -> list[Family]:

@@ -20,9 +20,9 @@ import httpx
 import orjson
 import uvloop
 
-from gateway.demo.clients import API_KEY, MODEL
+from gateway.core.http.client.transport import Http1Transport
+from gateway.demo.storm.clients.clients import API_KEY, MODEL
 from gateway.demo.workflow.reckoning import read_journal
-from gateway.upstream.http1.transport import Http1Transport
 
 RUN, STEP = "order-", "step-"
 """What the ids of runs and steps begin with; the number of a run is behind it, that of a step plus one."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.dialects.anthropic.from_chat import gaps as claudes
-from gateway.dialects.anthropic.from_chat.blocks import has_mark, is_blank, mark_of, picture_url
-from gateway.dialects.anthropic.from_chat.signed_turns import Recalled
-from gateway.dialects.anthropic.from_chat.thoughts import thought_blocks
-from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
-from gateway.dialects.bedrock.blocks import DOCUMENTS, document_name
-from gateway.dialects.bedrock.options import MORE, OWN
-from gateway.dialects.media import URLS, file_of
-from gateway.dialects.outline import gaps_of_chat, outline
-from gateway.dialects.remembered import gaps_of_foreign
-from gateway.words import Gap, How
+from gateway.core.types.words import Gap, How
+from gateway.dialects.anthropic.out_request.tools.blocks import has_mark, is_blank, mark_of, picture_url
+from gateway.dialects.anthropic.out_thoughts import gaps as claudes
+from gateway.dialects.anthropic.out_thoughts.signed_turns import Recalled
+from gateway.dialects.anthropic.out_thoughts.thoughts import thought_blocks
+from gateway.dialects.base.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.bedrock.request.options.blocks import DOCUMENTS, document_name
+from gateway.dialects.bedrock.request.options.options import MORE, OWN
+from gateway.dialects.memory.remembered import gaps_of_foreign
+from gateway.dialects.schema_tools.media import URLS, file_of
+from gateway.dialects.schema_tools.outline import gaps_of_chat, outline
 
 _HINT: Final = "the target has no such option"
 

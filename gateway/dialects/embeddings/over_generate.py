@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.dialects.base import (
+from gateway.core.types.words import Gap, How
+from gateway.dialects.base.base import (
     ConvertedRequest,
     Json,
     MalformedAnswer,
@@ -21,7 +22,6 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.embeddings.common import HINT, NeverStreamed, common_gaps, embeddings_of, task_of, texts_of
 from gateway.dialects.gemini.places import place_of_content, place_of_contents
-from gateway.words import Gap, How
 
 _TASKS: Final = {
     "document": "RETRIEVAL_DOCUMENT",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, ServerFacts, object_of, once, text_of
+from gateway.core.types.words import Gap, How
+from gateway.dialects.base.base import ConvertedRequest, Json, MalformedAnswer, ServerFacts, object_of, once, text_of
 from gateway.dialects.embeddings.common import HINT, NeverStreamed, common_gaps, embeddings_of, task_of, texts_of
-from gateway.words import Gap, How
 
 _COHERES: Final = {"document": "search_document", "query": "search_query"}
 _DEFAULT_TASK: Final = "search_document"

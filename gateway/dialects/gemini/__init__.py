@@ -1,1 +1,5 @@
-"""Gemini's generateContent, which the Gemini API and Vertex AI speak."""
+"""Gemini's generateContent, which the Gemini API and Vertex AI speak.
+
+Chat completions at targets that speak generateContent.
+
+Callers of Gemini's generateContent at targets that speak something else."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import orjson
 
-from gateway.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest
 
 _MODELS: Final = "models/"
 """The Gemini API's own names of models begin so."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from gateway.dialects.base import Json, object_of, objects, text_of
+from gateway.dialects.base.base import Json, object_of, objects, text_of
 from gateway.dialects.known.models import MOST_NAME_CHARS
 
 LISTS: Final = frozenset(("anthropic", "gemini"))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from gateway.dialects.base import Json, object_of, text_of
-from gateway.dialects.media import type_of_name
-from gateway.words import Gap, How
+from gateway.core.types.words import Gap, How
+from gateway.dialects.base.base import Json, object_of, text_of
+from gateway.dialects.schema_tools.media import type_of_name
 
 _KINDS: Final = {
     "image_url": "image", "input_image": "image", "image": "image", "computer_screenshot": "image",

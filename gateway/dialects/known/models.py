@@ -9,7 +9,7 @@ from fnmatch import translate
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.base import ModelFacts
+from gateway.dialects.base.base import ModelFacts
 
 MOST_REMEMBERED: Final = 1024
 """Names that are looked up once. A caller may send any name to a target that takes every model."""

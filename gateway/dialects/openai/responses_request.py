@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base.base import Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, SAID, is_reference
-from gateway.errors import InvalidRequest
 
 _OWN: Final = frozenset(
     (

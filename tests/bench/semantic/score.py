@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.semantic.guards.facts import facts_of, objection
-from gateway.semantic.local_model import LocalEmbedder
+from gateway.features.semantic.guards.facts import facts_of, objection
+from gateway.features.semantic.local_model import LocalEmbedder
 from tests.bench.semantic.pairs import Pair, Sort
 
 THRESHOLDS = tuple(round(0.70 + 0.01 * step, 2) for step in range(30))

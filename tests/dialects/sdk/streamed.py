@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.policy.conversion import chat, messages
+from gateway.dialects.conversion.chat import chat
+from gateway.dialects.conversion_answers import messages
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import as_bytes
 from tests.dialects.sdk.forms import Json

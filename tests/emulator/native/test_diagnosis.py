@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.native.refusing import fault_problem
-from gateway.emulator.unannounced import open_native_account
-from gateway.provider_errors import ErrorClass as E
-from gateway.provider_errors import Phase
+from gateway.core.types.provider_errors import ErrorClass as E
+from gateway.core.types.provider_errors import Phase
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.unannounced import open_native_account
+from gateway.emulator.problems.refusing import fault_problem
 from tests.policy.error_rows import WALL
 from tests.policy.tables import table_of
 

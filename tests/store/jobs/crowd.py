@@ -13,9 +13,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gateway.policy.jobs.job import ClaimAsk, JobQuery, NewJob
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.job import ClaimAsk, JobQuery, NewJob
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.soak.support import rss_kib
 from tests.store.jobs.support import Jobs, key
 

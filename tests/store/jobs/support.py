@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from gateway.job_ports.jobs import JobStore
-from gateway.policy.jobs.job import (
+from gateway.products.jobs.model.job import (
     CHECK,
     FINALISE,
     Accepted,
@@ -24,11 +23,12 @@ from gateway.policy.jobs.job import (
     StoredAnswer,
     WriteResult,
 )
-from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
-from gateway.policy.jobs.stored_file import StoredFile
-from gateway.policy.responses.stored_response import LogPage, LogPart, StoredResponse
-from gateway.store.jobs.responses.bounds import KeptBounds
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.rules.response_object.stored_response import LogPage, LogPart, StoredResponse
 from tests.store.conformance import Wall
 
 

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from gateway.policy.jobs.job import FINALISE, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.store.jobs.sqlite.store import SqliteJobStore
+from gateway.products.jobs.model.job import FINALISE, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, chunk, line, part
 from tests.store.jobs.test_runs import step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.jobs.job import CHECK, FINALISE, JobQuery, JobState, Stage, Tally
-from gateway.policy.jobs.lines import ChunkPlan, LineResult
+from gateway.products.jobs.model.job import CHECK, FINALISE, JobQuery, JobState, Stage, Tally
+from gateway.products.jobs.model.lines import ChunkPlan, LineResult
 from tests.store.jobs.support import ERROR, OURS, Jobs, chunk, line, pieces
 
 

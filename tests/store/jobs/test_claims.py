@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
-from gateway.policy.jobs.job import CHECK, ClaimAsk, JobEnd, JobFlag, JobState
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.job import CHECK, ClaimAsk, JobEnd, JobFlag, JobState
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces
 

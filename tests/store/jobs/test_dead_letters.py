@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.dead.again import letters_of
-from gateway.policy.jobs.dead_letters import (
+from gateway.products.jobs.dead_letters.replay.replay.again import letters_of
+from gateway.products.jobs.dead_letters.replay.replay.replay import LetterFilter
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
     REPLAYS,
     DeadGroup,
     DeadLetter,
@@ -18,8 +19,7 @@ from gateway.policy.jobs.dead_letters import (
     ReplayResult,
     derived_letter_id,
 )
-from gateway.policy.jobs.job import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.policy.jobs.replay import LetterFilter
+from gateway.products.jobs.model.job import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from tests.store.jobs.support import DAY_S, OURS, STALE, Jobs, line
 
 FOREVER = 10.0**10
@@ -39,9 +39,13 @@ async def dead_call(jobs: Jobs, message: str = "it failed", payload: bytes = b"{
 
 async def test_all_groups_can_be_walked_through(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are beside those that are listed, in the order of their ids; what goes meanwhile moves none."""
-    for store in ("memory.dead_letters", "sqlite.dead_rows", "redis.dead_letters"):
-        monkeypatch.setattr(f"gateway.store.jobs.{store}.MOST_GROUPS", 3)
-        monkeypatch.setattr(f"gateway.store.jobs.{store}.GROUPS_AT_ONCE", 4)
+    for store in (
+        "gateway.products.jobs.dead_letters.memory",
+        "gateway.products.jobs.dead_letters.sqlite.dead_rows",
+        "gateway.products.jobs.dead_letters.redis.dead_letters",
+    ):
+        monkeypatch.setattr(f"{store}.MOST_GROUPS", 3)
+        monkeypatch.setattr(f"{store}.GROUPS_AT_ONCE", 4)
     for number in range(11):
         await dead_call(jobs, f"it was {chr(97 + number)}", tenant=f"tenant-{number % 3}")
     assert len(await groups(jobs)) == 3

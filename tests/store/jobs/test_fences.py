@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.policy.jobs.job import ClaimedWork, JobFlag, JobState, Stage
-from gateway.policy.jobs.lines import ChunkPlan
+from gateway.products.jobs.model.job import ClaimedWork, JobFlag, JobState, Stage
+from gateway.products.jobs.model.lines import ChunkPlan
 from tests.store.jobs.support import ERROR, OURS, STALE, Jobs, chunk, line
 
 

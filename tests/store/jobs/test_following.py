@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.job_ports.jobs import JobStore
-from gateway.policy.jobs.job import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.job import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.conftest import STORES
 from tests.store.jobs.redis_support import job_lender

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.jobs.job import JobFlag, JobKind, JobQuery, JobState
-from gateway.policy.jobs.stored_file import FileQuery
+from gateway.products.jobs.model.job import JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.model.stored_file import FileQuery
 from tests.store.jobs.support import ANSWER, HOUR_S, Jobs
 
 

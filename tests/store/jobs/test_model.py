@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.job_ports.jobs import JobStore
-from gateway.policy.jobs.dead_letters import REPLAYS, LetterPage, derived_letter_id
-from gateway.policy.jobs.errors import TooManyJobs
-from gateway.policy.jobs.job import (
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import REPLAYS, LetterPage, derived_letter_id
+from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.model.errors import TooManyJobs
+from gateway.products.jobs.model.job import (
     CHECK,
     FINALISE,
     ClaimAsk,
@@ -32,11 +32,11 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.policy.jobs.stored_file import FileQuery
-from gateway.store.jobs.memory.store import MemoryJobStore
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, ERROR, Jobs, chunk, key, line
 from tests.store.sqlite_support import connect_hastily

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.jobs.errors import TooManyJobs
-from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.store.jobs.transitions import OpenBounds
+from gateway.products.jobs.model.errors import TooManyJobs
+from gateway.products.jobs.model.job import FINALISE, ClaimedWork, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, ERROR, OURS, STALE, Jobs, MakeJobStore, ids
 

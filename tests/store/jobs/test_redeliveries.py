@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from gateway.clock import Clock
-from gateway.job_ports.jobs import JobStore
-from gateway.jobs.webhooks.desk import WebhookDesk
-from gateway.jobs.webhooks.endpoints import Endpoints
-from gateway.jobs.webhooks.requested import RequestedUrls
-from gateway.policy.jobs.job import ClaimedWork, JobKind, JobState
-from gateway.policy.webhooks.events import deliveries_of
-from gateway.policy.webhooks.rules import WebhookRules
+from gateway.core.clock import Clock
+from gateway.products.jobs.model.job import ClaimedWork, JobKind, JobState
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.webhooks.http.desk import WebhookDesk
+from gateway.products.jobs.webhooks.rules.events import deliveries_of
+from gateway.products.jobs.webhooks.rules.rules import WebhookRules
+from gateway.products.jobs.webhooks.service.endpoints import Endpoints
+from gateway.products.jobs.webhooks.service.requested import RequestedUrls
 from tests.store.jobs.support import Jobs
 
 HOOKS = {name: WebhookRules(name, "https://h", "https://h/x", (b"s" * 24,)) for name in ("crm", "erp")}

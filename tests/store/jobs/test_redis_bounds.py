@@ -10,10 +10,10 @@ from unittest.mock import patch
 import pytest
 from redis import Redis
 
-from gateway.policy.jobs.dead_letters import derived_letter_id
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, JobQuery, JobState
-from gateway.store.jobs.redis import dead_letters
+from gateway.products.jobs.dead_letters.redis import dead_letters
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import derived_letter_id
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import ClaimAsk, JobQuery, JobState
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
 from tests.store.jobs.support import DAY_S, OURS, Jobs, ids, key, line

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.policy.jobs.dead_letters import REPLAYS, ReplayResult, derived_letter_id
-from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
-from gateway.policy.jobs.job import (
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import REPLAYS, ReplayResult, derived_letter_id
+from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.model.job import (
     FINALISE,
     ClaimAsk,
     ClaimedWork,
@@ -23,9 +23,9 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.store.jobs.redis.acceptance import Sent
-from gateway.store.jobs.redis.partitions import job_script
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.redis_partitions.partitions import job_script
+from gateway.products.jobs.redis_records.acceptance.acceptance import Sent
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, end_leases
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, part, pieces

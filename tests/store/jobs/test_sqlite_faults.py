@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import JobEnd, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.policy.jobs.lines import ChunkPlan
-from gateway.policy.jobs.stored_file import FileQuery
-from gateway.store.jobs.sqlite.store import SqliteJobStore
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import JobEnd, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line, part
 from tests.store.sqlite_support import Disk, Monotonic, failing, fill

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreUnusable
-from gateway.policy.jobs.job import FINALISE, JobFlag, JobQuery, JobState
-from gateway.policy.responses.stored_response import LogPage
-from gateway.store.jobs.sqlite.schema import APPLICATION_ID, JOBS_FILE
-from gateway.store.jobs.sqlite.store import SqliteJobStore
-from gateway.store.sqlite.opening import open_file
-from gateway.store.sqlite.schema import STATE_FILE
+from gateway.core.errors import StoreUnusable
+from gateway.drivers.sqlite_store.eviction.schema import STATE_FILE
+from gateway.drivers.sqlite_store.opening import open_file
+from gateway.products.jobs.model.job import FINALISE, JobFlag, JobQuery, JobState
+from gateway.products.jobs.sqlite_rows.schema import APPLICATION_ID, JOBS_FILE
+from gateway.products.jobs.sqlite_store.store import SqliteJobStore
+from gateway.products.responses.rules.response_object.stored_response import LogPage
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, part, pieces
 from tests.store.jobs.telling import check_told, run_the_rest, worker

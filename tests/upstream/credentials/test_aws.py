@@ -12,11 +12,11 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from gateway.policy.cloud_auth import CloudAuth
-from gateway.upstream.credentials import aws_process
-from gateway.upstream.credentials.asking import CredentialAsker
-from gateway.upstream.credentials.aws import AwsSource
-from gateway.upstream.credentials.minted import AwsKeys, BearerToken, CredentialMissing, Minted
+from gateway.credentials.auth import CloudAuth
+from gateway.credentials.aws import aws_process
+from gateway.credentials.aws.aws import AwsSource
+from gateway.credentials.google.minted import AwsKeys, BearerToken, CredentialMissing, Minted
+from gateway.credentials.sources.asking import CredentialAsker
 from tests.upstream.credentials.servers import Asked, Said, serving
 
 NOW = 1_795_423_200.0

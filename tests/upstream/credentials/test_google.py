@@ -13,10 +13,10 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from gateway.policy.cloud_auth import CloudAuth
-from gateway.upstream.credentials.asking import CredentialAsker
-from gateway.upstream.credentials.google import GoogleSource
-from gateway.upstream.credentials.minted import BearerToken, CredentialMissing, Minted
+from gateway.credentials.auth import CloudAuth
+from gateway.credentials.google.google import GoogleSource
+from gateway.credentials.google.minted import BearerToken, CredentialMissing, Minted
+from gateway.credentials.sources.asking import CredentialAsker
 from tests.upstream.credentials.servers import Asked, Said, serving
 
 NOW = 1_795_423_200.0

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.upstream.credentials.live import (
+from gateway.credentials.google.minted import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
+from gateway.credentials.sources.sources.live import (
     DOUBT_S,
     LAST_RETRY_S,
     MOST_LEAD_S,
     WATCH_S,
     LiveCredential,
 )
-from gateway.upstream.credentials.minted import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
 from tests.flow.support import FakeClock
 
 HOUR = 3600.0

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.cloud_auth import CloudAuth
-from gateway.policy.provider import Provider
-from gateway.upstream.clouds import Clouds
-from gateway.upstream.credentials.minted import CredentialMissing
-from gateway.upstream.credentials.signing import Signed
-from gateway.upstream.credentials.sources import CredentialSources
-from gateway.upstream.http1.transport import Http1Transport
-from gateway.upstream.wire import Wire
+from gateway.core.http.client.transport import Http1Transport
+from gateway.core.http.client.wire.wire import Wire
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.credentials.auth import CloudAuth
+from gateway.credentials.clouds import Clouds
+from gateway.credentials.google.minted import CredentialMissing
+from gateway.credentials.sources.sources.signing import Signed
+from gateway.credentials.sources.sources.sources import CredentialSources
 from tests.flow.support import FakeClock
 
 AUTH = CloudAuth("aws", "env", region="us-east-1")

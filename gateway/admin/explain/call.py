@@ -1,0 +1,312 @@
+"""Tells what would happen to a request, without sending anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gateway.admin.explain.languages.keeping import explain_keeping
+from gateway.admin.explain.languages.languages import explain_conversion, explain_sent
+from gateway.core.errors import NotFound, Unauthorised
+from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.intake import parse
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.usage.capabilities import Capabilities
+from gateway.core.peek import passthrough
+from gateway.core.peek.peek import Peeked, peek
+from gateway.core.retry.balancing.balancing import Choice
+from gateway.core.retry.balancing.rules import Action, ClassRule, Retries
+from gateway.core.snapshot.route_plan import strangers_of
+from gateway.core.snapshot.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
+from gateway.core.types.exchange import Clocks
+from gateway.core.types.words import Endpoint
+from gateway.dialects.http.door import door as generate
+from gateway.features.degrade.lower import FIELDS_AT
+from gateway.features.grouping.bodies.bodies import RESULTS
+from gateway.features.output.rules.rules import CHECKED, OutputRule
+from gateway.features.reuse.rules.rules import Caching, applies
+from gateway.features.runs.rules.workflow import OTHER, RunPart
+from gateway.features.runs.step.part import part_of, run_words
+from gateway.products.jobs.admin.explaining_jobs import explain_job
+from gateway.routes import ENDPOINTS
+
+_CHARGES = {
+    "max": "the larger of input tokens and max_tokens",
+    "sum": "input tokens and max_tokens",
+    "input": "input tokens",
+    "real": "input tokens and what answers usually take",
+}
+PROXY_PATIENCE_S = 60.0
+"""Seconds that nginx, ALB and others wait for the first byte of an answer, unless they are told."""
+_CHOICES: Mapping[Choice, str] = {
+    "weighted": "each tier shared by weight",
+    "in_order": "as listed",
+    "least_loaded": "in each tier the least loaded first",
+    "fastest": "in each tier the fastest first",
+}
+
+
+def explain(
+    policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | None, shows_upstream: bool = False
+) -> str:
+    """Show key, model, plan with targets and limits, and the policies in force for a request. Nothing is sent.
+
+    `shows_upstream`: also what targets of another language are sent.
+
+    Raises the GatewayError that the request would be answered with.
+    """
+    endpoint, body = generate.asked_at(path, body) or (_endpoint(path), body)
+    key = _key(policy, key_name)
+    peeked = peek(endpoint, body, {})
+    model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
+    if model is None:
+        return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
+    shown = explain_sent(policy, endpoint, model, body) if shows_upstream else ()
+    return "\n".join((*_lines(policy, endpoint, key, peeked, model, body), *shown))
+
+
+def _lines(
+    policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model, body: bytes
+) -> Iterator[str]:
+    yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
+    yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
+    yield f"model     {peeked.model or 'none'}" + (
+        "" if model.name == peeked.model else f", served by the entry {model.name!r}"
+    )
+    yield f"lane      {_lane(key, model)}"
+    yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    if model.pipeline is not None:
+        steps = ", ".join(model.pipeline.steps)
+        yield f"pipeline  a run of its steps, each a job: {steps}"
+        yield f"          gateway pipelines explain {model.pipeline.name} shows them"
+        return
+    if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
+        yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
+    yield from _part(part_of(run_words({}, (peeked.parsed or {}).get("metadata")), policy.workflows, key.workflow))
+    if (degrade := model.degrade) is not None and endpoint.name in FIELDS_AT:
+        less = ", ".join(f"{name} {value}" for name, value in degrade.set.items())
+        yield f"degrade   asks for {less} while 5 % of first bytes take longer than {degrade.first_byte_p95_above_s:g} s"
+    yield f"cache     {_cache(endpoint, peeked, model.caching)}"
+    yield from _retries(model.retries)
+    if model.grouping is not None and endpoint.name in RESULTS:
+        told = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
+        yield f"grouped   with calls that differ in their inputs only: up to {told}"
+    if model.output is not None and endpoint.name in CHECKED:
+        yield f"output    {_output(model.output, is_stream=peeked.stream)}"
+    yield from explain_job(policy, endpoint, key, peeked, model, body)
+    if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:
+        yield f"response  kept {keeping}"
+    yield f"plan      {_CHOICES[model.choice]}"
+    strangers = list(strangers_of(model))
+    for number, (target, use) in enumerate(_plan(model), 1):
+        yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
+        yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
+        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
+        yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
+    asks = model.include_usage and endpoint.usage_option
+    yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _part(part: RunPart | None) -> Iterator[str]:
+    """Tells which workflow a call is a part of by its key or body, and where the fuse of its runs blows."""
+    if part is None:
+        return
+    rules = part.rules
+    if rules is None:
+        yield f"workflow  {part.workflow or 'none'}: not declared, counted as {OTHER}"
+        return
+    bounds = [] if rules.usd_per_run is None else [f"${rules.usd_per_run:g}"]
+    bounds += [] if rules.max_calls_per_run is None else [f"{rules.max_calls_per_run} calls"]
+    fuse = f"a run may take {' and '.join(bounds)}" if bounds else "its runs have no fuse"
+    yield f"workflow  {rules.name}, counted as task {part.labels[1]}; {fuse}"
+
+
+def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
+    """Tells which answers are kept, shared and given again."""
+    parsed, exact = peeked.parsed or {}, caching.exact
+    told = [f"set {caching.name}"]
+    told.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
+    told.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
+    is_kept = applies(exact.requests, endpoint.name, parsed)
+    told.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
+    if is_kept and exact.stale_if_error_s:
+        told.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
+    if caching.semantic is not None:
+        told.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
+    return ", ".join(told)
+
+
+def _output(rule: OutputRule, *, is_stream: bool) -> str:
+    """Tells what an answer has to be, and what is done about one that is not."""
+    told = [
+        "keeps the schema that the request names, if it does"
+        if rule.schema is None
+        else "keeps the schema of its model"
+    ]
+    if is_stream and rule.stream == "relay":
+        return f"{told[0]}: a stream is relayed, and only counted as valid or not"
+    if rule.retry:
+        told.append(f"asked for again up to {rule.retry} times")
+    if rule.repair_with is not None:
+        told.append(f"repaired by {rule.repair_with}")
+    if rule.max_usd is not None:
+        told.append(f"for at most ${rule.max_usd:g}")
+    told.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
+    return ", ".join(told) + ("; held back until then" if is_stream else "")
+
+
+def _plan(model: Model) -> Iterator[tuple[Target, str]]:
+    """Yields the targets that a call may use, with the words that say when."""
+    for target in model.plan:
+        yield target, "" if target in model.targets else "  (fallback)"
+    for target in model.context_plan:
+        yield target, "  (where the context is too long for the others)"
+
+
+def _suspect(clocks: Clocks) -> str:
+    if not clocks.suspect_in_flight:
+        return "never suspect for its silence"
+    return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
+
+
+def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Iterator[str]:
+    clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
+    yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
+    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(peeked.model, target)}"
+    yield _counts(target.counting)
+    if target.edits is not None:
+        names = ", ".join(name for name, _ in target.edits.set) or "nothing"
+        yield f"of the body the config sets {names} and drops {', '.join(target.edits.drop) or 'nothing'}"
+    if lacking := _lacking(target.capabilities):
+        yield f"skipped by calls that need {lacking}"
+    yield (
+        f"connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
+        f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
+    )
+    if peeked.stream:
+        first_s = clocks.first_event_s
+        yield f"first event {'by what is usual there' if first_s is None else f'{first_s:g} s'}"
+    yield _suspect(clocks)
+    if peeked.stream and clocks.least_events_per_s:
+        yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
+    yield _breaker(target.breaker, key)
+
+
+def _endpoint(path: str) -> Endpoint:
+    found = next((one for one in ENDPOINTS if path in (one.path, "/v1" + one.path)), None)
+    if found is None:
+        raise NotFound(
+            f"Unknown path {path}; known: {', '.join((*('/v1' + one.path for one in ENDPOINTS), generate.KNOWN))}."
+        )
+    return found
+
+
+def _key(policy: PolicySnapshot, name: str | None) -> Key:
+    if not policy.keys:
+        return policy.anonymous
+    keys = {key.name: key for key in policy.keys.values()}
+    if name is None and len(keys) == 1:
+        return next(iter(keys.values()))
+    if name not in keys:
+        raise Unauthorised(f"Name the key that calls with --key: {', '.join(keys)}.")
+    return keys[name]
+
+
+def _budget(key: Key) -> str:
+    return "" if key.budget_usd_per_day is None else f", ${key.budget_usd_per_day:g} a day"
+
+
+def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
+    name = target.model or asked.removeprefix(target.strip)
+    if endpoint.name in target.gaps:
+        return f"asked for {name!r}"
+    if name == asked:
+        return "the body goes as it came" if target.edits is None else "the body's model stays"
+    return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
+
+
+def _price(asked: str, target: Target) -> str:
+    rates = target.find_rates(target.model or asked)
+    if rates is None:
+        return "price not known"
+    return f"${rates.input_usd * 1e6:g} in, ${rates.output_usd * 1e6:g} out per million tokens"
+
+
+def _lane(key: Key, model: Model) -> str:
+    """Tells how a call of this key waits when nothing has room."""
+    holding = model.holding
+    told = []
+    if len(model.plan) > len(model.targets):
+        told.append(f"waits {holding.prefer_primary_for_s[key.lane]:g} s for the model's own targets before a fallback")
+    if key.lane in ("batch", "background"):
+        told.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes")
+    if key.critical:
+        told.append("may ask for critical")
+    return f"{key.lane}{': ' if told else ''}{', '.join(told)}"
+
+
+def _retries(retries: Retries) -> Iterator[str]:
+    """Tells how often the call may be tried, and what each class of error leads to."""
+    caps = [f"{rule.attempts}{_range(rule.above_usd, rule.below_usd)}" for rule in retries.by_cost]
+    money = "" if retries.max_usd_per_call is None else f"; at most ${retries.max_usd_per_call:g} for all of them"
+    yield f"attempts  {', '.join([f'{retries.attempts}', *caps])}{money}"
+    if retries.hedging is not None:
+        hedge = retries.hedging
+        yield f"          a second one after {hedge.percentile:g} % of answers have begun, not before {hedge.at_least_s:g} s"
+    for action in Action:
+        names = [_tries(name, rule) for name, rule in retries.by_class.items() if rule.action is action]
+        if names:
+            yield f"  {action.value:<18}{', '.join(names)}"
+
+
+def _tries(name: str, rule: ClassRule) -> str:
+    if rule.action is not Action.RETRY:
+        return str(name)
+    return f"{name} {rule.attempts}x{' (first at once)' if rule.is_first_immediate else ''}"
+
+
+def _range(above_usd: float | None, below_usd: float | None) -> str:
+    bounds = [f"above ${above_usd:g}"] if above_usd is not None else []
+    bounds += [f"below ${below_usd:g}"] if below_usd is not None else []
+    return f" for {' and '.join(bounds)} each"
+
+
+def _lacking(can: Capabilities) -> str:
+    """Names what the target cannot do."""
+    lacking = [name.replace("_", " ") for name in ("tools", "images", "structured_output") if not getattr(can, name)]
+    lacking += [f"more than {can.context_window} tokens"] if can.context_window is not None else []
+    return ", ".join(lacking)
+
+
+def _breaker(rules: BreakerRules, key: Key) -> str:
+    if not rules.is_enabled:
+        return "no breaker"
+    return (
+        f"opens for {rules.open_s:g} s after {rules.consecutive_failures} failures in a row or "
+        f"{rules.failure_rate_percent:g} % of {rules.min_calls} calls or more in {rules.window_s:g} s; "
+        f"with all open a call waits {rules.hold_for_s[key.lane]:g} s"
+    )
+
+
+def _counts(counting: Counting) -> str:
+    """Tells by which rule a call is charged against the limits, and whether they are learned."""
+    style = counting.style
+    windows = [] if style.request_window_s is None else [f"requests in windows of {style.request_window_s:g} s"]
+    windows += [] if style.token_window_s is None else [f"tokens in windows of {style.token_window_s:g} s"]
+    learns = "limits learned from answers" if counting.learns else "no limits learned"
+    cached = ", cached ones not" if counting.excludes_cached else ""
+    adaptive = ["concurrency follows the first byte"] if counting.adaptive else []
+    return "; ".join([f"charged {_CHARGES[counting.charge]}{cached}", *windows, learns, *adaptive])
+
+
+def _limits(limits: Limits) -> str:
+    shown = (
+        (limits.requests_per_min, "requests/min"),
+        (limits.request_burst, "of them in a burst"),
+        (limits.tokens_per_min, "tokens/min"),
+        (limits.input_tokens_per_min, "input tokens/min"),
+        (limits.output_tokens_per_min, "output tokens/min"),
+        (limits.requests_per_day, "requests/day"),
+        (limits.max_concurrency, "in flight"),
+    )
+    text = ", ".join(f"{value:.15g} {unit}" for value, unit in shown if value is not None)
+    return f"  [{text}]" if text else ""

@@ -1,0 +1,198 @@
+"""Shows operators the health of targets and of the accounts that pay for them, for `/admin/targets` and the gauges.
+
+Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants. Invariant:
+looking moves no breaker, so an open one whose time is over stays open until a call comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf
+from typing import Any
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.outcomes.health import MISSING_REMEDY, missing_model
+from gateway.core.admission.queue.queue.held import WaitingLine
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.detector.suspects import Suspicion
+from gateway.core.health.target_health.target_health.target_health import Account
+from gateway.core.health.times.latency import Latency
+from gateway.core.retry.balancing.rules import Retries
+from gateway.core.snapshot.snapshot.snapshot import Model, PolicySnapshot
+
+_THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
+
+
+def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> dict[str, dict[str, Any]]:
+    """Shows every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used."""
+    gates = admission.gates
+    models, tokens = _uses(policy), _retry_tokens(policy)
+    targets = {}
+    for name, line in gates.shown():
+        label = gates.names.label(name)
+        row = _target(line, tokens.get(label, Retries().tokens), now) | {"warning": _warning(line, label)}
+        targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
+    accounts = {
+        account.name: _account(account, names, now) for account, names in sorted(_paid(admission), key=_name_of)
+    }
+    return {"targets": targets, "accounts": accounts}
+
+
+def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
+    """Yields the state of each breaker under its name in the config: a label for a metric, which may come twice."""
+    gates = admission.gates
+    for name, line in gates.lines.items():
+        if not gates.names.is_callers(name):  # these share their target's
+            yield gates.names.label(name), line.gate.health.breaker.state
+    for account, _ in _paid(admission):
+        yield account.name, account.breaker.state
+
+
+def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
+    """Yields whether each target is suspect, under its name in the config, which may come twice."""
+    for name, line in admission.gates.lines.items():
+        yield admission.gates.names.label(name), line.gate.health.heard.suspicion is not None
+
+
+def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
+    """Yields the retry tokens left at each target, under the name that the config has for it."""
+    gates, tokens = admission.gates, _retry_tokens(policy)
+    for name, line in gates.lines.items():
+        label = gates.names.label(name)
+        if label in tokens:
+            yield label, line.gate.health.tokens.level(tokens[label])
+
+
+def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
+    gate = line.gate
+    health = gate.health
+    return {
+        **_breaker(health.breaker, now),
+        "suspect": _suspect(health.heard.suspicion, now),
+        "in_flight": gate.in_flight,
+        "waiting": len(line.waiters),
+        "retries": {"in_flight": health.retries.in_flight, "tokens_left": round(health.tokens.level(tokens), 1)},
+        "time_to_first_byte": {
+            "streams": _times(health.first_byte, now),
+            "whole_answers": _times(health.whole_answer, now),
+            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(health.heard.thought().items())},
+        },
+        "paused_s": _left(gate.pauses.ends_at, now),
+        "quota_spent_s": _left(gate.pauses.quota_until, now),
+    }
+
+
+def _warning(line: WaitingLine, label: str) -> str | None:
+    """Returns what the operator has to mend at the target, and how, or None."""
+    if not line.gate.health.heard.has_lost_model:
+        return None
+    return f"{missing_model(label)}; {MISSING_REMEDY}"
+
+
+def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
+    """Shows since when nothing is heard of a suspect target, and how many of its calls are tried elsewhere; else None."""
+    if suspicion is None:
+        return None
+    return {"reason": suspicion.reason, "since_s": _ago(suspicion.since, now), "moving": suspicion.moving}
+
+
+def _account(account: Account, names: list[str], now: float) -> dict[str, Any]:
+    return {**_breaker(account.breaker, now), "credential_refused": account.is_refused, "targets": names}
+
+
+def _breaker(breaker: Breaker, now: float) -> dict[str, Any]:
+    rate = breaker.failure_rate(now)
+    baseline = breaker.baseline
+    return {
+        "state": breaker.state,
+        "reason": breaker.reason,
+        "by_hand": breaker.is_by_hand,
+        "since_s": _since_s(breaker, now),
+        "last_opened_s": _ago(breaker.opened_at, now),
+        "next_probe_s": _next_probe_s(breaker, now),
+        "ramping": breaker.is_ramping(now),
+        "ejections": breaker.ejections_at(now),
+        "failures": {
+            "rate": round(rate, 4),
+            "calls": breaker.outcomes_in_window(now)[0],
+            "usual_rate": round(baseline.failure_share, 4),
+        },
+        "usual_first_byte_s": round(baseline.first_byte_s, 4) or None,
+        "slow_after_s": round(breaker.slow_after_s, 3),
+    }
+
+
+def _since_s(breaker: Breaker, now: float) -> float | None:
+    """Returns the seconds since it opened, or, where it is half open, since probes were due; None: it is closed."""
+    if breaker.state == "closed":
+        return None
+    return _ago(breaker.probe_at if breaker.state == "half_open" else breaker.opened_at, now)
+
+
+def _next_probe_s(breaker: Breaker, now: float) -> float | None:
+    """Returns the seconds until a call may probe it; None: it is closed, or stays as it is until a person says so."""
+    if breaker.state == "half_open":
+        return 0.0
+    return None if breaker.probe_at == inf else _left(breaker.probe_at, now)
+
+
+def _times(latency: Latency, now: float) -> dict[str, Any]:
+    """Percentiles are None as long as too few answers were measured."""
+    return {
+        "answers": latency.count,
+        "expected_s": round(latency.peak_ewma(now), 4) if latency.count else None,
+        "p50_s": _rounded(latency.quantile(0.5)),
+        "p95_s": _rounded(latency.quantile(0.95)),
+    }
+
+
+def _payer(admission: Admission, line: WaitingLine) -> dict[str, str]:
+    account = line.gate.health.account
+    is_ours = admission.gates.accounts.get(account.name) is account
+    return {"name": account.name if is_ours else "caller's own", "state": account.breaker.state}
+
+
+def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:
+    """Returns the accounts of the config, each with the targets that it pays for; those without any are left out."""
+    paid: dict[str, list[str]] = {}
+    for name, line in admission.gates.shown():
+        paid.setdefault(line.gate.health.account.name, []).append(name)
+    return [(account, paid[name]) for name, account in admission.gates.accounts.items() if name in paid]
+
+
+def _name_of(paid: tuple[Account, list[str]]) -> str:
+    return paid[0].name
+
+
+def _uses(policy: PolicySnapshot) -> Mapping[str, dict[str, Any]]:
+    """Returns by target the models that have it among their own, with its order and weight there."""
+    uses: dict[str, dict[str, Any]] = {}
+    for model in _models(policy):
+        for target in model.targets:
+            uses.setdefault(target.name, {})[model.name] = {"order": target.order, "weight": target.weight}
+    return uses
+
+
+def _retry_tokens(policy: PolicySnapshot) -> Mapping[str, float]:
+    """Returns by target the most retry tokens that it ever has, by the tightest of the models that use it."""
+    tokens: dict[str, float] = {}
+    for model in _models(policy):
+        for target in model.plan:
+            tokens[target.name] = min(model.retries.tokens, tokens.get(target.name, inf))
+    return tokens
+
+
+def _models(policy: PolicySnapshot) -> Iterable[Model]:
+    return (*policy.models.values(), *(model for _, model in policy.patterns))
+
+
+def _left(until: float, now: float) -> float:
+    return round(max(0.0, until - now), 3)
+
+
+def _ago(at: float, now: float) -> float | None:
+    return None if at == -inf else round(max(0.0, now - at), 3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

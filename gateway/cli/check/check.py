@@ -1,0 +1,95 @@
+"""`gateway check` and `gateway explain`: what a config means, without a gateway that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from gateway.admin.explain.call import explain
+from gateway.admin.explain.languages.error import explain_error, read_headers
+from gateway.cli.check.config import compile_config, settings_of
+from gateway.cli.main.exits import FAILED, OK, UNUSABLE, fail
+from gateway.core.clock import SystemClock
+from gateway.core.config.describe import describe
+from gateway.core.config.error_tables.errors import ErrorTables, read_error_tables
+from gateway.core.config.load.folder import list_error_files
+from gateway.core.config.load.load.load import locate_policies
+from gateway.core.config.source.problems import Problem
+from gateway.core.errors import ConfigError, GatewayError, NotFound
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.settings import Settings
+from gateway.workers.channel.listeners import require_shared
+
+
+def check(options: argparse.Namespace) -> int:
+    """Checks a config, and with `--show` prints what it compiles to."""
+    settings = settings_of(options)
+    policy = compile_config(settings)
+    require_shared(settings, policy, settings.workers)
+    if options.show:
+        print(json.dumps(describe(policy), indent=2))
+    for notice in policy.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    count = len(policy.models) + len(policy.patterns)
+    providers = len({provider.group for provider in policy.providers.values()})
+    print(
+        f"{settings.config}: ok ({providers} providers, {count} models, {len(policy.keys)} keys)",
+        file=sys.stderr,
+    )
+    return OK
+
+
+def explain_call(options: argparse.Namespace) -> int:
+    """Says what would become of a request, or what an error answer means."""
+    if options.error:
+        return _explain_error(options)
+    policy = compile_config(settings_of(options))
+    body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
+    try:
+        print(explain(policy, body, path=options.path, key_name=options.key, shows_upstream=options.show_upstream))
+    except GatewayError as error:
+        return fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
+    return OK
+
+
+def _explain_error(options: argparse.Namespace) -> int:
+    status, text = options.error
+    if not (status.isascii() and status.isdigit() and 100 <= int(status[:9]) <= 599):
+        return fail(f"{status!r} is no HTTP status", UNUSABLE)
+    settings = settings_of(options)
+    tables = _error_tables(settings)
+    try:
+        kind = options.kind or (_kind_of(compile_config(settings), options.provider) if options.provider else "other")
+        headers = read_headers(options.header)
+    except GatewayError as error:
+        return fail(error.message, UNUSABLE)
+    print(explain_error(tables.of(kind), int(status), _body_of(text), headers, SystemClock().wall()))
+    return OK
+
+
+def _error_tables(settings: Settings) -> ErrorTables:
+    """Returns the built-in tables, and the user's own where there is a config."""
+    folder = locate_policies(settings.config, os.environ) if settings.config.is_file() else None
+    problems: list[Problem] = []
+    tables = read_error_tables(list_error_files(folder) if folder else (), os.environ, problems)
+    if problems:
+        raise ConfigError(list(map(str, problems)))
+    return tables
+
+
+def _kind_of(policy: PolicySnapshot, name: str) -> str:
+    """Returns the kind of a provider that some target names."""
+    kinds = {target.provider: target.counting.kind for model in policy.models.values() for target in model.plan}
+    if name not in kinds:
+        raise NotFound(f"no target uses a provider {name!r}; there are: {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _body_of(text: str) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    is_literal = len(text) > 255 or text.lstrip().startswith(("{", "[", "<", '"'))  # no name of a file
+    return text.encode(errors="replace") if is_literal or not Path(text).is_file() else Path(text).read_bytes()

@@ -1,1 +1,0 @@
-"""The policy files: each module has the name of the YAML file that it reads."""

@@ -1,0 +1,153 @@
+"""Admission: which target a call may go to now, and what becomes of it when there is none.
+
+    admit -> (an attempt) -> outcomes: answered | refused | failed -> … -> settle
+
+The usual case, a target with room and nobody waiting, is settled without an await; of the others `waiting.py` makes the best.
+What an attempt took is given back in `outcomes.py`. Runtime state (gates, lines, the levels of keys) lives here under stable
+names, so a reload changes numbers and nothing else. Invariant: `call.grant` is all that a call has of its target's limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
+from gateway.core.admission.gates.gates import Gates
+from gateway.core.admission.keys.key_budgets import KeyBudgets
+from gateway.core.admission.keys.key_limits import KeyLimits
+from gateway.core.admission.keys.retry_budgets import RetryBudgets
+from gateway.core.admission.outcomes.health import HealthPropagation
+from gateway.core.admission.outcomes.outcomes import AttemptOutcomes
+from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.admission.queue.waiting import Waiting
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import DeadlineExceeded
+from gateway.core.ledger.costs import CostEstimates
+from gateway.core.limits.reservation.entry import enter
+from gateway.core.openai.usage.free_endpoints import costs_nothing
+from gateway.core.ports import Leases, Meter
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot, Target
+from gateway.fleet.leases.leases import Sharing
+
+_INTERACTIVE = RANKS["interactive"]
+
+
+class Admission:
+    """Lets calls through to their targets, each at the first moment it fits."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        policy: PolicySnapshot,
+        draw: Callable[[], float],
+        leases: Leases | None = None,
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); with `leases` other replicas use the same limits."""
+        self._clock = clock
+        self.queue = DelayQueue(clock, policy.queue)
+        self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
+        self.gates = Gates(clock, self.queue, self.sharing)
+        self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
+        self.gates.on_change = self.health.changed
+        self.gates.install(policy)
+        self.planner = Planner(clock, self.gates, draw)
+        self.keys = KeyLimits(self.sharing)
+        self.budgets = KeyBudgets(clock, self.sharing)
+        self.keys.install(policy, clock.monotonic())
+        self.costs = CostEstimates(self.gates)
+        self.retries = RetryBudgets(clock, self.gates, self.budgets, self.costs)
+        self.outcomes = AttemptOutcomes(clock, self.gates, self.health, self.keys, self.retries, draw)
+        self.waiting = Waiting(clock, meter, self.gates, self.queue, self.planner, self.health, self.retries)
+
+    def install(self, policy: PolicySnapshot) -> None:
+        """Puts a policy's numbers in force; levels, pauses and who waits stay."""
+        self.queue.configure(policy.queue)
+        self.gates.install(policy)
+        self.keys.install(policy, self._clock.monotonic())
+        self.queue.freed_all()
+
+    async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
+        """Does what `admit` does, and waits for what that returns."""
+        entered = self.admit(call, targets)
+        return entered if isinstance(entered, Target) else await entered
+
+    def admit(self, call: Call, targets: Sequence[Target] | None = None) -> Target | Coroutine[Any, Any, Target]:
+        """The target that the call may go to now, reserved as `call.grant`: the first of `targets` that has room.
+
+        None: of its plan. Where none has, or the call's key has to be asked, what leads to one is to be awaited: in the
+        delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
+        """
+        now = self._clock.monotonic()
+        if not call.seq:
+            if now >= call.deadline:
+                raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+            call.seq = call.original_seq or self.queue.next_seq()
+            if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+                return self._enter_with_key(call, targets, now)
+        model = call.model
+        if call.endpoint.request == "any":
+            return model.plan[0]  # of another kind: no model's limits
+        if targets is None:
+            is_restricted = model.restricts or call.endpoint.name in model.converted
+            if is_restricted or (model.tiers.has_choice and model.choice != "in_order"):
+                targets = self.planner.own_targets(call, now)
+            else:  # whatever it asks for
+                targets = model.tiers.listed
+        rank = RANKS[call.lane]
+        keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
+        own = model.targets
+        for target in targets:
+            line = self.gates.line(target, call)
+            if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (not call.attempts or target in own):
+                gate = line.gate
+                if gate.counts_tokens and call.estimate < 0:
+                    estimate_of(call)
+                grant = enter(
+                    gate,
+                    call.estimate,
+                    call.max_tokens,
+                    now,
+                    keep_percent,
+                    rank,
+                    answers=call.endpoint.tokens == "both",
+                )
+                if grant is not None:
+                    call.grant = grant
+                    if call.attempts or call.retry is not None:
+                        self.retries.hand_over(call, grant, target)
+                    call.parsed = None
+                    return target
+        if not call.attempts:
+            targets = [*targets, *self.planner.plan(call).others]
+        return self.waiting.find_room(call, targets, keep_percent, now)
+
+    async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Target:
+        """`admit`, once the call's key has let it in. Raises KeyRateLimited, BudgetExceeded, BudgetReserved."""
+        await self._take_of_key(call, now)
+        return await self.enter(call, targets)
+
+    async def ask_key(self, call: Call) -> None:
+        """Lets a call in as far as its key is concerned; `admit` does not ask that again.
+
+        Raises DeadlineExceeded, KeyRateLimited, BudgetExceeded, BudgetReserved.
+        """
+        now = self._clock.monotonic()
+        if call.seq:
+            return
+        if now >= call.deadline:
+            raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+        call.seq = call.original_seq or self.queue.next_seq()
+        if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+            await self._take_of_key(call, now)
+
+    async def _take_of_key(self, call: Call, now: float) -> None:
+        if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+            await self.budgets.reserve(call, self.costs.price(call, call.key.budget_usd_per_day))
+        if call.key.name in self.keys.sets:
+            cost = self.keys.cost_of(call, estimate_of(call))
+            # What the key lacks here, other replicas may have left.
+            if not self.keys.try_enter(call, cost, now) and not await self.keys.fetch(call, cost, self._clock):
+                self.keys.refuse(call, cost, self._clock.monotonic())

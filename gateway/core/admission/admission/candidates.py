@@ -1,0 +1,246 @@
+"""Where a call may go: the targets that can do what it needs, in the order in which it tries them, and which are in service.
+
+It must not reserve anything or wait. Invariant: a target whose breaker keeps the call out is never offered, unless the call
+has the time to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from gateway.core.admission.gates.gates import Gates
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
+from gateway.core.limits.estimate.estimate import estimate_input_tokens
+from gateway.core.openai.sse.sse import json_object
+from gateway.core.openai.usage.capabilities import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
+from gateway.core.retry.balancing.balancing import Tiers
+from gateway.core.retry.retry import Plan
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot.snapshot import Target
+from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types.words import LANES, How
+
+PROBED_AFTER_S = 0.5
+"""A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""
+RANKS = {lane: rank for rank, lane in enumerate(LANES)}
+
+
+class Planner:
+    """Plans for calls. Holds no state of any call."""
+
+    __slots__ = ("_clock", "_draw", "_gates")
+
+    def __init__(self, clock: Clock, gates: Gates, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._gates = gates
+        self._draw = draw
+
+    def plan(self, call: Call) -> Plan:
+        """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
+        if call.unsayable is None:
+            return self._able(call)
+        able = Plan(*([one for one in targets if one.name not in call.unsayable] for targets in self._able(call)))
+        if not able.own and not able.others:
+            first = next(iter(call.unsayable.values()))
+            raise InvalidRequest(f"{first.message}{call.model.skipped}", param=first.param, code=first.code)
+        return able
+
+    def _able(self, call: Call) -> Plan:
+        """Returns the targets that can do what the call needs, as far as is known beforehand. Raises InvalidRequest."""
+        model, endpoint = call.model, call.endpoint.name
+        if not model.restricts and endpoint not in model.converted:
+            return Plan(model.targets, model.others, model.context_plan)
+        missing = _missing(call, (*model.plan, *model.context_plan))
+        able = Plan(
+            *(
+                [target for target in targets if missing[target.name] is None]
+                for targets in (model.preferred.get(endpoint, model.targets), model.others, model.context_plan)
+            )
+        )
+        if not able.own and not able.others:
+            if able.context and CONTEXT_WINDOW in missing.values():
+                return able._replace(own=able.context)
+            needed = sorted({what for what in missing.values() if what})
+            raise InvalidRequest(
+                f"No target of '{call.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
+                f"send without.{model.skipped}",
+                param=needed[0] if len(needed) == 1 and needed[0] in (call.parsed or ()) else None,
+                code="unsupported_by_targets",
+            )
+        return able
+
+    def plan_now(self, call: Call) -> Plan:
+        """Returns where the call may go after a failure: to no target that is left alone, unless it has the time to wait.
+
+        What has refused it for its rate is waited for, or the call is told when to come back: that is not decided here.
+        """
+        plan = self.plan(call)
+        is_refused = call.attempts[-1].is_refused
+        usable = Plan(*([one for one in targets if self._is_usable(call, one, is_refused)] for targets in plan))
+        everything = [*plan.own, *plan.others]
+        is_waited_for = not usable.own and not usable.others and self._patience_s(call, everything) > 0
+        return plan if is_waited_for else usable
+
+    def untried(self, call: Call, now: float) -> Sequence[Target]:
+        """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
+        plan = self.plan(call)
+        is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
+        met = {attempt.target for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
+        return [
+            target
+            for target in (plan.context if is_too_long else (*plan.own, *plan.others))
+            if target.name not in met
+            and self._gates.line(target, call).gate.health.heard.suspicion is None
+            and self._is_usable(call, target, is_refused=False)
+        ]
+
+    def own_targets(self, call: Call, now: float) -> Sequence[Target]:
+        """Returns the model's own targets that can serve the call, in the order in which it tries them."""
+        model = call.model
+        is_restricted = model.restricts or call.endpoint.name in model.converted
+        is_restricted = is_restricted or call.unsayable is not None
+        if model.choice == "in_order" and not is_restricted:
+            return model.tiers.listed
+        tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
+        return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+
+    def _own(self, call: Call) -> Sequence[Target]:
+        """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
+        if call.unsayable is None:
+            missing = _missing(call, call.model.targets)
+            if able := [target for target in call.model.targets if missing[target.name] is None]:
+                return able
+        return self.plan(call).own
+
+    def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
+        """Returns the targets that are not left alone, and for how long the call may wait for one.
+
+        Where all are, one that still serves many calls is better than none, and a credential that was refused is tried again;
+        else a lane that can wait does.
+        Raises CircuitOpen.
+        """
+        gates = [self._gates.line(target, call).gate for target in targets]
+        usable = [target for target in targets if self._admits(call, target, now)]
+        if usable:
+            return usable, inf
+        if any(gate.health.close_in_panic(now) for gate in gates):
+            return [target for target in targets if self._admits(call, target, now)], inf
+        for gate in gates:
+            account = gate.health.account
+            if account.is_refused and gate.health.breaker.state != "drained" and not account.breaker.is_by_hand:
+                account.breaker.trust("its credential is tried again: nobody else is left", now)
+                account.is_refused = False
+                usable = [one for one in targets if self._admits(call, one, now)]
+                if usable:
+                    return usable, inf
+        if all(gate.health.heard.has_lost_model for gate in gates):
+            raise NotFound(
+                f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
+                f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
+                param="model",
+                code="model_not_found",
+            )
+        patience_s = self._patience_s(call, targets)
+        if patience_s > 0:
+            return targets, patience_s
+        soonest = min([gate.health.probe_at(now) for gate in gates])
+        why = "; ".join(f"{gate.name}: {gate.health.reason}" for gate in gates)
+        raise CircuitOpen(
+            f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
+            # Behind the probe, when it is known how that went, and not all at once.
+            retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
+        )
+
+    def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
+        """Returns how long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
+        now = self._clock.monotonic()
+        hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
+        patience_s = min(call.received_at + hold_s, call.deadline) - now
+        gates = [self._gates.line(target, call).gate for target in targets]
+        return patience_s if any(gate.health.probe_at(now) < now + patience_s for gate in gates) else 0.0
+
+    def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
+        gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
+        if (
+            gate.health.heard.suspicion is not None
+            and call.other_attempt is not None
+            and call.other_attempt.call is call
+        ):
+            return False  # it hangs elsewhere already, and there it goes on
+        if not is_refused and gate.pauses.ends_at > (now if gate.pauses.quota_until > now else call.deadline):
+            return False
+        return self._admits(call, target, now)
+
+    def _admits(self, call: Call, target: Target, now: float) -> bool:
+        """Announces the call to the target's breakers, and tells whether none of them keeps it away.
+
+        A breaker whose time is over begins to probe, or asks the fleet for leave: so the answer is there when the call goes.
+        For a probe's turn only a few may wait.
+        """
+        line = self._gates.line(target, call)
+        health = line.gate.health
+        if health.is_clear:
+            return True
+        if health.breaker.state != "closed" and len(line.waiters) >= health.breaker.rules.probes:
+            return False
+        rank = RANKS[call.lane]
+        health.admit(now, rank)
+        return health.is_open_to(rank, now)
+
+
+def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
+    """Returns by target what it lacks for the call; None: it can serve it."""
+    tokens = estimate_of(call) + (call.max_tokens or 0)
+    body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
+    if call.large is not None and call.large.needs is not None:
+        needs = call.large.needs._replace(tokens=tokens)
+    else:
+        body = call.parsed or json_object(call.body) or {}
+        needs = needs_of(body, tokens)
+    return {
+        target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
+        for target in targets
+    }
+
+
+def _too_long(call: Call, target: Target) -> str | None:
+    """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
+    is_one_text = call.endpoint.name != "embeddings"  # whose texts are read one by one
+    if target.find_most_input is None or target.capabilities.context_window is not None or not is_one_text:
+        return None
+    most = target.find_most_input(upstream_model(call, target))
+    return CONTEXT_WINDOW if most is not None and estimate_of(call) > most * SURELY_TOO_LONG else None
+
+
+def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
+    """Returns the fields that cannot be said in the target's language; None: it can be told everything that matters."""
+    find_gaps = target.gaps.get(call.endpoint.name)
+    if find_gaps is None or body is None:
+        return None
+    is_strict = call.model.on_loss == "refuse"
+    if target.edits is not None and call.endpoint.request == "json":
+        body = target.edits.seen(body)  # what the config drops is in nobody's way
+    return ", ".join(gap.field for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
+
+
+def estimate_of(call: Call) -> int:
+    """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
+    if call.estimate < 0:
+        call.estimate = 0
+        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+            return 0
+        if call.large is not None and call.large.tokens >= 0:
+            call.estimate = call.large.tokens
+        else:
+            parsed = call.parsed or json_object(call.body)
+            if parsed is not None:
+                target = call.model.targets[0]
+                find_tokenizer = target.counting.exact_tokens
+                count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
+                call.estimate = estimate_input_tokens(call.body, parsed, count)
+    return call.estimate

@@ -1,0 +1,348 @@
+"""Opening an answer: one try of one call at one target, up to the point where its answer can be given to the client.
+
+Until then nothing has reached the client, so a failure here may be repaired by another target. The client's status line is
+held back until the first real event of a stream, or until a JSON answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing.outgoing import adds_usage, outgoing_of
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.error_tables.classify import Diagnosis, in_band_status
+from gateway.core.errors import InvalidRequest
+from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
+from gateway.core.openai.sse.first_event import FAILED_REASONS
+from gateway.core.openai.sse.sse import answer_object, error_json, json_object
+from gateway.core.openai.usage.usage import find_usage, read_usage
+from gateway.core.relay.raw_relay import RawRelay, read_whole
+from gateway.core.relay.relay import SseRelay
+from gateway.core.snapshot.snapshot.snapshot import Target
+from gateway.core.types.exchange import Answer, Clocks, RawHeaders
+from gateway.core.types.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
+from gateway.core.types.words import Attempt, Usage
+from gateway.features.output.service.overlong.overlong import OverlongStream
+from gateway.features.ownership.rules.objects import Concern
+
+WHOLE_LIMIT = 16_000_000
+"""A JSON answer beyond this many bytes is relayed instead of being read whole."""
+ERROR_BODY_LIMIT = 1_000_000
+PARSE_LIMIT = 65_536
+"""Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
+JSON_TYPE = b"application/json"
+NO_SUCH_PATH = frozenset((404, 405))
+HAS_CHOICES = frozenset(("chat", "completions"))
+"""Endpoints whose answers without choices are none."""
+PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
+"""Why a response has failed, where another attempt may do better."""
+
+
+@dataclass(slots=True)
+class FirstAnswer:
+    """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    body: bytes = b""
+    usage: Usage | None = None
+    relay: SseRelay | RawRelay | OverlongStream | None = None
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def error_class(self) -> ErrorClass | None:
+        return None if self.diagnosis is None else self.diagnosis.error_class
+
+
+async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:
+    """Send the call to the target and wait until there is something to give to the client.
+
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time, and Unsayable, with
+    nothing in the ledger, when the call cannot be said in the target's language.
+    """
+    grant = call.grant
+    started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
+    clocks = clocks_of(target, call) if target.clocks_by else target.clocks
+    attempt = Attempt(target.name, started_at)
+    call.attempts.append(attempt)
+    if call.stream or call.deadline_is_callers:
+        ends_at = _must_open_by(call, clocks, started_at)
+    else:
+        ends_at = started_at + clocks.total_s
+    task = watch.begin(ends_at, call.task, call)
+    is_usual = False
+    try:
+        outgoing = outgoing_of(call, target, clocks, attempt)
+        upstream = target.upstream
+        if target.detours:
+            upstream = target.detours.get(call.path, upstream)
+            attempt.remembers_for = call.tenant if call.model.remembers_thinking else None
+            attempt.refuses_loss = call.model.on_loss == "refuse"
+        answer = await upstream.send(outgoing)
+        if answer.status in NO_SUCH_PATH and target.learn is not None:
+            attempt.status = answer.status
+            attempt.refuses_loss = call.model.on_loss == "refuse"
+            answer = await target.learn(outgoing, answer)
+        attempt.status = answer.status
+        attempt.first_byte_at = clock.monotonic()
+        index = dict(answer.headers)
+        if b"content-encoding" in index and (call.endpoint.request != "any" or _names_objects(call)):
+            await _unpack(call, target, answer, index)
+        if not ALL_REQUEST_IDS.isdisjoint(index):
+            attempt.upstream_request_id = _request_id(index)
+        content_type = index.get(b"content-type", b"")
+        if (
+            answer.whole is not None
+            and answer.status == 200
+            and content_type == JSON_TYPE
+            and call.endpoint.answer == "json"
+        ):
+            is_usual = True
+            opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
+        else:
+            opened = await _read_opening(call, target, answer, content_type, clock)
+    except asyncio.CancelledError:
+        if not watch.uncancel_expired(task):
+            raise
+        phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
+        _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)
+        raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
+    except InvalidRequest as refusal:  # it cannot be said in the target's language: the call was not tried there
+        call.attempts.remove(attempt)
+        phase = Phase.NOTHING_SENT if attempt.status is None else Phase.ANSWERED
+        raise Unsayable(phase, refusal.message, refusal.param, refusal.code) from None
+    except UpstreamFailed as failure:
+        _end_failed(attempt, failure.error_class, failure.phase, clock)
+        raise
+    finally:
+        watch.end(task)
+        if attempt.requests > 1 and grant is not None:  # its limits have counted one
+            grant.gate.limits.charge_requests(attempt.requests - 1, clock.monotonic())
+    if opened.relay is None:
+        attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
+        attempt.status = opened.status
+        if opened.diagnosis is not None:
+            if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not _is_configured(call, target):
+                opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
+            attempt.error_class = opened.diagnosis.error_class
+            attempt.phase = Phase.ANSWERED
+    elif isinstance(opened.relay, SseRelay):
+        attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
+    return opened
+
+
+def clocks_of(target: Target, call: Call) -> Clocks:
+    """The target's time limits for a call to this endpoint, in this lane."""
+    return target.clocks_by.get((call.endpoint.name, call.lane), target.clocks) if target.clocks_by else target.clocks
+
+
+def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
+    """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
+    limit_s = clocks.total_s
+    if call.stream:
+        first_s = clocks.first_byte_s
+        if clocks.first_event_s is not None and clocks.first_event_s < first_s:
+            first_s = clocks.first_event_s
+        limit_s = clocks.connect_s + first_s
+    ends_at = started_at + min(limit_s, clocks.total_s)
+    return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+
+
+def _is_configured(call: Call, target: Target) -> bool:
+    """Whether the model that was asked for is the config's own word; else the caller has chosen it, and hears so."""
+    return target.model is not None and call.endpoint.request != "any"
+
+
+def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: Clock) -> None:
+    attempt.ended_at = clock.monotonic()
+    attempt.status = None
+    attempt.error_class = error_class
+    attempt.phase = phase
+
+
+async def _unpack(call: Call, target: Target, answer: Answer, index: dict[bytes, bytes]) -> None:
+    """The body as it would have come, had the provider heeded `accept-encoding: identity`.
+
+    Sound in a coding that is not known goes on as it is: nobody here has to read it, and its client may.
+    """
+    try:
+        answer.unpack(index[b"content-encoding"])
+    except target.upstream.errors as exc:
+        is_json = index.get(b"content-type", b"").startswith(JSON_TYPE)
+        if call.endpoint.answer == "binary" and answer.status == 200 and not is_json:
+            return
+        await answer.aclose()
+        raise target.upstream.failure(exc) from exc
+
+
+async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
+    status, headers = answer.status, answer.headers
+    if status >= 600:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
+    if status >= 400:
+        body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
+        await answer.aclose()
+        diagnosis = target.errors.diagnose(
+            Phase.ANSWERED, status, headers, body, clock.wall(), kind=target.counting.kind
+        )
+        return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
+    if status >= 300 and call.endpoint.request != "any":
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
+    if call.endpoint.answer == "json":
+        if content_type.startswith(b"text/event-stream"):
+            return await _open_stream(call, target, answer, clock)
+        return await _open_json(call, target, answer, clock)
+    if call.endpoint.request == "any":
+        if call.objects is not None and _is_read(call.objects, status, content_type):
+            return await _open_objects(call.objects, target, answer)
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
+    return await _open_binary(call, target, answer, content_type, clock)
+
+
+async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+    relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
+    try:
+        error = await relay.open(_hears(call, clock))
+    except BaseException:
+        await answer.aclose()
+        raise
+    if error is None:
+        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
+    await answer.aclose()
+    diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
+    headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
+    return FirstAnswer(
+        target,
+        in_band_status(error, diagnosis),
+        [*headers, (b"content-type", JSON_TYPE)],
+        error_json(error),
+        diagnosis=diagnosis,
+    )
+
+
+async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    if not is_whole:
+        relay = RawRelay(target.upstream, answer, body, count_tokens=True)
+        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
+    return _accept_json(call, target, answer, body, clock)
+
+
+def _hears(call: Call, clock: Clock) -> Callable[[], None]:
+    """Notes, when it is called, that the target of the present attempt has been heard of."""
+    attempt = call.attempts[-1]
+
+    def heard() -> None:
+        attempt.sign_at = clock.monotonic()
+
+    return heard
+
+
+async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
+    """Speech or the text of it: anything, but not nothing, and no error object."""
+    status, headers = answer.status, answer.headers
+    if (b"content-length", b"0") in headers:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
+    if not content_type.startswith(JSON_TYPE):
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    if not is_whole:
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body))
+    error = _error_inside(answer_object(body) or {}, call.endpoint.name)
+    if error is None:
+        return FirstAnswer(target, status, headers, body)
+    diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
+    return FirstAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
+
+
+def _names_objects(call: Call) -> bool:
+    return call.objects is not None and call.objects.reads_answer
+
+
+def _is_read(concern: Concern, status: int, content_type: bytes) -> bool:
+    """Whether the answer's ids have to be known before it goes on; an event stream is watched as it passes."""
+    if status >= 300 or not concern.reads_answer:
+        return False
+    return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
+
+
+async def _open_objects(concern: Concern, target: Target, answer: Answer) -> FirstAnswer:
+    """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    if is_whole:
+        return FirstAnswer(target, answer.status, answer.headers, body)
+    if concern.is_list:
+        await answer.aclose()
+        raise UpstreamFailed(
+            ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"
+        )
+    return FirstAnswer(target, answer.status, answer.headers, relay=RawRelay(target.upstream, answer, body))
+
+
+def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
+    """A whole answer, if it is what a JSON endpoint answers with."""
+    if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
+        return FirstAnswer(target, answer.status, answer.headers, body, usage=find_usage(body))
+    parsed = json_object(body)
+    if not parsed:
+        what = _what_it_is(answer) if parsed is None else "an empty object"
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
+    error = _error_inside(parsed, call.endpoint.name)
+    if error is not None:
+        diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
+        return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
+    reported = parsed.get("usage") or parsed.get("usageMetadata")
+    usage = read_usage(reported) if isinstance(reported, dict) else None
+    return FirstAnswer(target, answer.status, answer.headers, body, usage=usage)
+
+
+def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
+    """The error that an answer with status 200 reports all the same. Raises UpstreamFailed when it has no choices at all."""
+    error = parsed.get("error")
+    if error:
+        if isinstance(error, dict):
+            is_own = parsed.get("object") == "response" and error.get("code") not in PASSING_CODES
+            return None if is_own else error  # a response may report its own failure
+        return {**parsed, "message": error} if isinstance(error, str) else None
+    choices = parsed.get("choices")
+    if endpoint == "messages":
+        if not isinstance(parsed.get("content"), list):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with no message")
+        return None
+    if endpoint == "generate":
+        candidates = parsed.get("candidates")
+        if not (isinstance(candidates, list) and candidates) and not parsed.get("promptFeedback"):
+            told = "the provider answered without any candidate"
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
+        return None
+    if not isinstance(choices, list) and endpoint not in HAS_CHOICES:
+        return None
+    if not choices or not isinstance(choices, list):
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered without any choice")
+    first = choices[0]
+    reason = first.get("finish_reason") if isinstance(first, dict) else None
+    if not isinstance(reason, str) or reason not in FAILED_REASONS:
+        return None
+    inner = first.get("error")
+    return inner if isinstance(inner, dict) else {"message": "the provider broke off", "type": "server_error"}
+
+
+def _what_it_is(answer: Answer) -> str:
+    content_type = dict(answer.headers).get(b"content-type", b"")
+    return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+
+
+def _request_id(index: dict[bytes, bytes]) -> bytes | None:
+    for name in REQUEST_IDS:
+        if index.get(name):
+            return index[name]
+    return None

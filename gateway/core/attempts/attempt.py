@@ -1,0 +1,307 @@
+"""All attempts of one call: admission, one try, and what follows from it, until an answer is final.
+
+    enter -> dispatch -> (the ledger) -> next_step -> Try | TryLater | GiveUp
+
+One loop, one ledger, one deadline. `core/retry/retry.py` decides, this acts. It must not know how an answer is relayed.
+Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.answers import JSON_TYPE, FirstAnswer, dispatch
+from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.error_tables.classify import Diagnosis, error_object, is_openai_shaped
+from gateway.core.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
+from gateway.core.limits.reservation.refusal import Refusal
+from gateway.core.ports import Meter
+from gateway.core.racing.hedge import Hedges
+from gateway.core.racing.moving import Moves, is_final
+from gateway.core.racing.suspects import Suspects
+from gateway.core.retry.balancing.rules import Action
+from gateway.core.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
+from gateway.core.snapshot.snapshot.snapshot import Target
+from gateway.core.types.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
+from gateway.core.types.words import Attempt, shown
+from gateway.dialects.sse.relayed_errors import for_generate, for_messages, for_openai, openai_error, told_status
+
+LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
+"""The target has refused the call for how much was asked of it, not for what."""
+
+
+_OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
+"""What the operator has to mend: the provider says it best."""
+MOST_WORDS = 500
+"""Of what a provider has said, in a message of ours."""
+MOST_DETOURS = 100
+"""A decision that cannot be carried out is taken again, but not for ever."""
+
+
+class Attempts:
+    """Makes the attempts of calls. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_draw", "_hedges", "_meter", "_moves", "_watch")
+
+    def __init__(
+        self, clock: Clock, meter: Meter, admission: Admission, watch: AttemptDeadlines, draw: Callable[[], float]
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._watch = watch
+        self._draw = draw
+        self._hedges = Hedges(clock, meter, admission, watch, self._learn)
+        self._moves = Moves(clock, admission, watch, self._next_answer)
+        watch.look = Suspects(clock, admission, watch, self._moves, draw).look
+
+    def _next_answer(self, call: Call) -> Coroutine[Any, Any, FirstAnswer]:
+        """The first answer that is final of a call whose last attempt has failed."""
+        return self.first_answer(call, self._next_step(call))
+
+    async def broken_off(self, call: Call, target: Target, failure: UpstreamFailed) -> FirstAnswer:
+        """The first answer that is final of a call whose stream has broken off before anything of it was given."""
+        attempt = call.attempts[-1]
+        attempt.ended_at = self._clock.monotonic()
+        attempt.status, attempt.error_class, attempt.phase = None, failure.error_class, failure.phase
+        self._learn_failure(call, target, failure)
+        return await self.first_answer(call, self._next_step(call), failure)
+
+    async def first_answer(
+        self, call: Call, step: Step | None = None, last: FirstAnswer | UpstreamFailed | None = None
+    ) -> FirstAnswer:
+        """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
+
+        `last` is how the attempt before that has failed. Raises GatewayError when there is none that the client could read.
+        """
+        admission = self._admission
+        detours = 0
+        while True:
+            if isinstance(step, GiveUp) or detours > MOST_DETOURS:
+                return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
+            try:
+                entered = admission.admit(call) if step is None else self._enter(call, step)
+                target = entered if isinstance(entered, Target) else await entered
+            except CircuitOpen:
+                if last is None:
+                    raise
+                target = None
+            except GatewayError as refusal:
+                _add_words(refusal, last)
+                raise
+            if target is None:  # what was decided is out of date
+                detours += 1
+                step = self._next_step(call)
+                continue
+            hedging = call.model.retries.hedging
+            late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
+            trials = None if step is None else admission.gates.line(target, call).gate.health.heard.trials
+            if trials is not None:
+                trials[id(call)] = self._clock.monotonic()
+            try:
+                if late_after_s is None:
+                    opened = await dispatch(call, target, self._clock, self._watch)
+                else:
+                    racer = await self._hedges.race(call, target, late_after_s)
+                    target = racer.target
+                    opened = racer.task.result()
+            except UpstreamFailed as failure:
+                self._learn_failure(call, target, failure)
+                if not isinstance(failure, Unsayable):
+                    last = failure
+            except BaseException:
+                if call.other_attempt is not None and call.other_attempt.call is not call:
+                    await self._moves.abandon(call)
+                raise
+            else:
+                if opened.diagnosis is None:
+                    move = call.other_attempt
+                    if move is not None and move.call is not call:
+                        self._moves.call_off(call)
+                    if opened.relay is None and move is None and call.objects is None:
+                        if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
+                            call.grant.headers = opened.headers
+                    else:
+                        admission.outcomes.answered(call, opened.headers)
+                    return opened
+                self._learn_error(call, target, opened, opened.diagnosis)
+                # That a model is missing somewhere is no news where another target had something to say.
+                if last is None or opened.error_class is not ErrorClass.MODEL_NOT_FOUND:
+                    last = opened
+                if call.other_attempt is not None and call.other_attempt.call is not call and is_final(call):
+                    self._moves.call_off(call)  # whoever answers first has the say, here as there
+            finally:
+                if trials is not None:
+                    trials.pop(id(call), None)
+            if call.other_attempt is not None and call.other_attempt.call is not call:
+                moved = await self._moves.outcome(call)
+                if moved is not None:
+                    return moved
+            step = self._next_step(call)
+
+    async def _enter(self, call: Call, step: Try | TryLater) -> Target | None:
+        """The target that the call may go to, once it may; None: decide again.
+
+        Raises GatewayError when it may go nowhere in time.
+        """
+        admission = self._admission
+        if isinstance(step, TryLater):
+            call.backoff_s += max(0.0, step.until - self._clock.monotonic())
+            await self._clock.sleep(step.until - self._clock.monotonic())
+            if not step.targets or not admission.retries.book(call, step.targets, admission.retries.of(call)):
+                return None
+        return await admission.enter(call, step.targets)
+
+    def _learn(self, call: Call, target: Target, failed: FirstAnswer | UpstreamFailed) -> None:
+        """An attempt has failed while another goes on."""
+        if isinstance(failed, UpstreamFailed):
+            self._learn_failure(call, target, failed)
+        elif failed.diagnosis is not None:
+            self._learn_error(call, target, failed, failed.diagnosis)
+
+    def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
+        """There was no usable answer."""
+        if isinstance(failure, Unsayable):
+            self._admission.outcomes.unsayable(call, failure.phase)
+            call.unsayable = {**(call.unsayable or {}), target.name: failure.refusal()}
+            return
+        attempt = call.attempts[-1]
+        attempt.detail = failure.detail
+        self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
+        self._judge(call, attempt)
+        attempt.never_again = attempt.never_again or failure.is_lasting
+        if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
+            attempt.cost_usd = self._admission.costs.usd(call, target)
+
+    def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
+        """The target answered with an error."""
+        attempt = call.attempts[-1]
+        attempt.is_callers = not target.account and target.name not in call.model.withheld
+        if diagnosis.error_class in LIMITS_RATE:
+            refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
+            is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
+            attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
+            attempt.never_again = not attempt.is_refused
+            return
+        self._admission.outcomes.answered(call, opened.headers, is_error=True)
+        self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
+        self._judge(call, attempt)
+
+    def _judge(self, call: Call, attempt: Attempt) -> None:
+        attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
+
+    def _next_step(self, call: Call) -> Step:
+        admission, retries = self._admission, call.model.retries
+        if call.endpoint.request == "any":
+            return GiveUp("final")  # of another kind: whether it may be sent twice is not known
+        now = self._clock.monotonic()
+        if not call.attempts:
+            return Try(admission.planner.own_targets(call, now))  # what could not be said to one target was not tried
+        budgets = admission.retries.of(call)
+        step = next_step(
+            call.attempts,
+            admission.planner.plan_now(call),
+            retries,
+            budgets,
+            call.deadline,
+            now,
+            self._draw(),
+            is_hard=call.deadline_is_callers,
+        )
+        if isinstance(step, GiveUp) and step.reason in DENIALS:
+            call.denied = step.reason
+            self._meter.retry_denied(step.reason)
+        return step
+
+    def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
+        """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
+        if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
+            return last
+        if isinstance(last, FirstAnswer):
+            is_readable = is_openai_shaped(last.body) or _is_final_word(last, step)
+            told = _in_callers_shape(call, last, is_readable=is_readable)
+            if told is not None:
+                return told
+        if last is None and call.unsayable is not None:
+            raise NoTargetAvailable(
+                f"No target could serve this call; tried: {_tried(call.attempts)}.{call.model.skipped}"
+            )
+        if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
+            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
+        error_class = last.error_class
+        detail = _in_public(last) if isinstance(last, UpstreamFailed) else f"status {last.status}"
+        kind = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
+        why = _WHY.get(step.reason, "")
+        error = kind(
+            f"No target could serve this call; tried: {_tried(call.attempts)}. The last one: {error_class} ({detail}).{why}"
+            f"{call.model.skipped}"
+        )
+        if call.endpoint.request == "any":
+            error.should_retry = None  # nothing was tried again here: that is for the client to decide
+        raise error
+
+
+_OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"
+_WHY = {
+    "budget": " Not tried again: too many retries are in flight there already.",
+    "tokens": " Not tried again: too many retries have failed there lately.",
+    "money": " Not tried again: the call may not cost more (max_usd_per_call).",
+    "key_budget": " Not tried again: the key's budget is spent.",
+    "doubt": " Not tried again: others that tried what is left had no answer there.",
+}
+
+
+def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> FirstAnswer | None:
+    """The provider's own error, put so that this call's client can read it; None: it is a 5xx of which nothing can be read.
+
+    `is_readable`: clients of OpenAI's can read it, as it is.
+    """
+    status, said, code = last.status, last.body, last.error_class
+    more = "" if code is not ErrorClass.AUTH or call.attempts[-1].is_callers else _OUR_CREDENTIAL % last.target.provider
+    is_converted = call.path in last.target.detours
+    body = for_openai(status, said, code, last.headers, more, is_converted=is_converted)
+    if body is None and not is_readable:
+        if status >= 500:
+            return None
+        body = openai_error(status, error_object(said) or {}, code, more)
+    if call.endpoint.sse == "messages":
+        request_id = (call.attempts[-1].upstream_request_id or b"").decode("latin-1") or call.id
+        body = for_messages(status, said, code, request_id, more)
+    elif call.endpoint.sse == "generate":
+        body = for_generate(status, said, code, last.headers, more)
+    if body is None:
+        return last
+    headers = [header for header in last.headers if header[0] != b"content-type"]
+    told = told_status(status, code)
+    return replace(last, status=told, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
+
+
+def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
+    """What is wrong with the request is the provider's to say, in whatever shape."""
+    return last.status < 500 and (step.reason == "final" or last.error_class in _OPERATORS)
+
+
+def _in_public(failure: UpstreamFailed) -> str:
+    """What clients hear of it: the addresses of providers, and files, are the operator's."""
+    if failure.fault is not None:
+        return failure.fault
+    if failure.error_class is not ErrorClass.CONNECTION:
+        return failure.detail
+    return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
+
+
+def _add_words(refusal: GatewayError, last: FirstAnswer | UpstreamFailed | None) -> None:
+    """To a refusal of ours, what the provider has said that the call was waiting for."""
+    said = (error_object(last.body) or {}).get("message") if isinstance(last, FirstAnswer) else None
+    if isinstance(said, str) and said and isinstance(last, FirstAnswer):
+        refusal.message += f" {last.target.name} had answered with status {last.status}: {said[:MOST_WORDS]}"
+
+
+def _tried(attempts: Sequence[Attempt]) -> str:
+    return shown(attempts, ", ") or "nothing"

@@ -1,0 +1,261 @@
+"""A request's life as data: Call, Replay, Reply, Settled.
+
+It stands above `policy/`, which sees a call as a `Request` only. A `Call` belongs to one client request and is only ever
+touched by that request's task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.reservation.grant import Grant
+from gateway.core.openai.bodies.large_body import Large
+from gateway.core.retry_budgets import Reserved, Retry
+from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types.exchange import RawHeaders
+from gateway.core.types.words import Attempt, Endpoint, Kept, Lane, Usage
+from gateway.features.degrade.lower import LoweredCall
+from gateway.features.output.rules.rules import OutputResult, OutputRule, Violation
+from gateway.features.output.rules.streamed import StreamedTexts
+from gateway.features.output.schema.schema import OutputSchema
+from gateway.features.ownership.rules.objects import Concern
+from gateway.features.runs.rules.workflow import RunPart
+
+
+class OtherAttempt(Protocol):
+    """A second attempt of a call, at another target, while its first one hangs and stays open."""
+
+    call: Call
+    """A copy, with a ledger and a grant of its own."""
+
+
+class QueuePlace(Protocol):
+    """A place in the delay queue."""
+
+    def position(self) -> int:
+        """How many go before it, and itself; 1 is next."""
+        ...
+
+    def eta_s(self, now: float) -> float:
+        """Seconds until its turn comes, as far as can be told."""
+        ...
+
+
+@dataclass(slots=True)
+class Replay:
+    """How a call was, or was not, spared its provider."""
+
+    result: str = "miss"
+    """For `x-gateway-cache`: `miss`, `hit`, `semantic`, `coalesced`, `stale` or `bypass`."""
+    layer: str = ""
+    """Who answered: `idempotency`, `single_flight`, `exact` or `semantic`; empty: a provider."""
+    key: bytes = b""
+    """The exact key, 32 bytes; empty: not computed."""
+    source: str = ""
+    """The id of the call that was answered first."""
+    target: str = ""
+    """Who answered that one."""
+    attempts: str = ""
+    """How that one was answered, where that was a moment ago."""
+    stale: Kept | None = None
+    """What can be given when nobody can answer better."""
+    age_s: float | None = None
+    fresh_s: float | None = None
+    """How long it may still be kept by others; negative: not at all."""
+    similarity: float | None = None
+    saved: Usage | None = None
+    saved_usd: float | None = None
+    tried: list[tuple[str, str]] = field(default_factory=list)
+    """What each layer said, in the order in which they were asked: (layer, result)."""
+    why: list[str] = field(default_factory=list)
+    """In words, for `gateway cache why`."""
+
+
+@dataclass(slots=True)
+class OutputCheck:
+    """How far the check of one call's answer has come."""
+
+    result: OutputResult | None = None
+    """None: not known, or not yet."""
+    violation: Violation | None = None
+    """The last one, also where the answer was mended after it."""
+    schema: OutputSchema | None = None
+    """What the answer has to be; None: it is not checked."""
+    texts: StreamedTexts | None = None
+    """Those of a stream that is relayed, as they pass."""
+    retries: int = 0
+    """So many times the same request was sent again."""
+    used: list[tuple[Attempt, Usage]] = field(default_factory=list)
+    """What its attempts have used that did not give the answer, as far as they were answered."""
+
+    def total(self, usage: Usage | None) -> Usage | None:
+        """Returns what the call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
+        parts = [one for _, one in self.used] + ([] if usage is None else [usage])
+        if not parts:
+            return None
+        return Usage(
+            sum([one.input for one in parts]),
+            sum([one.output for one in parts]),
+            sum([one.cached for one in parts]),
+            any(one.estimated for one in parts),
+            sum([one.cache_written for one in parts]),
+            sum([one.cache_written_1h for one in parts]),
+        )
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request, from its first byte to its last."""
+
+    id: str
+    endpoint: Endpoint
+    policy: PolicySnapshot
+    """Read once when the call came in: it lives and dies on it."""
+    key: Key
+    model: Model
+    model_name: str
+    """As the client asked for it; `model.name` may be a pattern."""
+    body: bytes
+    stream: bool
+    stream_options: object
+    """As the caller sent them, parsed; None when absent."""
+    model_span: tuple[int, int] | None
+    """Where a multipart body names the model; None for JSON."""
+    headers: RawHeaders
+    """The client's headers that may go upstream."""
+    credential: bytes | None
+    lane: Lane
+    received_at: float
+    """When its last byte was here: a slow upload is not our time."""
+    deadline: float
+    """No attempt starts after it; where the caller set it (`deadline_is_callers`), an answer has to have begun by then."""
+    deadline_is_callers: bool
+    method: str = "POST"
+    path: str = ""
+    """Below the base URL; the endpoint's own, but for pass-through."""
+    query: bytes = b""
+    echo_request_id: bool = False
+    """The client sent the id itself and expects it back."""
+    tenant: str = ""
+    """Whose share of the queue it takes: the key's tenant, or the one it names."""
+    max_tokens: int | None = None
+    """The most tokens that its answer may have, all choices together; None: the caller did not say."""
+    thinks: bool = False
+    """It asks its model to reason first: minutes without a word are usual."""
+    parsed: dict[str, Any] | None = None
+    """The body, parsed, until its tokens are counted or it is known that nobody wants to know; of one that is not parsed its
+    top-level fields, as far as they were read."""
+    large: Large | None = None
+    """What is remembered of a large body; None: it is small, or nobody reads it."""
+    comment: Callable[[bytes], bool] | None = None
+    """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
+    task: asyncio.Task[None] | None = None
+    """The task that serves it, if the edge knows; None: whichever runs."""
+    server: asyncio.Task[None] | None = None
+    """The edge's task, whoever else works for the call."""
+    output: OutputRule | None = None
+    """What its answer has to be, and what is done about one that is not: from its model's policy, or of whoever made the call.
+    None: whatever it is."""
+    attempts: list[Attempt] = field(default_factory=list)
+    estimate: int = -1
+    """Input tokens as estimated, uncorrected; negative: not counted yet."""
+    grant: Grant | None = None
+    """What the present attempt has taken from its target's limits."""
+    key_cost: Cost | None = None
+    """What it has taken from its key's limits, at `key_cost_at`."""
+    key_cost_at: float = 0.0
+    reserved: Reserved | None = None
+    """What it has reserved of its key's budget."""
+    seq: int = 0
+    """Its age among all calls, given when it first asks to be let through; 0: it has not."""
+    held: QueuePlace | None = None
+    """Its place in the delay queue, while it is there."""
+    queue_s: float = 0.0
+    """How long it was held, over all attempts."""
+    backoff_s: float = 0.0
+    """How long it waited between attempts."""
+    other_attempt: OtherAttempt | None = None
+    """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
+    retry: Retry | None = None
+    """What the next attempt has taken of its target's retry budgets, until that has begun."""
+    denied: str | None = None
+    """Why another attempt that would have been made was not."""
+    settled: bool = False
+    """Its account is closed; it is closed once."""
+    sdk_retry: int = 0
+    """So many times its SDK has sent it before."""
+    original_seq: int = 0
+    """The age of the call that it repeats, which it takes on; 0: it has its own."""
+    idempotency_key: bytes | None = None
+    """As the client sent it, without quotes."""
+    cache_control: bytes | None = None
+    """The header as the client sent it."""
+    replay: Replay | None = None
+    """None: nothing is kept of it, and it shares nothing."""
+    usage: Usage | None = None
+    """What it used, once it is settled."""
+    followers: int = 0
+    """So many of its SDK's retries wait for its answer."""
+    left: bool = False
+    """Its client has left, and others wait for its answer."""
+    outcome: str = ""
+    """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
+    usage_event: bytes = b""
+    """The usage event of its stream, where that was not passed on."""
+    group_most: int = 0
+    """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
+    unsayable: dict[str, InvalidRequest] | None = None
+    """By name the targets into whose language it cannot be put, and what its caller is told if no other can serve it."""
+    joined: tuple[Call, int] | None = None
+    """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
+    lowered: LoweredCall | None = None
+    """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
+    part: RunPart | None = None
+    """Which part of which run it is, and which step; None: of none, as far as it has said."""
+    objects: Concern | None = None
+    """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
+    output_check: OutputCheck | None = None
+    """What has come of the check of its answer; None: there is nothing to check."""
+
+
+async def _nothing_to_close() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the client gets: a whole `body`, or `chunks` to relay as they come; `close` is to be called in any case."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+    chunks: AsyncGenerator[bytes, None] | None = None
+    close: Callable[[], Awaitable[None]] = _nothing_to_close
+    pass_on: Callable[[Callable[[bytes], bool]], None] | None = None
+    """Takes a function that writes a block to the client, and lets blocks that need no reading go straight there, without a
+    turn of the call's task. Where that function returns False the client has to be waited for: the block then comes out of
+    `chunks`, as all others do. None: `chunks` has all."""
+    shared: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Of its headers, those that are not about this one call: whoever else gets the answer gets them too."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """The account of one ended call. `outcome` is `ok`, `client_gone` or an error code or class; times are seconds."""
+
+    call: Call
+    status: int
+    outcome: str
+    usage: Usage | None
+    cost_usd: float | None
+    """None: not priced."""
+    retries_usd: float
+    """What attempts that came to nothing may have cost besides, as estimated."""
+    duration_s: float
+    overhead_s: float
+    time_to_first_byte_s: float | None

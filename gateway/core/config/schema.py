@@ -1,0 +1,339 @@
+"""The shape of every entry that a user writes; it is strict, and unknown fields are refused.
+
+Entries are flat on purpose: the contents of a section or a list are checked entry by entry. It must not know how entries
+relate to each other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gateway.core.config.fields.fields.env import EnvText
+from gateway.core.config.fields.fields.fields import (
+    Address,
+    Amount,
+    ApiKey,
+    ApiKeys,
+    BaseUrl,
+    CallerDigest,
+    Count,
+    Duration,
+    FailClosed,
+    FirstEvent,
+    Flag,
+    Headers,
+    Label,
+    Names,
+    Port,
+    PositiveDuration,
+    ProxyUrl,
+    Section,
+    SectionOrOff,
+    Size,
+    Text,
+    Usd,
+)
+from gateway.core.limits.table.rules import ChargeRule
+from gateway.core.retry.balancing.balancing import Choice
+from gateway.core.snapshot.snapshot.provider import Dialect, LimitsAre
+from gateway.core.snapshot.snapshot.snapshot import OnLoss
+from gateway.features.grouping.bodies.rules import GroupRules
+from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
+
+Kind = Literal[
+    "openai",
+    "azure",
+    "anthropic",
+    "groq",
+    "mistral",
+    "together",
+    "fireworks",
+    "xai",
+    "gemini",
+    "openrouter",
+    "deepseek",
+    "vertex",
+    "cohere",
+    "bedrock",
+    "vllm",
+    "sglang",
+    "ollama",
+    "llamacpp",
+    "tgi",
+    "other",
+]
+"""The kind of a provider: the rules by which it counts, and the words of its errors."""
+Speaks = Annotated[list[Literal["chat", "responses", "messages"]], Field(min_length=1)]
+"""The languages of a provider or target; a call in another one is converted."""
+Windows = Literal["continuous", "minute", "azure"]
+
+
+class Entry(BaseModel):
+    """The base of all entries: an empty value, or an empty variable, counts as a missing one."""
+
+    # A config uses few of the kinds of entries, so each builds its validator when it is first used, and not at every start.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
+    stand_ins: ClassVar[Section] = {}
+    """Values for required fields that are bad or missing, so that the entry's other fields can still be checked."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tidy(cls, data: object) -> object:
+        data = cls.spelled_out(data)
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if v is not None and not (isinstance(v, EnvText) and v == "")}
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Returns the entry in full, where it is written in a short form."""
+        return data
+
+
+class ConfigFile(Entry):
+    """The file config.yaml; the contents of its sections are checked entry by entry."""
+
+    server: Section = {}
+    admin: Section = {}
+    state: Any = Field(default="memory", repr=False)
+    policies: Text | None = None
+    providers: Section = {}
+    models: Section = {}
+    passthrough: Any = None
+    objects: Any = None
+    jobs: Any = None
+    webhooks: Section = Field(default={}, repr=False)
+    webhook_settings: Section = Field(default={}, repr=False)
+    keys: list[Any] = []
+
+
+class ServerEntry(Entry):
+    """The section `server:`."""
+
+    host: Text = "127.0.0.1"
+    port: Port = 8080
+    max_body: Size = 20_000_000
+    max_json_values: Count = 1_000_000
+    body_timeout: PositiveDuration = 60.0
+    grace: Duration = 30.0
+    notice: Duration = 0.0
+
+
+class AdminEntry(Entry):
+    """The section `admin:`."""
+
+    key: CallerDigest | None = Field(default=None, repr=False)
+    listen: Address | None = None
+
+
+class ProviderEntry(Entry):
+    """One entry of `providers:`."""
+
+    stand_ins: ClassVar[Section] = {"dialect": "azure", "base_url": "emulator://none"}
+
+    dialect: Dialect
+    base_url: BaseUrl | None = None
+    messages_url: BaseUrl | None = None
+    region: Text | None = None
+    kind: Kind | None = None
+    api_key: ApiKey = Field(default=None, repr=False)
+    api_keys: ApiKeys = Field(default=[], repr=False)
+    headers: Headers = Field(default={}, repr=False)
+    api_version: Text | None = None
+    transport: Literal["http1", "httpx"] = "http1"
+    http2: Flag = False
+    proxy: ProxyUrl | None = Field(default=None, repr=False)
+    ca_file: Text | None = None
+    max_connections: Count = 1000
+    idle_expiry: Duration = 60.0
+    limits_are: LimitsAre | None = None
+    accepts_callers_of: list[Text] = []
+    emulate_without_key: Flag = False
+    speaks: Speaks | None = None
+    project: Text | None = None
+    location: Text | None = None
+    learn_models: Flag = False
+    auth: Any = Field(default=None, repr=False)
+
+
+class AuthEntry(Entry):
+    """The field `auth` of a provider: the credential of a cloud."""
+
+    google: Literal["default", "file", "metadata"] | None = None
+    aws: Literal["default", "env", "profile", "keys", "bearer", "web_identity", "container", "imds"] | None = None
+    file: Text | None = None
+    profile: Text | None = None
+    region: Text | None = None
+    access_key: ApiKey = Field(default=None, repr=False)
+    secret_key: ApiKey = Field(default=None, repr=False)
+    session_token: ApiKey = Field(default=None, repr=False)
+    token: ApiKey = Field(default=None, repr=False)
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts the cloud's name alone."""
+        return {data: "default"} if isinstance(data, str) and data in ("google", "aws") else data
+
+
+class PassthroughEntry(Entry):
+    """The provider that gets calls to endpoints unknown to the gateway."""
+
+    provider: Text
+    admin: Flag = False
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts the provider's name alone."""
+        return {"provider": data} if isinstance(data, str) else data
+
+
+class PriceEntry(Entry):
+    """Prices in US dollars per million tokens."""
+
+    input_usd_per_million: Usd
+    output_usd_per_million: Usd = 0.0
+    cached_input_usd_per_million: Usd | None = None
+    cache_write_usd_per_million: Usd | None = None
+    cache_write_1h_usd_per_million: Usd | None = None
+    audio_input_usd_per_million: Usd | None = None
+    audio_output_usd_per_million: Usd | None = None
+    cached_audio_input_usd_per_million: Usd | None = None
+
+
+class LimitedEntry(Entry):
+    """The limits of a target or a key."""
+
+    rpm: Amount | None = None
+    tpm: Amount | None = None
+    rpd: Amount | None = None
+    max_concurrency: Count | None = None
+    fail_closed: FailClosed = False
+
+
+class TargetEntry(LimitedEntry):
+    """One entry of a model's `targets:`."""
+
+    provider: Text
+    model: Label | None = None
+    burst: Amount | None = None
+    input_tpm: Amount | None = None
+    output_tpm: Amount | None = None
+    adaptive_concurrency: Flag = False
+    order: Count = 1
+    weight: Amount = 1.0
+    capabilities: Section | None = None
+    price: Section | None = None
+    speaks: Speaks | None = None
+    body: Section | None = None
+    embedding_task: Literal["document", "query"] | None = None
+    strip: Text | None = None
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts `openai/gpt-4o`: a provider and its name for the model."""
+        if not isinstance(data, str):
+            return data
+        provider, _, model = data.partition("/")
+        return {"provider": provider, "model": model or None}
+
+
+class BodyEntry(Entry):
+    """What a target's config sets in the bodies of its calls, and leaves out of them."""
+
+    set: Section = Field(default_factory=dict)
+    drop: list[Text] = Field(default_factory=list)
+
+
+class CapabilitiesEntry(Entry):
+    """The capabilities of a target; `context_window` is in tokens, input and output together."""
+
+    tools: Flag = True
+    images: Flag = True
+    structured_output: Flag = True
+    context_window: Count | None = None
+
+
+class ModelEntry(Entry):
+    """One entry of `models:`."""
+
+    stand_ins: ClassVar[Section] = {"targets": [None]}
+
+    targets: Annotated[list[Any], Field(min_length=1)]
+    fallbacks: list[Text] = []
+    context_fallbacks: list[Text] = []
+    choose: Choice = "weighted"
+    admission: Text = "default"
+    queue: Text = "default"
+    retries: Text = "default"
+    breakers: Text = "default"
+    timeouts: Text = "default"
+    cache: Text = "default"
+    jobs: Text = "default"
+    group_embeddings: Section | None = None
+    output: Section | None = None
+    degrade: Section | None = None
+    on_loss: OnLoss = "report"
+    prefer_native: Flag = True
+    remember_thinking: Flag = True
+    thinks: Flag | None = None
+
+
+class GroupEntry(Entry):
+    """Which calls of a model for embeddings or moderations go to its provider together."""
+
+    window: PositiveDuration = GroupRules().window_s
+    most: Count = GroupRules().most
+
+
+class KeyEntry(LimitedEntry):
+    """One entry of `keys:`."""
+
+    name: Label
+    key: CallerDigest = Field(repr=False)
+    tenant: Label | None = None
+    lane: Literal["interactive", "batch", "background"] = "interactive"
+    critical: Flag = False
+    names_tenants: Flag = False
+    accepts_202: Flag = False
+    keeps_responses: Flag = True
+    models: Names = ["*"]
+    budget_usd_per_day: Amount | None = None
+    allow_unpriced: Flag = False
+    workflow: Text | None = None
+    webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
+
+
+class AdmissionSet(Entry):
+    """A set of admission.yaml. Keep the defaults from here on in step with the files in policies/."""
+
+    include_usage: Flag = True
+    learn_limits: Flag = True
+    first_answer_tokens: Count = 512
+    arrival_lag: Duration = 0.1
+    tokenizer: Literal["heuristic", "exact"] = "heuristic"
+    providers: Section = {}
+
+
+class CountingEntry(Entry):
+    """The counting of one kind of provider; fields that are left out have the kind's built-in values."""
+
+    charge: ChargeRule | None = None
+    excludes_cached: Flag | None = None
+    windows: Windows | None = None
+
+
+class TimeoutsSet(Entry):
+    """A set of timeouts.yaml."""
+
+    connect: PositiveDuration = 5.0
+    write: PositiveDuration = 60.0
+    first_byte: PositiveDuration = 600.0
+    idle: PositiveDuration = 300.0
+    total: PositiveDuration = 3600.0
+    first_event: FirstEvent = None
+    suspect: SectionOrOff = {}
+    drip: Section = {}
+    lanes: Section = {}
+    endpoints: Section = {}

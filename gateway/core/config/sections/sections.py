@@ -1,0 +1,294 @@
+"""Reads the sections server, providers, keys and passthrough, and checks their entries against each other.
+
+Problems are noted in the document; after a problem, the returned values only serve to find more problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase, translate
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+
+from gateway.core.config.admission.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
+from gateway.core.config.fields.check import check
+from gateway.core.config.fields.fields.fields import is_loopback, is_pattern
+from gateway.core.config.load.folder import PolicySets
+from gateway.core.config.providers.addresses import address_of, messages_address_of
+from gateway.core.config.providers.credentials import (
+    Groups,
+    account_of,
+    check_credentials,
+    check_presence,
+    group_of,
+    other_secrets_of,
+    secrets_of,
+)
+from gateway.core.config.providers.vendors import check_accepted
+from gateway.core.config.schema import (
+    AdminEntry,
+    ConfigFile,
+    KeyEntry,
+    Kind,
+    PassthroughEntry,
+    ProviderEntry,
+    ServerEntry,
+)
+from gateway.core.config.source.problems import Document, Path, did_you_mean, quoted
+from gateway.core.config.state.shared_limits.shared_limits import check_fail_closed
+from gateway.core.config.targets.targets import TargetParts, limits_of
+from gateway.core.openai.bodies.large_body import LARGE_BYTES
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import Key, Target
+from gateway.core.types.process import Server
+from gateway.core.types.words import EMULATOR
+from gateway.credentials.config import cloud_auth
+from gateway.dialects.known.listed import LISTS
+from gateway.dialects.spoken import Spoken, languages_of
+from gateway.features.runs.rules.workflow import Workflows
+
+_WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
+_PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
+    """Returns the server's settings; `chosen_host`, the host the process listens at, goes before the file's."""
+    server = check(ServerEntry, document, ("server",)) or ServerEntry()
+    admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
+    path: Path = ("server", "host")
+    host = (chosen_host or server.host).strip("[]")
+    if not config.keys and not is_loopback(host):
+        shown = quoted(host) if chosen_host else document.show(path, host)
+        document.complain(
+            path,
+            f"refused: without keys anyone who can reach {shown} could use the gateway; add keys or bind 127.0.0.1",
+        )
+    if admin.listen == (host, server.port):
+        document.complain(("admin", "listen"), "is the address of the server itself: choose another port")
+    return Server(
+        host=host,
+        port=server.port,
+        max_body_bytes=server.max_body,
+        max_json_values=server.max_json_values,
+        small_body_bytes=min(LARGE_BYTES, 2 * server.max_json_values),  # no value takes less than two bytes
+        body_timeout_s=server.body_timeout,
+        grace_s=server.grace,
+        notice_s=server.notice,
+        admin_listen=admin.listen,
+        admin_digest=admin.key,
+    )
+
+
+def provider_section(
+    document: Document, config: ConfigFile, environ: Mapping[str, str]
+) -> tuple[Groups, dict[str, Kind]]:
+    """Returns every readable provider with its credentials, and the kind of each, by name."""
+    if not config.providers:
+        document.complain(("providers",), "is missing: at least one provider is needed")
+    if not config.models:
+        document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
+    groups: dict[str, tuple[Provider, ...]] = {}
+    kinds: dict[str, Kind] = {}
+    for name in config.providers:
+        entry = check(ProviderEntry, document, ("providers", name))
+        if entry is not None:
+            _check_provider(document, name, entry)
+            check_presence(document, ("providers", name), entry, bool(config.keys))
+            check_accepted(document, config, ("providers", name), entry)
+            provider = replace(_provider(document, name, entry), auth=cloud_auth(document, name, entry, environ))
+            kinds[name] = kind = kind_of_provider(entry, provider)
+            provider = replace(
+                provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
+            )
+            groups[name] = group_of(provider, secrets_of(entry))
+    return groups, kinds
+
+
+def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
+    path: Path = ("providers", name)
+    if not _PROVIDER_NAME.fullmatch(name):
+        document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
+    check_credentials(document, path, entry)
+    if entry.api_version is not None and entry.dialect != "azure":
+        document.complain((*path, "api_version"), "is for the azure dialect only")
+    for field in ("project", "location") if document.at((*path, "dialect")) == entry.dialect else ():
+        if getattr(entry, field) is not None and entry.dialect != "vertex":
+            told = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
+            document.complain((*path, field), f"is for the vertex dialect only{told}")
+    if entry.learn_models and entry.dialect not in LISTS:
+        document.complain(
+            (*path, "learn_models"),
+            f"is for the dialects {' and '.join(sorted(LISTS))}, whose lists tell more than names",
+        )
+    elif entry.learn_models and not (secrets_of(entry) or entry.auth or entry.emulate_without_key):
+        document.complain(
+            (*path, "learn_models"), "needs an `api_key`: nobody calls, so there is no caller's credential"
+        )
+    if entry.transport != "httpx":
+        for field in ("http2", "proxy"):
+            if getattr(entry, field):
+                document.complain((*path, field), "needs `transport: httpx`")
+    elif entry.http2 and find_spec("h2") is None:  # the transport itself would notice with its first call
+        document.complain((*path, "http2"), "needs the Python package h2, which is not installed (the extra http2)")
+    if entry.ca_file is not None and not is_file(beside(document, entry.ca_file)):
+        document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
+
+
+def is_file(path: str) -> bool:
+    """Tells whether the path is an existing file."""
+    try:
+        return FilePath(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def beside(document: Document, file: str) -> str:
+    """Returns the path of a file that the document names relative to its own folder."""
+    return str(FilePath(document.file).parent / file)
+
+
+def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
+    emulated = entry.emulate_without_key and not secrets_of(entry) and entry.auth is None
+    return Provider(
+        name=name,
+        dialect=entry.dialect,
+        speaks=None if entry.speaks is None else tuple(entry.speaks),
+        base_url=f"{EMULATOR}default" if emulated else address_of(document, ("providers", name), entry),
+        messages_url=messages_address_of(document, ("providers", name), entry),
+        headers=tuple(entry.headers.items()),
+        api_version=entry.api_version,
+        transport=entry.transport,
+        http2=entry.http2,
+        proxy=entry.proxy,
+        ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        max_connections=entry.max_connections,
+        idle_expiry_s=entry.idle_expiry,
+        group=name,
+        accepts_callers_of=tuple(entry.accepts_callers_of),
+        secrets=other_secrets_of(document, ("providers", name), entry),
+        is_stand_in=emulated,
+        learns_models=entry.learn_models,
+    )
+
+
+def key_section(document: Document, config: ConfigFile, server: Server, workflows: Workflows) -> dict[bytes, Key]:
+    """Returns the callers by the digest of their secret."""
+    keys: dict[bytes, Key] = {}
+    names: set[str] = set()
+    places: dict[int, Key] = {}
+    for index in range(len(config.keys)):
+        path: Path = ("keys", index)
+        entry = check(KeyEntry, document, path)
+        if entry is None:
+            continue
+        if entry.name in names:
+            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
+        if entry.key in keys:
+            document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
+        if entry.key == server.admin_digest:
+            document.complain((*path, "key"), "is the same secret as admin.key")
+        check_fail_closed(document, path, entry, learns=False)
+        _check_allowed(document, config, path, entry.models)
+        if entry.workflow is not None and entry.workflow not in workflows:
+            suggestion = did_you_mean(entry.workflow, workflows)
+            document.complain(
+                (*path, "workflow"), f"no workflow {quoted(entry.workflow)} in workflows.yaml{suggestion}"
+            )
+        names.add(entry.name)
+        places[index] = keys.setdefault(entry.key, _key(entry))
+    _check_tenants(document, places)
+    return keys
+
+
+def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
+    """Notes tenants named `OWNER/...` where calls of the tenant OWNER may name their own tenants below it."""
+    named = {key.tenant for key in keys.values() if key.names_tenants}
+    for index, key in keys.items():
+        owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
+        if owner is not None:
+            shown = document.show(("keys", index, "tenant"), key.tenant)
+            document.complain(
+                ("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it"
+            )
+
+
+def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
+    """Notes plain names that no entry of `models` can serve, which are typing errors."""
+    for number, name in enumerate(allowed):
+        if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
+            here = (*path, "models", number)
+            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.models)
+            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
+
+
+def _key(entry: KeyEntry) -> Key:
+    allows = None if "*" in entry.models else re.compile("|".join(translate(name) for name in entry.models))
+    return Key(
+        name=entry.name,
+        tenant=entry.tenant or entry.name,
+        digest=entry.key,
+        lane=entry.lane,
+        critical=entry.critical,
+        names_tenants=entry.names_tenants,
+        accepts_202=entry.accepts_202,
+        keeps_responses=entry.keeps_responses,
+        models=tuple(entry.models),
+        allows=allows,
+        limits=limits_of(entry),
+        budget_usd_per_day=entry.budget_usd_per_day,
+        allow_unpriced=entry.allow_unpriced,
+        workflow=entry.workflow or "",
+        webhook_secrets=tuple(entry.webhook_secrets or ()),
+    )
+
+
+def passthrough_section(
+    document: Document, config: ConfigFile, providers: Mapping[str, Provider]
+) -> PassthroughEntry | None:
+    """Returns the entry where its provider can be used, else None; notes its problems."""
+    if config.passthrough is None:
+        return None
+    entry = check(PassthroughEntry, document, ("passthrough",))
+    if entry is None:
+        return None
+    path: Path = ("passthrough", "provider") if isinstance(document.at(("passthrough",)), dict) else ("passthrough",)
+    provider = providers.get(entry.provider)
+    if entry.provider not in config.providers:
+        suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
+        document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
+    elif provider is not None and provider.dialect in _WITHOUT_OPENAIS:
+        document.complain(
+            path, f"the dialect {provider.dialect} has none of OpenAI's other endpoints: name another provider"
+        )
+    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
+        document.complain(
+            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
+        )
+    return entry if provider is not None else None
+
+
+def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetParts) -> Target:
+    """Returns the target of unknown endpoints, which learns no limits: its answers may report those of any endpoint."""
+    kind = parts.kinds[provider.group]
+    timeouts = policies.timeouts["default"]
+    counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
+    upstream = parts.upstreams[provider.name, None]
+    speaks = languages_of(provider.dialect, kind, provider.speaks)
+    spoken = Spoken(kind, speaks, provider.dialect, policies.models.of)
+    # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
+    conversions = None if spoken.speaks is None else parts.convert(upstream, spoken, f"{provider.base_url} None")
+    return Target(
+        name=f"{provider.name}/*",
+        provider=provider.name,
+        model=None,
+        upstream=upstream,
+        detours={} if conversions is None else conversions.detours,
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
+        counting=replace(counting, learns=False),
+        account=account_of(provider),
+        breaker=policies.breakers["default"],
+        errors=policies.errors.of(kind),
+    )

@@ -1,0 +1,203 @@
+"""Reads `timeouts.yaml`: the clocks of one attempt, by set, and those of single endpoints and lanes.
+
+Precedence, field by field: the file's values go before built-in ones; within each, an endpoint's value goes before the
+lane's, and that before the set's. So a written limit is only ever replaced by a more specific written one. The endpoint goes
+first because it tells the kind of work: an embedding that takes minutes is dead in every lane. Invariant: every set has
+`default` clocks, for endpoints and lanes that it does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+from gateway.core.config.fields.check import check, check_sets
+from gateway.core.config.fields.fields.env import EnvText
+from gateway.core.config.fields.fields.fields import FirstEvent, PositiveDuration, Section, Times
+from gateway.core.config.schema import Entry, TimeoutsSet
+from gateway.core.config.source.problems import Document, Path
+from gateway.core.types.exchange import Clocks
+from gateway.core.types.words import LANES, PASSTHROUGH, Lane
+
+ENDPOINTS: Final = (
+    "chat",
+    "completions",
+    "embeddings",
+    "responses",
+    "messages",
+    "count_tokens",
+    "generate",
+    "count_generated",
+    "moderations",
+    "images",
+    "speech",
+    "transcriptions",
+    "realtime",
+    PASSTHROUGH,
+)
+"""Keep in step with the table in routes.py, and with those of dialects/http/door/door.py and products/realtime/http/door.py."""
+
+_FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
+_MORE: Final = (*_FIELDS, "first_event")
+_SUSPECT: Final = ("after", "in_flight")
+_DRIP: Final = ("below_events_per_s", "over")
+_Said = dict[str, Any]
+
+
+def _number(value: object) -> object:
+    try:
+        return float(value) if isinstance(value, EnvText) else value
+    except ValueError:
+        return value
+
+
+Rate = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class ClocksEntry(Entry):
+    """An endpoint's or a lane's; what it leaves out is the set's."""
+
+    connect: PositiveDuration | None = None
+    write: PositiveDuration | None = None
+    first_byte: PositiveDuration | None = None
+    idle: PositiveDuration | None = None
+    total: PositiveDuration | None = None
+    first_event: FirstEvent = None
+    drip: Section = Field(default_factory=dict)
+
+
+class DripEntry(Entry):
+    """A stream that brings fewer events drips; 0 events: none ever does."""
+
+    below_events_per_s: Rate | None = None
+    over: PositiveDuration | None = None
+
+
+class SuspectEntry(Entry):
+    """The rules by which a silent target becomes suspect."""
+
+    after: Times | None = None
+    in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
+
+
+class ClockLanes(Entry):
+    """The field `lanes` of a set of `timeouts.yaml`."""
+
+    critical: Section = Field(default_factory=dict)
+    interactive: Section = Field(default_factory=dict)
+    batch: Section = Field(default_factory=dict)
+    background: Section = Field(default_factory=dict)
+
+
+class ClockEndpoints(Entry):
+    """The field `endpoints` of a set of `timeouts.yaml`."""
+
+    chat: Section = Field(default_factory=dict)
+    completions: Section = Field(default_factory=dict)
+    embeddings: Section = Field(default_factory=dict)
+    responses: Section = Field(default_factory=dict)
+    messages: Section = Field(default_factory=dict)
+    count_tokens: Section = Field(default_factory=dict)
+    generate: Section = Field(default_factory=dict)
+    count_generated: Section = Field(default_factory=dict)
+    moderations: Section = Field(default_factory=dict)
+    images: Section = Field(default_factory=dict)
+    speech: Section = Field(default_factory=dict)
+    transcriptions: Section = Field(default_factory=dict)
+    realtime: Section = Field(default_factory=dict)
+    passthrough: Section = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """One set of timeouts.yaml."""
+
+    default: Clocks
+    by: Mapping[tuple[str, Lane], Clocks]
+    """The clocks by endpoint and lane, where they differ from `default`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The fields that a set names."""
+
+    of_all: _Said
+    lanes: Mapping[str, _Said]
+    endpoints: Mapping[str, _Said]
+
+    def about(self, endpoint: str, lane: str) -> _Said:
+        """Returns the fields for calls to this endpoint in this lane."""
+        return {**self.of_all, **self.lanes.get(lane, {}), **self.endpoints.get(endpoint, {})}
+
+
+_SHORT = {"first_byte": 60.0, "idle": 60.0}
+BUILT_IN: Final = _Words(
+    {"connect": 5.0, "write": 60.0, "first_byte": 600.0, "idle": 300.0, "total": 3600.0}
+    | {"below_events_per_s": 0.01, "over": 300.0, "first_event": None, "after": 4.0, "in_flight": 5},
+    {"background": {"first_byte": 1800.0}},
+    {
+        "embeddings": {**_SHORT, "total": 120.0},
+        "moderations": {"first_byte": 30.0, "idle": 30.0, "total": 60.0},
+        "images": {"first_byte": 300.0, "total": 900.0},
+        "speech": {"first_byte": 120.0, "idle": 60.0, "total": 900.0},
+        "transcriptions": {"total": 1200.0},
+        "realtime": {"first_byte": 5.0},  # a handshake thinks of nothing, and clients give one up after 10 s
+    },
+)
+
+
+def read_timeouts(document: Document | None) -> dict[str, Timeouts]:
+    """Reads every set of timeouts.yaml; None: the file does not exist."""
+    return {name: _timeouts(_words(document, name, entry)) for name, entry in check_sets(TimeoutsSet, document).items()}
+
+
+def _timeouts(said: _Words) -> Timeouts:
+    default = _clocks(said, "", "")
+    by = {(endpoint, lane): _clocks(said, endpoint, lane) for endpoint in ENDPOINTS for lane in LANES}
+    return Timeouts(default, {place: clocks for place, clocks in by.items() if clocks != default})
+
+
+def _clocks(said: _Words, endpoint: str, lane: str) -> Clocks:
+    fields = BUILT_IN.about(endpoint, lane) | said.about(endpoint, lane)
+    return Clocks(*(fields[name] for name in (*_FIELDS, *_DRIP, "first_event", *_SUSPECT)))
+
+
+def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
+    if document is None:
+        return _Words({}, {}, {})
+    of_all = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+    return _Words(
+        of_all | _drip(document, (name,)) | _suspect(document, (name, "suspect")),
+        dict(_sections(ClockLanes, document, (name, "lanes"))),
+        dict(_sections(ClockEndpoints, document, (name, "endpoints"))),
+    )
+
+
+def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Said]]:
+    """Yields the fields of each lane, or endpoint, that is named there."""
+    if not isinstance(document.at(path), dict) or check(kind, document, path) is None:
+        return
+    for place in kind.model_fields:
+        here = (*path, place)
+        entry = check(ClocksEntry, document, here) if isinstance(document.at(here), dict) else None
+        if entry is not None:
+            said = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+            yield place, said | _drip(document, here)
+
+
+def _suspect(document: Document, here: Path) -> _Said:
+    if document.at(here) in (False, "off"):
+        return {"in_flight": 0}
+    entry = check(SuspectEntry, document, here) if isinstance(document.at(here), dict) else None
+    said = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
+    return {field: value for field, value in said.items() if value is not None}
+
+
+def _drip(document: Document, path: Path) -> _Said:
+    here = (*path, "drip")
+    entry = check(DripEntry, document, here) if isinstance(document.at(here), dict) else None
+    said = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
+    return {field: value for field, value in said.items() if value is not None}

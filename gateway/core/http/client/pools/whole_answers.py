@@ -1,0 +1,106 @@
+"""Answers that are read as a whole: to be looked at, or to be put together from several.
+
+Where a provider takes fewer texts for embeddings in one call than OpenAI does, one call becomes several, some of them at once,
+and their answers one: it is one call to everybody but the target, whose limits count them all.
+"""
+
+from __future__ import annotations
+
+from asyncio import Semaphore, TaskGroup
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.types.exchange import Answer, Outgoing, RawHeaders, Upstream
+
+MOST_ERROR_BYTES: Final = 65_536
+MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Of an answer that is no error."""
+MOST_AT_ONCE: Final = 4
+"""Of the pieces of one call; their target serves others, too."""
+
+
+class WholeAnswer:
+    """An answer whose body was read to be looked at; `lacks_path`: it says that the server does not know the path."""
+
+    def __init__(self, answer: Answer, body: bytes, *, lacks_path: bool = False) -> None:
+        self.lacks_path = lacks_path
+        self.status = answer.status
+        self.headers: RawHeaders = answer.headers
+        self.whole: bytes | None = body
+        self.chunks: AsyncIterator[bytes] = _nothing()
+
+    def unpack(self, codings: bytes) -> None:
+        """Has nothing to do."""
+
+    async def aclose(self) -> None:
+        """Has nothing to close."""
+
+
+class _Refused(Exception):
+    """One piece was not answered."""
+
+    def __init__(self, answer: WholeAnswer) -> None:
+        self.answer = answer
+
+
+async def in_pieces(
+    outgoing: Outgoing,
+    bodies: Sequence[bytes],
+    send: Callable[[Outgoing], Awaitable[Answer]],
+    put_together: Callable[[Sequence[bytes]], bytes],
+    inner: Upstream,
+) -> Answer:
+    """Returns one answer to all bodies, `put_together`; the first that is no answer stands for them all.
+
+    Raises UpstreamFailed; `inner` makes it of its errors.
+    """
+    room = Semaphore(MOST_AT_ONCE)
+
+    async def ask(body: bytes) -> tuple[Answer, bytes]:
+        async with room:
+            answer = await send(replace(outgoing, body=body))
+            try:
+                said = await read_whole(answer, MOST_ANSWER_BYTES)
+            except inner.errors as error:
+                raise inner.failure(error) from error
+        if answer.status != 200:
+            raise _Refused(WholeAnswer(answer, said))
+        return answer, said
+
+    signs = outgoing.signs
+    if signs is not None:
+        signs.requests = len(bodies)
+    try:
+        async with TaskGroup() as group:
+            tasks = [group.create_task(ask(body)) for body in bodies]
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+        if isinstance(first, _Refused):
+            return first.answer
+        raise first from None
+    if signs is not None:
+        signs.gaps = list(dict.fromkeys(signs.gaps))  # each piece told of the same
+    answers = [task.result() for task in tasks]
+    return WholeAnswer(answers[0][0], put_together([said for _, said in answers]))
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    empty: tuple[bytes, ...] = ()
+    for chunk in empty:
+        yield chunk
+
+
+async def read_whole(answer: Answer, most_bytes: int = MOST_ERROR_BYTES) -> bytes:
+    """Reads a body, as much of it as matters, and gives the connection back."""
+    if (codings := dict(answer.headers).get(b"content-encoding")) is not None:
+        answer.unpack(codings)
+    if answer.whole is not None:
+        return answer.whole
+    body = bytearray()
+    async for chunk in answer.chunks:
+        body += chunk
+        if len(body) > most_bytes:
+            break
+    await answer.aclose()
+    return bytes(body)

@@ -1,0 +1,194 @@
+"""The one place where our secrets are taken out of what providers say, before anything else of the gateway sees it.
+
+Some providers repeat a credential: in the error that refuses it, in a header, in a stream. Every answer passes `Secrets.guard`
+where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or an admin page can
+get what is not there any more. In place, by as many `*`: lengths and frames stay true.
+
+Known forms: as it was sent, with JSON's escapes, percent-encoded; also across reads. Unknown: base64, compressed bodies, a
+secret that a model spells out over several events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from operator import itemgetter
+from typing import Protocol
+from urllib.parse import quote
+
+import orjson
+
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.types.exchange import RawHeaders
+
+MIN_BYTES = 8
+"""Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""
+PROBE_BYTES = 8
+"""Of several secrets their beginnings are looked for: most of them begin alike (`sk-proj-`)."""
+STAND_INS = frozenset(["lm-studio", "no-key-required", "not-needed", "not-used", "placeholder", "sk-no-key-required"])
+"""What is sent to servers that want no key, only the header: words, which answers may hold."""
+_VALUE = itemgetter(1)
+
+
+class GuardedAnswer(Protocol):
+    """The parts of an answer that can tell something."""
+
+    headers: RawHeaders
+    whole: bytes | None
+
+    def mask_body(self, secrets: Secrets) -> None:
+        """Mask these in what has come of the body, and in all that comes from now on, whoever reads it and how."""
+        ...
+
+
+class Secrets:
+    """What one provider must not be heard to say."""
+
+    __slots__ = ("_needles", "ends", "probes")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Those too short, and those that are no secrets, are left out."""
+        needles = {form for text in texts if _is_secret(text) for form in _forms(text)}
+        self._needles = sorted(needles)
+        self.probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
+        self.ends = frozenset(bytes((letter,)) for needle in needles for letter in needle[:-1])
+
+    def __bool__(self) -> bool:
+        return bool(self._needles)
+
+    def guard(self, answer: GuardedAnswer) -> None:
+        """Mask them in an answer's headers and in its body, whole or as it comes."""
+        parts = [*map(_VALUE, answer.headers)]
+        if answer.whole is not None:  # no longer than a read
+            parts.append(answer.whole)
+        together = b"".join(parts)  # each search has its price, however little there is to look at
+        for probe in self.probes:
+            if together.replace(probe, probe) is not together:
+                # There is something in one of them, or only where two of them met: each is looked at by itself.
+                answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
+                answer.mask_body(self)
+                return
+        if answer.whole is None:
+            answer.mask_body(self)
+
+    def text(self, said: str) -> str:
+        """The text without them."""
+        raw = said.encode("utf-8", "surrogatepass")
+        return self.mask(raw).decode("utf-8", "surrogatepass")
+
+    def mask(self, block: bytes) -> bytes:
+        """The block without them; the very same object where it holds none."""
+        for probe in self.probes:
+            if (
+                block.replace(probe, probe) is not block
+            ):  # the cheapest search there is: it gives back what it was given
+                return self.mask_all(block)
+        return block
+
+    def mask_all(self, block: bytes, is_masked: int = 0) -> bytes:
+        """As `mask`, also where they overlap; the first `is_masked` bytes are part of one in any case."""
+        masked = bytearray(block)
+        masked[:is_masked] = b"*" * is_masked
+        for needle in self._needles:
+            at = block.find(needle)
+            while at >= 0:
+                masked[at : at + len(needle)] = b"*" * len(needle)
+                at = block.find(needle, at + 1)
+        return bytes(masked)
+
+    def beginning(self, block: bytes) -> int:
+        """So many bytes at the block's end are how one of them begins; 0: none."""
+        return max(_overlap(block, needle) for needle in self._needles)
+
+
+class Seam:
+    """Masks a body that comes in blocks: what may be the beginning of a secret waits for the next block, and nothing else."""
+
+    __slots__ = ("_is_masked", "_secrets", "ends", "kept", "probes")
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self.ends, self.probes = secrets.ends, secrets.probes
+        self.kept = b""
+        """The end of what has come, which may be the beginning of a secret."""
+        self._is_masked = 0
+        """So many of the kept bytes also are the end of a secret that has been seen whole."""
+
+    def feed(self, block: bytes) -> bytes:
+        """What can go on now; may be nothing."""
+        secrets = self._secrets
+        if not self.kept and block[-1:] not in self.ends:
+            return secrets.mask(block)
+        block = self.kept + block
+        masked = secrets.mask_all(block, self._is_masked)
+        goes = len(block) - secrets.beginning(block)
+        self.kept = block[goes:]
+        self._is_masked = len(self.kept) - len(masked[goes:].lstrip(b"*"))
+        return masked[:goes]
+
+    def end(self) -> bytes:
+        """What was kept, when no more comes."""
+        rest = self._secrets.mask_all(self.kept, self._is_masked)
+        self.kept, self._is_masked = b"", 0
+        return rest
+
+
+class MaskedChunks:
+    """A body's chunks, masked."""
+
+    __slots__ = ("_error", "_next", "_seam")
+
+    def __init__(self, chunks: AsyncIterator[bytes], seam: Seam) -> None:
+        self._next = chunks.__anext__
+        self._seam = seam
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        try:
+            while True:
+                block = self._seam.feed(await self._next())
+                if block:
+                    return block
+        except Exception as end:  # the body's end, too
+            rest = self._seam.end()
+            if not rest:
+                raise
+            self._error = end
+            return rest
+
+
+def secrets_of(provider: Provider, minted: Iterable[str] = ()) -> Secrets | None:
+    """What is sent to this provider and is nobody else's business, what was `minted` for it included; None: nothing."""
+    return Secrets((*provider.secrets, provider.api_key or "", *minted)) or None
+
+
+def _is_secret(text: str) -> bool:
+    return len(text) >= MIN_BYTES and text not in STAND_INS
+
+
+def _forms(text: str) -> Iterator[bytes]:
+    """How it may be written in an answer."""
+    escaped = orjson.dumps(text)[1:-1]
+    yield text.encode()
+    yield escaped
+    yield escaped.replace(b"/", rb"\/")
+    for plus in (rb"\u002B", rb"\u002b"):
+        yield escaped.replace(b"+", plus)
+    encoded = quote(text, safe="")
+    yield encoded.encode()
+    yield quote(text, safe="/").encode()
+
+
+def _overlap(block: bytes, needle: bytes) -> int:
+    """So many bytes at the block's end, fewer than the needle has, are the first of the needle; the most there are."""
+    at = block.find(needle[:1], max(0, len(block) - len(needle) + 1))
+    while at >= 0:
+        if needle.startswith(block[at:]):
+            return len(block) - at
+        at = block.find(needle[:1], at + 1)
+    return 0

@@ -1,0 +1,236 @@
+"""What the headers of a request say: who calls, in which lane, for whom, until when, and what may go on to a provider.
+
+It must not know bodies; `peek.py` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.core.edge.served.pages import refuse_pages
+from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types.exchange import RawHeaders
+from gateway.core.types.words import LANES, Endpoint, Lane
+from gateway.features.runs.step import part as run_parts
+
+MAX_DEADLINE_S = 7 * 24 * 3600.0
+SDK_MARGIN_S = 0.15
+"""So long before an SDK's own timeout it is told that there will be no answer: a sweep of the watch, and the way to it."""
+
+_REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
+_IDEMPOTENCY_KEY = re.compile(rb"""(?s:"((?:[ !#-\[\]-~]|\\["\\]){1,255})"|([!#-~][ -~]{0,254}))""")
+_ESCAPED = re.compile(rb"\\(.)")
+_JSON_TYPE = (b"content-type", b"application/json")
+_ONE_ONLY = frozenset(
+    b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
+    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
+    b"x-gateway-step x-gateway-step-on-change x-gateway-strict "
+    b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
+).union(run_parts.HEADERS)
+OPTIONS = frozenset(
+    b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
+    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage x-gateway-strict".split()
+).union(run_parts.HEADERS)
+"""What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
+
+
+class UnsupportedEncoding(CallerFault):
+    """The body is compressed; bodies are taken as they are."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
+    """The headers by name. Raises InvalidRequest when one that must be unique occurs twice."""
+    index = dict(headers)
+    if len(index) != len(headers):
+        refuse_doubles(headers)
+    return index
+
+
+def refuse_doubles(headers: RawHeaders) -> None:
+    """Raises InvalidRequest when a header that must be unique occurs twice."""
+    names = [name for name, _ in headers if name in _ONE_ONLY]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")
+
+
+def request_id(index: dict[bytes, bytes]) -> str | None:
+    """The client's own `x-request-id`, if it is fit to be repeated in headers and logs."""
+    sent = index.get(b"x-request-id")
+    return sent.decode() if sent is not None and _REQUEST_ID.fullmatch(sent) else None
+
+
+def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key, bytes | None]:
+    """The caller's key, and the credential that may be passed through to a provider which has none of its own.
+
+    A secret that opened the gateway never goes on to a provider. Raises Unauthorised, or Forbidden for a web page.
+    """
+    authorization = index.get(b"authorization")
+    if not policy.keys:
+        refuse_pages(index)
+        return policy.anonymous, authorization or _callers_key(index)
+    bearer = _bearer_token(authorization)
+    if bearer is not None:
+        key = policy.find_key(bearer)
+        if key is not None:
+            return key, None
+    for name in (b"x-api-key", b"api-key"):
+        secret = index.get(name)
+        if secret is not None:
+            key = policy.find_key(secret)
+            if key is not None:
+                return key, authorization if _is_another_token(policy, authorization, secret) else None
+    if authorization is None and b"x-api-key" not in index and b"api-key" not in index:
+        raise Unauthorised(
+            "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
+        )
+    # Begins with OpenAI's own words: by these some clients know what it is, whatever the status (LiteLLM).
+    told = "Incorrect API key provided: it is not one of this gateway's keys; check the key that the client sends."
+    raise Unauthorised(told)
+
+
+def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secret: bytes) -> bool:
+    """Whether it is one plain bearer token and no secret of ours: in any other form one could hide."""
+    bearer = _BEARER.fullmatch(authorization or b"")
+    return bearer is not None and secret not in bearer[1] and policy.find_key(bearer[1]) is None
+
+
+def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
+    """The entry that serves this model name. Raises NotFound, or Forbidden when the key may not use it."""
+    if key.allows is not None and not key.allows.match(name):
+        raise Forbidden(f"The key '{key.name}' may not use the model '{name}'.", param="model")
+    model = policy.find_model(name)
+    if model is None or (model.nameless and name in model.nameless):
+        raise NotFound(
+            f"The model '{name}' does not exist; GET /v1/models lists those that do.",
+            param="model",
+            code="model_not_found",
+        )
+    return model
+
+
+def strictly(model: Model, index: Mapping[bytes, bytes]) -> Model:
+    """The model for a call that says whether it may lose anything on its way. Raises InvalidRequest for any other word."""
+    said = index.get(b"x-gateway-strict", b"false").strip().lower()
+    if said not in (b"true", b"false"):
+        raise InvalidRequest("The header 'x-gateway-strict' must be true or false.")
+    return model if said == b"false" or model.on_loss == "refuse" else replace(model, on_loss="refuse")
+
+
+def refuse_encoded(index: dict[bytes, bytes]) -> None:
+    """Raises UnsupportedEncoding for a compressed body: it would be counted, read and forwarded as what it is not."""
+    encoding = index.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"identity", b""):
+        raise UnsupportedEncoding("The body is sent with a Content-Encoding; send it uncompressed.")
+
+
+def as_json(forwarded: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of a JSON body that is not called one, with its content type set right."""
+    return [*(header for header in forwarded if header[0] != b"content-type"), _JSON_TYPE]
+
+
+def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now: float) -> tuple[float, bool]:
+    """Until when an answer has to begin (monotonic seconds), and whether the caller said so or the lane."""
+    own = index.get(b"x-gateway-deadline-ms")
+    if own is not None:
+        milliseconds = int(own) if own.isdigit() and len(own) < 12 else 0
+        if not 0 < milliseconds <= MAX_DEADLINE_S * 1000:
+            raise InvalidRequest(
+                "The header 'x-gateway-deadline-ms' must be a whole number of milliseconds, 1 or more."
+            )
+        return now + milliseconds / 1000, True
+    for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
+        seconds = _seconds(index[name]) if name in index else None
+        if seconds is not None:  # our answer has to be there before the SDK stops listening, and comes again by itself
+            return now + seconds - min(SDK_MARGIN_S, seconds / 4), True
+    return now + policy.lane_deadline_s[lane], False
+
+
+def sdk_retry(index: dict[bytes, bytes]) -> int:
+    """How often an SDK has sent the same call before, as it says; 0: never, or nothing that makes sense."""
+    count = index.get(b"x-stainless-retry-count")
+    if count is None or count == b"0":
+        return 0
+    return int(count) if count.isdigit() and len(count) < 4 else 0
+
+
+def idempotency_key(index: dict[bytes, bytes], endpoint: Endpoint) -> bytes | None:
+    """The `Idempotency-Key`, quoted (a string of RFC 8941) or bare. Raises InvalidRequest for one that is none.
+
+    On paths that are passed through it is the provider's business.
+    """
+    sent = index.get(b"idempotency-key")
+    if sent is None or endpoint.request == "any":
+        return None
+    bare = _IDEMPOTENCY_KEY.fullmatch(sent.strip())
+    if bare is None:
+        raise InvalidRequest(
+            "The header 'Idempotency-Key' must have 1 to 255 printable ASCII characters, in double quotes or without.",
+            param="Idempotency-Key",
+            code="invalid_idempotency_key",
+        )
+    return bare[2] if bare[1] is None else _ESCAPED.sub(rb"\1", bare[1])
+
+
+def cache_control(headers: RawHeaders) -> bytes:
+    """All that `Cache-Control` says, on however many lines (RFC 9110, 5.3)."""
+    return b", ".join([value for name, value in headers if name == b"cache-control"])
+
+
+def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
+    """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
+    asked = index.get(b"x-gateway-lane")
+    return key.lane if asked is None else allowed_lane(key, asked.decode("latin-1"), "header 'x-gateway-lane'")
+
+
+def allowed_lane(key: Key, asked: object, said_by: str, param: str | None = None) -> Lane:
+    """The lane that is asked for, where the key may use it. Raises InvalidRequest, naming what said it, or Forbidden."""
+    lane = next((lane for lane in LANES if lane == asked), None)
+    if lane is None:
+        raise InvalidRequest(f"The {said_by} must be one of {', '.join(LANES)}.", param=param)
+    if LANES.index(lane) < LANES.index(key.lane) and not (lane == "critical" and key.critical):
+        raise Forbidden(f"The key '{key.name}' may not use the lane '{lane}'.", code="lane_not_allowed")
+    return lane
+
+
+def choose_tenant(key: Key, index: dict[bytes, bytes]) -> str:
+    """The key's tenant, or the one that the call names. Raises InvalidRequest or Forbidden."""
+    named = index.get(b"x-gateway-tenant")
+    if named is None:
+        return key.tenant
+    if not key.names_tenants:
+        raise Forbidden(f"The key '{key.name}' may not name a tenant.", code="tenant_not_allowed")
+    if not _TENANT.fullmatch(named):
+        raise InvalidRequest("The header 'x-gateway-tenant' must have 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -")
+    return f"{key.tenant}/{named.decode()}"
+
+
+def _bearer_token(authorization: bytes | None) -> bytes | None:
+    if authorization is None or authorization[:7].lower() != b"bearer ":
+        return None
+    return authorization[7:].strip()
+
+
+def _callers_key(index: dict[bytes, bytes]) -> bytes | None:
+    """A key that is no bearer token; Anthropic tells the two apart."""
+    secret = index.get(b"x-api-key")
+    if secret:
+        return b"x-api-key " + secret
+    secret = index.get(b"api-key")
+    return b"Bearer " + secret if secret else None
+
+
+def _seconds(value: bytes) -> float | None:
+    """An SDK's timeout header; whatever is not a sane number (some send `NOT_GIVEN`) is as good as none."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= MAX_DEADLINE_S else None

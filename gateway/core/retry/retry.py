@@ -1,0 +1,276 @@
+"""Decides what follows a failure: try again, wait, or give up. One decision for all of a call's attempts.
+
+A pure function of the attempt ledger, the plan, the budgets, the deadline, the time and one random draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from gateway.core.retry.balancing.rules import Action, Backoff, ClassRule, Retries
+from gateway.core.snapshot.snapshot.snapshot import Target
+from gateway.core.types.provider_errors import ErrorClass, Phase
+from gateway.core.types.words import Attempt
+
+_FINAL = ClassRule(Action.PASS_THROUGH)
+
+
+class Plan(NamedTuple):
+    """The targets that a call may still use, in order of preference; open breakers and the like are left out already."""
+
+    own: Sequence[Target]
+    """The model's own targets."""
+    others: Sequence[Target] = ()
+    """The targets of the model's fallbacks."""
+    context: Sequence[Target] = ()
+    """The targets of the model's context fallbacks, used only by a call that is too long for the others."""
+
+
+class Doubt(NamedTuple):
+    """A target's state after several failed calls have already been sent there to find out whether it serves."""
+
+    tried_since: float | None
+    """The time at which the oldest call that still waits for the target's answer began; None: no call waits."""
+    has_failed: bool
+    """The calls that have ended there have all failed, one after the other."""
+
+
+class Budgets(Protocol):
+    """The limits on retries and money that hold for one call now."""
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        """Returns what forbids a retry at the target after this failure (`budget`, `tokens`); None: nothing does."""
+        ...
+
+    def doubt(self, target: Target) -> Doubt | None:
+        """Returns what enough failed calls before this one have found out about the target; None: the call may try it."""
+        ...
+
+    def denies_money(self) -> str | None:
+        """Returns what forbids the call to pay for another attempt (`money`, `key_budget`); None: nothing does."""
+        ...
+
+    def attempts(self) -> int:
+        """Returns the number of attempts that the call may make in all, by the price of one."""
+        ...
+
+
+class Try(NamedTuple):
+    """Send the call to the first of these targets that has room: now, or when the delay queue lets it through."""
+
+    targets: Sequence[Target]
+
+
+class TryLater(NamedTuple):
+    """Wait until `until` (monotonic seconds), then retry at one of these targets, where the call has failed before.
+
+    Without targets the call asks `next_step` again at that time: too many retries are in flight just now.
+    """
+
+    until: float
+    targets: Sequence[Target] = ()
+
+
+class GiveUp(NamedTuple):
+    """End the call: the client gets the last failure."""
+
+    reason: str
+    """One of `final`, `attempts`, `deadline`, `no_target`, `doubt` (other calls got no answer there), or one of `DENIALS`."""
+
+
+Step = Try | TryLater | GiveUp
+FIRST_DOUBT_WAIT_S = 0.05
+"""A failed call first waits this long while others find out whether a target serves; each further wait is longer."""
+_LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
+FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
+"""A failed call waits this long for a spent retry budget: the first pause (each later one is longer), and in all."""
+DENIALS = frozenset(("budget", "tokens", "money", "key_budget"))
+"""The reasons of `GiveUp` that have prevented an attempt which would otherwise have been made."""
+
+
+def next_step(
+    ledger: Sequence[Attempt],
+    plan: Plan,
+    retries: Retries,
+    budgets: Budgets,
+    deadline: float,
+    now: float,
+    u: float,
+    *,
+    is_hard: bool = True,
+) -> Step:
+    """Returns what follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
+
+    The order of preference: an own target that the call has not tried, at once; an own target that it has tried, after the
+    backoff; a fallback, for which the last attempt is kept. A target in doubt, at which other calls are finding out whether
+    it serves, comes after all others. A refusal by a rate limit is no failure: the delay queue knows when the call may go
+    again. A deadline that is not `is_hard` bounds waiting only: the call may still go to a target that it has not tried.
+    """
+    if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
+        return GiveUp("final")
+    if now >= deadline and is_hard:
+        return GiveUp("deadline")
+    is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
+    left = _left(Plan(plan.context) if is_too_long else plan, ledger)
+    made = sum([not attempt.is_refused for attempt in ledger])
+    # A target that lacks the model says nothing about the call, so the failures of the other targets decide, if there are any.
+    ledger = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again] or ledger
+    last = ledger[-1]
+    rule = rule_for(last, retries)
+    # A 429 counts neither against the attempts nor against the budgets: the delay queue paces it, only the deadline ends it.
+    if last.is_refused and not last.never_again:
+        if now >= deadline:
+            return GiveUp("deadline")
+        return Try((*left.own, *left.others)) if left.own or left.others else GiveUp("no_target")
+    failures = [attempt for attempt in ledger if not attempt.is_refused]
+    allowed = budgets.attempts()
+    denied = "attempts" if made >= allowed else budgets.denies_money()
+    if denied is not None:
+        return GiveUp(denied)
+    # A price that allows more attempts than usual allows more of each class, too.
+    most = rule.attempts if rule.action is Action.RETRY else 0
+    if most > 1:
+        most += max(0, allowed - retries.attempts)
+    is_last = made == allowed - 1
+    step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
+    # There is no time left to wait, but an untried target needs no wait.
+    if isinstance(step, TryLater) and (step.until >= deadline or now >= deadline):
+        fresh = _fresh((*left.own, *left.others), failures)
+        step = Try(fresh) if fresh else GiveUp("deadline")
+    if most:
+        step = _unless_in_doubt(step, failures, budgets, deadline if is_hard else inf, now, u)
+    if isinstance(step, GiveUp) and is_too_long:
+        return GiveUp("final")
+    return step
+
+
+def rule_for(attempt: Attempt, retries: Retries) -> ClassRule:
+    """Returns the rule for the attempt's error class. A caller's own refused credential is final: no other may be used."""
+    if attempt.error_class is None or (attempt.error_class == ErrorClass.AUTH and attempt.is_callers):
+        return _FINAL
+    return retries.by_class.get(attempt.error_class, _FINAL)
+
+
+def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
+    """Returns the wait before the next attempt, in seconds, after this number of `failures` (1 or more).
+
+    Full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter".
+    """
+    most_s = min(backoff.max_s, backoff.base_s * backoff.factor ** min(failures - 1, 64))
+    return most_s * u if backoff.has_jitter else most_s
+
+
+def _left(plan: Plan, ledger: Sequence[Attempt]) -> Plan:
+    """Returns the plan without the targets that can never serve this call."""
+    out = {attempt.target for attempt in ledger if attempt.never_again}
+    return Plan(*([target for target in targets if target.name not in out] for targets in plan))
+
+
+def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Target]:
+    met = {attempt.target for attempt in failures}
+    return [target for target in targets if target.name not in met]
+
+
+def _unless_in_doubt(
+    step: Step, failures: Sequence[Attempt], budgets: Budgets, hard_deadline: float, now: float, u: float
+) -> Step:
+    """Returns the step, restricted to those of its targets that are not in doubt.
+
+    If all of them are in doubt, the call waits for the outcome of the calls that are out there, but at most 1.5 times as long
+    as its own failure took, and at most half of the time that its caller has left. Then it tries the target itself, unless
+    there is little hope: the calls out there have failed, or can hardly be answered in the time that is left. If no call is
+    out there, this one goes at once, for otherwise the target's state would never be known.
+    """
+    if isinstance(step, GiveUp) or not step.targets:
+        return step
+    doubts = [(target, budgets.doubt(target)) for target in step.targets]
+    sure = [target for target, doubt in doubts if doubt is None]
+    if sure:
+        return step._replace(targets=sure)
+    last = failures[-1]
+    failed_at = now if last.ended_at is None else last.ended_at
+    full = failed_at + max((failed_at - last.started_at) * _DOUBT_FACTOR, _LEAST_DOUBT_WAIT_S)
+    until = min(full, (failed_at + hard_deadline) / 2)
+    if now < until:
+        return TryLater(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
+    took_s = failed_at - last.started_at
+    hopeful = [target for target, doubt in doubts if doubt and _is_hopeful(doubt, took_s, now, is_short=until < full)]
+    return step._replace(targets=hopeful) if hopeful else GiveUp("doubt")
+
+
+def _is_hopeful(doubt: Doubt, took_s: float, now: float, *, is_short: bool) -> bool:
+    """Returns whether a call that failed after `took_s` and has waited since may try the target itself.
+
+    Failures come sooner than answers: calls that have been out for longer than a failure takes may still succeed.
+    """
+    if doubt.tried_since is None:
+        return True
+    return not is_short and (not doubt.has_failed or now - doubt.tried_since >= took_s)
+
+
+def _next_target(
+    failures: Sequence[Attempt],
+    left: Plan,
+    most: int,
+    retries: Retries,
+    budgets: Budgets,
+    now: float,
+    u: float,
+    *,
+    is_last: bool,
+) -> Step:
+    """Returns the first of these seven outcomes that applies to a call which may make another attempt.
+
+    1. The model has a target that the call has not tried    Try it at once; untried fallbacks are next in line
+    2. this is the last attempt, a fallback is untried       Try the fallback: the tried targets have failed already
+    3. the failure's class has attempts left (`most`)        TryLater, after the backoff, at an own target
+    4. a fallback is untried                                 Try the fallback
+    5. a tried fallback has attempts left                    TryLater, after the backoff, there again
+    6. only the budget for concurrent retries forbids it     TryLater without targets: a place may become free soon
+    7. none of these                                         GiveUp with the reason of the denial, or of the shortage
+    """
+    fresh_others = _fresh(left.others, failures)
+    fresh = _fresh(left.own, failures)
+    if fresh:
+        return Try([*fresh, *fresh_others])
+    own = [target.name for target in left.own]
+    last = failures[-1]
+    spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in failures])
+    if is_last and fresh_others:
+        return Try(fresh_others)
+    again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
+    # A call that has somewhere else to go need not find out whether a doubtful target serves again.
+    if fresh_others:
+        again = [target for target in again if budgets.doubt(target) is None]
+    if not again:
+        if fresh_others:
+            return Try(fresh_others)
+        retryable_fallbacks = [target for target in left.others if _count(failures, target) < most]
+        again, denied_there = _again(retryable_fallbacks, failures, budgets)
+        denied = denied or denied_there
+    waited_s = now - (now if last.ended_at is None else last.ended_at)
+    if not again and denied == "budget" and waited_s < min(retries.backoff.max_s, LONGEST_BUDGET_WAIT_S):
+        # The pause grows with the time waited and is random, so many waiting calls ask seldom and never all at once.
+        return TryLater(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))
+    if not again:
+        return GiveUp(denied or ("no_target" if not own and not left.others else "attempts"))
+    rule = rule_for(last, retries)
+    # A connection that broke before anything was sent was usually a stale one: the first retry need not wait.
+    if rule.is_first_immediate and len(failures) == 1 and last.phase is Phase.NOTHING_SENT:
+        return TryLater(now, again)
+    return TryLater(now + backoff_s(retries.backoff, len(failures), u), again)
+
+
+def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budgets) -> tuple[list[Target], str | None]:
+    """Returns the targets that may be tried again, the least tried first, and the first reason that forbids another."""
+    denials = {target.name: budgets.denies(target, failures[-1]) for target in targets}
+    again = sorted(
+        [target for target in targets if denials[target.name] is None], key=lambda target: _count(failures, target)
+    )
+    return again, next((reason for reason in denials.values() if reason is not None), None)
+
+
+def _count(failures: Sequence[Attempt], target: Target) -> int:
+    return sum([attempt.target == target.name for attempt in failures])

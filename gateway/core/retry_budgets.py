@@ -1,0 +1,221 @@
+"""The limits on retries and money: of a target, of a key, and of one call.
+
+Two limits on retries, each for what the other does not see: `RetryBudget` (Envoy) bounds how many are in flight next to
+first attempts, `RetryTokens` (AWS SDKs, standard mode) how many go on failing. Their numbers come from `Retries` with each
+question, so a reload changes them and keeps what is spent. It must not know calls or the loop that retries. Invariants:
+retries in flight, when one is taken, are at most the larger of the two bounds; tokens stay between 0 and the capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.core.retry.balancing.rules import CostRule
+from gateway.core.snapshot.snapshot.snapshot import Rates
+
+UNSEEN_OUTPUT_TOKENS = 4096
+"""The output tokens reckoned with where the caller sets no bound and none of the model's answers has been seen."""
+SEEN_ANSWERS = 5
+"""The length of a model's answers counts as known after this number of answers."""
+OF_BUDGET = 0.1
+"""A call whose usual price is known reserves at most this part of the budget, unless its usual price is higher."""
+SUCCESS_TOKENS = 1.0
+"""The retry tokens that a success without retries gives back."""
+
+
+class RetryBudget:
+    """The retries in flight at one target: a share of the calls in flight there, and a few in any case."""
+
+    __slots__ = ("in_flight",)
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+    def allows(self, active: int, percent: float, min_concurrent: int) -> bool:
+        """Returns whether one more retry may start while `active` calls are in flight, retries among them."""
+        return self.in_flight < min_concurrent or (self.in_flight + 1) * 100 <= percent * active
+
+    def take(self) -> None:
+        """Counts a retry that starts."""
+        self.in_flight += 1
+
+    def give_back(self) -> None:
+        """Counts a retry that has ended, successful or not; to be called once for each `take`."""
+        self.in_flight -= 1
+
+
+class RetryTokens:
+    """One target's bucket of retry tokens: retries empty it, only successes fill it."""
+
+    __slots__ = ("spent",)
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+        """The tokens taken and not given back yet."""
+
+    def level(self, capacity: float) -> float:
+        """Returns the tokens left of `capacity`."""
+        return max(0.0, capacity - self.spent)
+
+    def allows(self, cost: float, capacity: float) -> bool:
+        """Returns whether a retry of this cost may start."""
+        return self.spent + cost <= capacity
+
+    def take(self, cost: float) -> None:
+        """Takes the tokens of a retry that starts."""
+        self.spent += cost
+
+    def refund(self, taken: float = 0.0) -> None:
+        """Gives tokens back after a success; `taken` is what the call's retries took at this target, 0.0 if it had none."""
+        if self.spent:
+            self.spent = max(0.0, self.spent - (taken or SUCCESS_TOKENS))
+
+
+class Retry:
+    """One retry, from its booking to its end: its share of a target's two budgets."""
+
+    __slots__ = ("_bucket", "_budget", "_is_open", "tokens")
+
+    def __init__(self, budget: RetryBudget, bucket: RetryTokens, tokens: float) -> None:
+        budget.take()
+        bucket.take(tokens)
+        self._budget = budget
+        self._bucket = bucket
+        self._is_open = True
+        self.tokens = tokens
+        """The retry tokens that a success of this retry gives back."""
+
+    def is_for(self, budget: RetryBudget) -> bool:
+        """Returns whether this retry counts in `budget`."""
+        return self._budget is budget
+
+    def end(self) -> None:
+        """Ends the retry: it is no longer in flight. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._budget.give_back()
+
+    def cancel(self) -> None:
+        """Ends a retry that was never sent, and gives its tokens back."""
+        if self._is_open:
+            self._bucket.refund(self.tokens)
+        self.end()
+
+
+class Spending:
+    """US dollars spent by each key on one UTC day, `int(wall // 86400)`; the first entry of another day clears all.
+
+    It has at most as many entries as the config has keys.
+    """
+
+    __slots__ = ("_day", "_usd")
+
+    def __init__(self) -> None:
+        self._day = 0
+        self._usd: dict[str, float] = {}
+
+    def spent(self, key: str, day: int) -> float:
+        """Returns the US dollars that the key has spent on `day`."""
+        return self._usd.get(key, 0.0) if day == self._day else 0.0
+
+    def add(self, key: str, usd: float, day: int) -> None:
+        """Adds to the key's spending on `day`; a negative amount corrects what was added before."""
+        if day != self._day:
+            self._day = day
+            self._usd.clear()
+        self._usd[key] = max(0.0, self._usd.get(key, 0.0) + usd)
+
+
+@dataclass(slots=True)
+class Reserved:
+    """US dollars of a key's budget that a call has reserved on one UTC day; it grows with the attempts that need more.
+
+    Copies of a call, which make its attempts elsewhere, share this object; the call itself gives the money back.
+    """
+
+    day: int
+    usd: float
+    is_charged: bool = False
+    """The whole reservation counts as spent when the call ends, because the usage of its answer will not be known then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of an attempt in US dollars: `most` is reckoned with beside other calls, `usual` for a call alone."""
+
+    most: float
+    usual: float
+
+
+FREE = Price(0.0, 0.0)
+
+
+def price_of(
+    input_usd: float, output_usd: float, usual_tokens: int, max_tokens: int | None, budget_usd: float, *, is_known: bool
+) -> Price:
+    """Returns the price of a call whose input costs `input_usd`, and each token of its answer `output_usd`.
+
+    Until the usual length of answers is known, a call is reckoned with the bound that its caller has set. From then on it is
+    reckoned with the usual length (a high percentile), or with the part of the bound that is a small part of the budget, if
+    that is more: a caller whose answers have been short for a while cannot send many long ones at once.
+    """
+    bound = UNSEEN_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    usual = input_usd + min(bound, usual_tokens) * output_usd
+    worst = input_usd + bound * output_usd
+    if not is_known:
+        return Price(worst, usual)
+    if max_tokens is None:
+        usual = input_usd + usual_tokens * output_usd
+    return Price(max(usual, min(worst, OF_BUDGET * budget_usd)), usual)
+
+
+def fits_budget(budget_usd: float, spent_usd: float, reserved_usd: float, price: Price) -> bool:
+    """Returns whether a call fits beside the money that is spent and the money reserved by calls in flight (0.0: none is).
+
+
+    A call alone is reckoned with its usual price, and the first call of a day always fits.
+    """
+    if reserved_usd > 0:
+        return spent_usd + reserved_usd + price.most <= budget_usd
+    return spent_usd <= 0 or spent_usd + min(price.most, price.usual) <= budget_usd
+
+
+def allows_spending(budget_usd: float | None, spent_usd: float, extra_usd: float) -> bool:
+    """Returns whether `extra_usd` more may be spent, which is always true of 0; `budget_usd` None: there is no budget."""
+    return budget_usd is None or extra_usd <= 0 or spent_usd + extra_usd <= budget_usd
+
+
+def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: int) -> int:
+    """Returns the attempts of the first rule whose range includes the price; `otherwise` if none does or there is no price."""
+    if usd is None:
+        return otherwise
+    for rule in rules:
+        is_dear = rule.above_usd is None or usd >= rule.above_usd
+        if is_dear and (rule.below_usd is None or usd < rule.below_usd):
+            return rule.attempts
+    return otherwise
+
+
+def cost_usd(
+    rates: Rates | None,
+    input_tokens: int,
+    output_tokens: int,
+    cached_tokens: int = 0,
+    cache_written: int = 0,
+    cache_written_1h: int = 0,
+) -> float | None:
+    """Returns the price of the tokens in US dollars; None: the model has no price.
+
+    `cached_tokens` and `cache_written` are parts of the input: read from the provider's cache, and put into it, of that
+    `cache_written_1h` for an hour.
+    """
+    if rates is None:
+        return None
+    fresh = input_tokens - cached_tokens
+    usd = fresh * rates.input_usd + cached_tokens * rates.cached_input_usd + output_tokens * rates.output_usd
+    if cache_written and rates.cache_write_usd is not None:
+        usd += cache_written * (rates.cache_write_usd - rates.input_usd)
+        if cache_written_1h and rates.cache_write_1h_usd is not None:
+            usd += cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
+    return usd

@@ -1,0 +1,255 @@
+"""One end of a relay: frames in and out over one transport, with the library's parser in between, and its closing.
+
+It must not know what a frame says, nor who is at the other end. Invariants: `on_close` is called exactly once, whichever way
+the peer leaves; after that nothing is handed on any more. What has come before somebody listens is kept, and no more is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import OPEN, Protocol
+
+from gateway.core.types.exchange import OnFrame
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_UNSENT_BYTES = 1024 * 1024
+"""What may wait for a peer to take it; above, nothing more is read of the other one."""
+MOST_UNSENT_BYTES = MAX_MESSAGE_BYTES + 2 * MAX_UNSENT_BYTES
+"""More than a last message on top of that are answers to pings, of a peer who sends them and reads nothing: it is cut off."""
+CLOSE_S = 5.0
+"""A peer that has been told to close has so many seconds for its own word."""
+GONE = 1006
+"""The code of a peer that has left without one (RFC 6455, 7.4.1); it is never sent."""
+NO_CODE = 1005
+"""The code of a peer that has closed without one; it is never sent."""
+QUIET = logging.getLogger("gateway.websocket")
+"""The library's words go here: at the level DEBUG it would write down handshakes, credentials included."""
+QUIET.setLevel(logging.ERROR)
+
+
+class SocketEnd(asyncio.Protocol):
+    """One peer of a session. Implements `exchange.Socket`."""
+
+    __slots__ = (
+        "_closed_with",
+        "_early",
+        "_frames",
+        "_is_told",
+        "_on_close",
+        "_on_congestion",
+        "_on_frame",
+        "_timer",
+        "congested",
+        "heard",
+        "is_lost",
+        "opening",
+        "reading_paused",
+        "received",
+        "transport",
+    )
+
+    def __init__(self, frames: Protocol) -> None:
+        """`frames` is open, or about to open: then `opening` tells when the answer to its handshake is there."""
+        self._frames = frames
+        self.transport: asyncio.Transport | None = None
+        self.opening: asyncio.Future[Response] | None = None
+        self.heard = True
+        """Something has come since somebody last set this to False."""
+        self.congested = False
+        """More waits for the peer than may."""
+        self.reading_paused = False
+        self.is_lost = False
+        self.received = 0
+        """So many frames have come."""
+        self._on_frame: OnFrame | None = None
+        self._on_close: Callable[[int, str], None] | None = None
+        self._on_congestion: Callable[[bool], None] | None = None
+        self._early: list[Frame] = []
+        self._closed_with: tuple[int, str] | None = None
+        self._is_told = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unsent(self) -> int:
+        """So many bytes wait for the peer."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    # What the session does.
+
+    def attach(
+        self, on_frame: OnFrame, on_close: Callable[[int, str], None], on_congestion: Callable[[bool], None]
+    ) -> None:
+        """Hands on everything from now on, and first what has come meanwhile."""
+        self._on_frame, self._on_close, self._on_congestion = on_frame, on_close, on_congestion
+        self.resume()  # before what follows may pause it again
+        early, self._early = self._early, []
+        for frame in early:
+            self.received += 1
+            on_frame(frame.opcode, cast(bytes, frame.data), frame.fin)
+        if self._closed_with is not None:
+            self._tell(*self._closed_with)
+
+    def send(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
+        """Sends a frame; nothing where the peer is leaving, or in the middle of another message of several frames."""
+        frames = self._frames
+        if frames.state is not OPEN:
+            return
+        if opcode == Opcode.CONT:
+            if not frames.expect_continuation_frame:
+                return
+            frames.send_continuation(data, fin)
+        elif frames.expect_continuation_frame:
+            return
+        elif opcode == Opcode.TEXT:
+            frames.send_text(data, fin)
+        else:
+            frames.send_binary(data, fin)
+        self._flush()
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        if self._frames.state is OPEN:
+            self._frames.send_ping(b"")
+            self._flush()
+
+    def close(self, code: int, reason: str, *, at_once: bool = False) -> None:
+        """Closes the session with the peer, who has `CLOSE_S` for its own word, none if `at_once`."""
+        self._is_told = True  # whatever it says now is no news
+        self.resume()
+        if self._frames.state is OPEN:
+            if code in (NO_CODE, GONE):
+                self._frames.send_close()
+            else:
+                self._frames.send_close(code, reason)
+            self._flush()
+        transport = self.transport
+        if transport is None or self.is_lost:
+            return
+        if at_once:
+            transport.close()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.abort)
+
+    def abort(self) -> None:
+        """Leaves the peer without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """Reads nothing more of the peer for now."""
+        if not self.reading_paused and self.transport is not None and not self.transport.is_closing():
+            self.reading_paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self.reading_paused and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self.reading_paused = False
+
+    # What the transport does.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES, MAX_UNSENT_BYTES // 4)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        frames = self._frames
+        frames.receive_data(data)
+        self._take_events()
+        self._flush()
+        if frames.parser_exc is not None:
+            sent = frames.close_sent
+            self._tell(GONE, "" if sent is None else f"{sent.code} {sent.reason}".strip())
+            self._leave_soon()
+        elif frames.handshake_exc is not None and self.opening is not None and not self.opening.done():
+            self.opening.set_exception(frames.handshake_exc)
+
+    def eof_received(self) -> None:
+        self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._end()
+        if self.opening is not None and not self.opening.done():
+            self.opening.set_exception(exc or ConnectionResetError("the connection was closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_frame = self._on_close = self._on_congestion = self._timer = self.transport = None
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        if self._on_congestion is not None:
+            self._on_congestion(True)
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        if self._on_congestion is not None:
+            self._on_congestion(False)
+
+    # Between the two.
+
+    def _take_events(self) -> None:
+        for event in self._frames.events_received():
+            if isinstance(event, Frame):
+                self._take(event)
+            elif self.opening is not None and not self.opening.done():
+                self.opening.set_result(cast(Response, event))
+                self.pause()  # until somebody listens
+
+    def _take(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if opcode is Opcode.CLOSE:
+            said = self._frames.close_rcvd
+            self._tell(*((NO_CODE, "") if said is None else (said.code, said.reason)))
+            self._leave_soon()
+        elif opcode is Opcode.PING or opcode is Opcode.PONG or self._is_told:
+            return
+        elif self._on_frame is None:
+            self._early.append(frame)
+        else:
+            self.received += 1
+            self._on_frame(opcode, cast(bytes, frame.data), frame.fin)
+
+    def _end(self) -> None:
+        """The peer sends nothing any more."""
+        frames = self._frames
+        frames.receive_eof()
+        self._take_events()  # the body of an error may end with the connection
+        if not self.is_lost:
+            self._flush()
+        if self.opening is None or self.opening.done():
+            self._tell(GONE, "")
+
+    def _tell(self, code: int, reason: str) -> None:
+        """Tells the session, once, that the peer leaves."""
+        if self._is_told:
+            return
+        if self._on_close is None:
+            self._closed_with = self._closed_with or (code, reason)
+            return
+        self._is_told = True
+        self._on_close(code, reason)
+
+    def _flush(self) -> None:
+        transport = self.transport
+        for part in self._frames.data_to_send():
+            if transport is None or self.is_lost:
+                return
+            if part:
+                transport.write(part)
+            else:
+                transport.close()
+        if self.congested and transport is not None and transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            transport.abort()
+
+    def _leave_soon(self) -> None:
+        if self._timer is None and not self.is_lost:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.abort)

@@ -1,0 +1,134 @@
+"""Requests to servers that give credentials: token endpoints, metadata servers, STS.
+
+Metadata servers are asked directly, all others as the provider itself is: through its proxy, with its authorities besides
+the system's. Answers are short, and never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import httpx
+import orjson
+
+from gateway.core.http.client.httpx_transport.httpx_transport import HttpxTransport
+from gateway.core.http.client.transport import ERRORS, Http1Transport
+from gateway.products.jobs.webhooks.outward.outwards_outward import in_words, timeouts_of
+
+ANSWER_S: Final = 10.0
+NEARBY_S: Final = 2.0
+"""Of a metadata server, which is on the same machine or is not there at all."""
+MOST_ANSWER_BYTES: Final = 262_144
+_MOST_WORDS: Final = 200
+_FAULTS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL, OSError, ValueError)
+
+
+class Unreached(Exception):
+    """There was no answer; its text says why, and holds nothing secret."""
+
+
+class CredentialAsker:
+    """Asks for credentials. Opens nothing before it is used."""
+
+    def __init__(self, proxy: str | None = None, ca_file: str | None = None) -> None:
+        self._proxy = proxy
+        self._ca_file = ca_file
+        self._near: httpx.AsyncBaseTransport | None = None
+        self._far: httpx.AsyncBaseTransport | None = None
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        is_near: bool = False,
+    ) -> tuple[int, bytes]:
+        """Returns status and body. Raises Unreached. `is_near`: a metadata server, which no proxy leads to."""
+        within_s = NEARBY_S if is_near else ANSWER_S
+        try:
+            request = httpx.Request(
+                method,
+                url,
+                headers=dict(headers or {}),
+                stream=httpx.ByteStream(body),
+                extensions={"timeout": timeouts_of(within_s).as_extension()},
+            )
+            if body:
+                request.headers["content-length"] = str(len(body))
+            async with asyncio.timeout(within_s):
+                return await _answer(await self._transport(is_near), request)
+        except TimeoutError:
+            raise Unreached(f"no answer within {within_s:g} s") from None
+        except _FAULTS as error:
+            raise Unreached(in_words(error)) from None
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        for transport in (self._near, self._far):
+            if transport is not None:
+                await transport.aclose()
+        self._near = self._far = None
+
+    async def _transport(self, is_near: bool) -> httpx.AsyncBaseTransport:
+        if is_near:
+            self._near = self._near or Http1Transport(max_connections=4)
+            return self._near
+        if self._far is None:
+            context = await asyncio.to_thread(self._authorities)  # the system's take tens of milliseconds to load
+            self._far = (
+                Http1Transport(ssl_context=context, max_connections=4)
+                if self._proxy is None
+                else HttpxTransport(
+                    ssl_context=context, max_connections=4, idle_expiry_s=30.0, http2=False, proxy=self._proxy
+                )
+            )
+        return self._far
+
+    def _authorities(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._ca_file is not None:
+            context.load_verify_locations(self._ca_file)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+async def _answer(transport: httpx.AsyncBaseTransport, request: httpx.Request) -> tuple[int, bytes]:
+    response = await transport.handle_async_request(request)
+    try:
+        said = bytearray()
+        async for chunk in response.aiter_raw():
+            said += chunk
+            if len(said) > MOST_ANSWER_BYTES:
+                raise Unreached("the answer is too long")
+        return response.status_code, bytes(said)
+    finally:
+        await response.aclose()
+
+
+def object_of(body: bytes) -> dict[str, Any]:
+    """Returns the JSON object of an answer; an empty one where it is none."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def words_of(status: int, *said: object, hidden: Collection[str] = ()) -> str:
+    """Returns a refusal in words: the status, and what of the answer is known to be an error's code or text.
+
+    `hidden` is what was sent and must not be told, though the answer may quote it.
+    """
+    words = ": ".join(_shown(text, hidden) for text in said if isinstance(text, str) and text)
+    return f"status {status}{f' ({words})' if words else ''}"
+
+
+def _shown(text: str, hidden: Collection[str]) -> str:
+    for secret in sorted(filter(None, hidden), key=len, reverse=True):
+        text = text.replace(secret, "***")  # before it is cut: a piece would not be found any more
+    return " ".join(text.split())[:_MOST_WORDS]

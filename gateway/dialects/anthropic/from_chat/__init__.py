@@ -1,1 +1,0 @@
-"""Chat completions as Messages, and a message as a chat completion."""

@@ -1,1 +1,0 @@
-"""Requests of Messages as chat completions, and what is answered to them as messages."""

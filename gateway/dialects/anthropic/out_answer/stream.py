@@ -1,0 +1,263 @@
+"""The stream of a message as the stream of a chat completion.
+
+    role delta* finish usage? [DONE] | ... error
+
+Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. No word is held
+back; citations are, because chat completions tell them at once. The end is told when the target has told its own: a stream
+without `message_stop` was cut. What is unknown is left out, for the provider promises new kinds of blocks and events.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.openai.sse.sse import error_in, event_data, is_silent, json_object
+from gateway.dialects.anthropic.out_answer import answer
+from gateway.dialects.anthropic.out_thoughts.signed_turns import OpenTurn
+from gateway.dialects.anthropic.out_thoughts.thoughts import FORMAT, detail_of
+from gateway.dialects.base.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects
+from gateway.dialects.schema_tools.tools.tool_names import with_own_name
+from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+
+_AFTER: Final = b'},"finish_reason":null}]}\n\n'
+_MALFORMED: Final = TOO_LONG
+_OF_THE_END: Final = ("stop_reason", "stop_details")
+PING: Final = b": ping\n\n"
+
+
+class _OpenTool:
+    """A call: its place in the message, and what is known of its arguments."""
+
+    __slots__ = ("given", "index", "is_told")
+
+    def __init__(self, index: int, given: Any) -> None:
+        self.index, self.given, self.is_told = index, given, False
+
+
+class MessagesAsChat(ConvertingReader):
+    """Reads the events of a message; implements `base.Reader`."""
+
+    def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
+        self._sent = sent
+        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._head: Json | None = None
+        self._before = b""
+        """Of a piece, all that stands before its delta."""
+        self._tools: dict[int, _OpenTool] = {}
+        """The calls that are being told, by their places among the blocks; usually one."""
+        self._calls = 0
+        self._thought = -1
+        """The block of thoughts that was told last, by place."""
+        self._length = self._block_start = 0
+        """Characters of text told, and those before the block that is open."""
+        self._citations: list[Json] = []
+        self._cited: list[Json] = []
+        """Of the block that is open."""
+        self._usage: Json = {}
+        self._end: Json = {}
+        """Why the message ended, as far as it is told."""
+        self._has_end = False
+        """There was an event that told it."""
+        self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
+        """What is to be remembered, where there may be calls."""
+        self._is_told = False
+        """A block has begun."""
+
+    def _read(self, event: bytes) -> bytes:
+        if self._is_over:
+            return b""
+        said = json_object(data_of(event))
+        if said is None:
+            return self._read_odd(event)
+        kind = said.get("type")
+        if kind == "content_block_delta" and self._before:
+            delta = said.get("delta")
+            if type(delta) is dict:
+                return self._grow(said.get("index"), delta)
+            return b""
+        return self._take(kind, said, event)
+
+    def _read_odd(self, event: bytes) -> bytes:
+        """Reads what is no event of the usual form: an error, a comment, nonsense."""
+        if (error := error_in(event)) is not None:
+            return self._fail(error)
+        data = event_data(event).strip()
+        said = json_object(data)
+        if said is not None:
+            return self._take(said.get("type"), said, event)
+        if not data and is_silent(event):
+            return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
+        self._is_over = True
+        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
+
+    def _take(self, kind: Any, said: Json, event: bytes) -> bytes:
+        if kind == "ping":
+            return PING
+        if kind == "error" or (kind is None and "error" in said):
+            return self._fail(error_in(event) or object_of(said.get("error")))
+        if kind == "message_start":
+            return self._start(object_of(said.get("message")))
+        if kind == "content_block_start":
+            return self._begin({}) + self._open(_place(said), object_of(said.get("content_block")))
+        if kind == "content_block_delta":
+            return self._begin({}) + self._grow(said.get("index"), object_of(said.get("delta")))
+        if kind == "content_block_stop":
+            return self._close(_place(said))
+        if kind == "message_delta":
+            self._has_end = True
+            self._count(said.get("usage"))
+            self._end |= {name: value for name, value in object_of(said.get("delta")).items() if value is not None}
+        elif kind == "message_stop":
+            return self._begin({}) + self._finish()
+        return b""
+
+    def _start(self, message: Json) -> bytes:
+        """Begins the stream. Some servers begin twice, which says nothing new.
+
+        Where another message begins in the middle, a server behind has begun again: merged, the two make no sense, and the
+        thoughts of the first would be refused with the conversation for ever (vercel/ai#18331).
+        """
+        if self._head is None:
+            made = bytearray(self._begin(message))
+            for place, block in enumerate(objects(message.get("content"))):  # some have told a part by then
+                made += b"" if self._is_over else self._open(place, block) + self._close(place)
+            self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
+            self._has_end = bool(self._end)
+            return bytes(made)
+        is_another = bool(message.get("id")) and message["id"] != self._head["id"]
+        if not is_another or not self._is_told:
+            return b""
+        return self._fail({"message": "another message began in the middle of the answer", "code": _MALFORMED})
+
+    def _begin(self, message: Json) -> bytes:
+        if self._head is not None:
+            return b""
+        self._count(message.get("usage"))
+        self._head = answer.head(self._sent, message, "chat.completion.chunk")
+        before = orjson.dumps({**self._head, "choices": []}).removesuffix(b"]}")
+        self._before = b'data: %b{"index":0,"delta":{' % before
+        return b'%b"role":"assistant","content":""%b' % (self._before, _AFTER)
+
+    def _grow(self, place: Any, delta: Json) -> bytes:
+        """Tells more of a block."""
+        kind = delta.get("type")
+        if kind == "text_delta":
+            text = delta.get("text")
+            if type(text) is not str or not text:
+                return b""
+            self._length += len(text)
+            if self._turn is not None:
+                self._turn.grow(place, text)
+            return b'%b"content":%b%b' % (self._before, orjson.dumps(text), _AFTER)
+        if kind == "input_json_delta":
+            text, tool = delta.get("partial_json"), self._tools.get(place) if type(place) is int else None
+            if self._turn is not None and type(text) is str:
+                self._turn.grow(place, text)
+            return self._argue(tool, text) if tool is not None and type(text) is str and text else b""
+        if kind == "thinking_delta" or kind == "signature_delta":
+            return self._think(place if type(place) is int else 0, delta)
+        if kind == "citations_delta":  # where the block ends is known at its end
+            self._cited.append(object_of(delta.get("citation")))
+            if self._turn is not None:
+                self._turn.cite(place, self._cited[-1])
+        return b""
+
+    def _argue(self, tool: _OpenTool, text: str) -> bytes:
+        tool.is_told = True
+        form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
+        return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
+
+    def _think(self, place: int, delta: Json) -> bytes:
+        """Tells thoughts twice: in plain words, and as the pieces of what can go back."""
+        text, signature = delta.get("thinking"), delta.get("signature")
+        told = text if type(text) is str else ""
+        signed = signature if type(signature) is str else ""
+        if not told and not signed:
+            return b""
+        if self._turn is not None:
+            self._turn.grow(place, told)
+            self._turn.sign(place, signed)
+        words = orjson.dumps(told)
+        first = b""
+        if place != self._thought:
+            self._thought = place
+            first = b',"format":"%b"' % FORMAT.encode()
+        more = b',"signature":%b' % orjson.dumps(signed) if signed else b""
+        plain = b'"reasoning_content":%b,' % words if told else b""
+        form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b%b}]%b'
+        return form % (self._before, plain, place, words, first, more, _AFTER)
+
+    def _open(self, place: int, block: Json) -> bytes:
+        kind = block.get("type")
+        self._is_told = True
+        if self._turn is not None:
+            self._turn.open(place, block)
+        if kind == "text":
+            self._block_start = self._length
+            self._cited = objects(block.get("citations"))
+            return self._grow(place, {"type": "text_delta", "text": block.get("text")})
+        if kind == "thinking":
+            return self._think(place, block)
+        if kind == "redacted_thinking":
+            return self._delta({"reasoning_details": [detail_of(block, place)]})
+        if kind != "tool_use":
+            return b""
+        try:
+            made = with_own_name(answer.tool_call(block), self._sent.names)
+        except MalformedAnswer as error:
+            return self._fail({"message": str(error), "code": _MALFORMED})
+        self._tools[place] = tool = _OpenTool(self._calls, block.get("input"))
+        self._calls += 1
+        made["function"]["arguments"] = ""
+        return self._delta({"tool_calls": [{"index": tool.index, **made}]})
+
+    def _close(self, place: int) -> bytes:
+        """Ends a block; a call whose arguments were not told in pieces has those that it began with, or none."""
+        if self._cited:
+            self._citations += answer.cited_pages(self._cited, self._block_start, self._length)
+            self._cited = []
+        tool = self._tools.pop(place, None)
+        if tool is None or tool.is_told:
+            return b""
+        return self._argue(tool, orjson.dumps(tool.given).decode() if tool.given else answer.NO_ARGUMENTS)
+
+    def _count(self, usage: Any) -> None:
+        """Takes the counts of an event; they are of all so far, and the last ones hold."""
+        self._usage |= {name: value for name, value in object_of(usage).items() if value is not None}
+
+    def _finish(self) -> bytes:
+        if not self._has_end:
+            return self._fail({"message": "the provider ended its answer without a reason", "code": _MALFORMED})
+        self._is_over = True
+        # What is still open is of a server that does not end its blocks.
+        made = b"".join([self._close(place) for place in sorted({*self._tools, -1})])
+        if self._citations:
+            made += self._delta({"annotations": self._citations})
+        if self._turn is not None and self._sent.memory is not None:
+            self._turn.keep(self._sent.memory)
+        finish = answer.finish_of(self._end.get("stop_reason"), has_calls=self._calls > 0)
+        refusal = answer.refusal_of(self._end) if finish == "content_filter" else None
+        if refusal:
+            made += self._delta({"refusal": refusal})
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        if self._tells_usage and self._usage:
+            made += self._chunk({"choices": [], "usage": answer.usage_of_chat(self._usage)})
+        return made + b"data: [DONE]\n\n"
+
+    def _fail(self, error: Json) -> bytes:
+        self._is_over = True
+        return chat_failure(self._sent, error, has_begun=self._length > 0 or self._calls > 0 or self._thought >= 0)
+
+    def _delta(self, delta: Json) -> bytes:
+        return self._chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+    def _chunk(self, fields: Json) -> bytes:
+        return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
+
+
+def _place(said: Json) -> int:
+    place = said.get("index")
+    return place if isinstance(place, int) else 0

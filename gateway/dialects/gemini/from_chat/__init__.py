@@ -1,1 +1,0 @@
-"""Chat completions at targets that speak generateContent."""

@@ -1,1 +1,0 @@
-"""Callers of Gemini's generateContent at targets that speak something else."""

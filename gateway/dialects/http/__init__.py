@@ -1,0 +1,3 @@
+"""What callers of Anthropic's Messages ask for besides answers.
+
+The paths of Gemini's API."""

@@ -1,0 +1,100 @@
+"""How many tokens a request has: counted by the target that would serve it, where that can, else estimated.
+
+Clients ask this before each turn, and can do without. So it goes past limits, queues and retries, and tells breakers nothing:
+no count takes a generation's place, and none of its failures is a target's. Invariant: whoever asks gets a number, unless the
+request itself is wrong, or the caller's own credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.answers import JSON_TYPE, FirstAnswer, dispatch
+from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidRequest
+from gateway.core.ledger.answer_headers import answer_headers
+from gateway.core.ledger.settle import Accounts
+from gateway.core.openai.headers import response_headers
+from gateway.core.snapshot.snapshot.snapshot import Target
+from gateway.core.types.provider_errors import UpstreamFailed
+from gateway.dialects.sse import shapes
+
+COUNT_TOKENS = "count_tokens"
+"""The name of the endpoint of Anthropic's callers."""
+COUNT_GENERATED = "count_generated"
+"""That of Gemini's."""
+_QUESTIONS = {COUNT_TOKENS: "messages", COUNT_GENERATED: "contents"}
+"""The field that is counted first of all."""
+WAIT_S = 10.0
+"""A count that takes longer is not worth it."""
+CALLERS_FAULTS = frozenset((400, 413, 422))
+"""What a target says with these of a request it would say of the request itself, too."""
+CREDENTIALS_FAULTS = frozenset((401, 403))
+ESTIMATED = (b"x-gateway-estimated", b"true")
+
+
+class TokenCounts:
+    """Answers questions for the tokens of a request. One per process; holds no state of any call."""
+
+    __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_watch")
+
+    def __init__(self, clock: Clock, admission: Admission, accounts: Accounts) -> None:
+        self._clock = clock
+        self._admission = admission
+        self._accounts = accounts
+        self._returned = response_headers()
+        self._watch = AttemptDeadlines()  # nobody sweeps it: WAIT_S is all that these attempts have
+
+    async def handle(self, call: Call) -> Reply:
+        """Answers one question. Raises InvalidRequest where there is nothing to count."""
+        self._accounts.opened()
+        with self._accounts.closing(call):
+            return await self._counted(call) or self._estimated(call)
+
+    async def _counted(self, call: Call) -> Reply | None:
+        """Returns what a target says; None: the one whose turn it would be does not count."""
+        for target in call.model.targets:
+            find_gaps = target.gaps.get(COUNT_TOKENS)
+            if call.endpoint.name != COUNT_TOKENS or (find_gaps is not None and find_gaps({})):
+                return None
+            if not self._admission.gates.line(target, call).gate.health.is_clear:
+                continue
+            told = await self._asked(call, target)
+            if told is not None and self._is_last_word(call, told):
+                outcome = "ok" if told.error_class is None else told.error_class
+                self._accounts.settle(call, told.status, outcome, target=target)
+                shared = self._returned.keep(told.headers)
+                return Reply(
+                    told.status, shared + answer_headers(call, self._clock.monotonic()), told.body, shared=shared
+                )
+        return None
+
+    async def _asked(self, call: Call, target: Target) -> FirstAnswer | None:
+        """Returns the target's answer; None: there was none."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                answer = await dispatch(call, target, self._clock, self._watch)
+        except (UpstreamFailed, TimeoutError):
+            return None
+        return answer if answer.relay is None else None
+
+    def _is_last_word(self, call: Call, told: FirstAnswer) -> bool:
+        if told.status < 300 or told.status in CALLERS_FAULTS:
+            return True
+        return call.credential is not None and told.status in CREDENTIALS_FAULTS
+
+    def _estimated(self, call: Call) -> Reply:
+        field = _QUESTIONS[call.endpoint.name]
+        if call.parsed is not None and not isinstance(call.parsed.get(field), list):
+            raise InvalidRequest(f"The field '{field}' must be a list of {field}.", param=field)
+        language: shapes.Language = "messages" if call.endpoint.name == COUNT_TOKENS else "generate"
+        tokens = self._admission.costs.usage(call, call.model.targets[0]).input
+        self._accounts.settle(call, 200, "ok")
+        shared = [(b"content-type", JSON_TYPE), ESTIMATED]
+        headers = shared + answer_headers(call, self._clock.monotonic())
+        return Reply(200, headers, orjson.dumps(shapes.count(language, tokens)), shared=shared)

@@ -1,0 +1,108 @@
+"""A provider's error, as its caller's language has it: whose own it is already stays as it is, to the byte.
+
+Where it is put into another form, its status becomes the one by which that language's clients know it: Google says 400, and
+Bedrock 403, of a key that is not valid.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+
+from gateway.core.error_tables.body import error_object
+from gateway.core.openai.sse.sse import answer_object
+from gateway.core.types.exchange import RawHeaders
+from gateway.dialects.base.base import Json, text_of
+from gateway.dialects.sse import shapes
+
+_OF_OPENAI: Final = frozenset(("message", "type", "param", "code"))
+"""What OpenAI's errors have."""
+_STATUSES: Final = {
+    "auth": 401, "model_not_found": 404, "permission": 403, "quota_exhausted": 429, "server_error": 500, "timeout": 504,
+}  # fmt: skip
+"""The status of an error of this class, whatever 4xx its provider gives it."""
+_OF_BEDROCK: Final = b"x-amzn-errortype"
+
+
+def told_status(status: int, code: str | None) -> int:
+    """Returns the status that a caller of another language gets."""
+    return status if status >= 500 else _STATUSES.get(code or "", status)
+
+
+def for_messages(status: int, body: bytes, code: str | None, request_id: str, more: str = "") -> bytes | None:
+    """Returns the error for a caller of Anthropic's Messages; None: it is one as it is. `code` is used where it names none.
+
+    `more` is said behind the provider's words.
+    """
+    if _of_anthropic(body) is not None:
+        return None
+    error = error_object(body) or {}
+    message, kind = _words(error, status) + more, text_of(error.get("type"))
+    own_code = text_of(error.get("code")) or code
+    param = text_of(error.get("param")) or None
+    status = told_status(status, code)
+    shaped = shapes.error(
+        "messages", message, status=status, type=kind, code=own_code, param=param, request_id=request_id
+    )
+    return orjson.dumps(shaped)
+
+
+def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders = (), more: str = "") -> bytes | None:
+    """Returns the error for a caller of Gemini's; None: it is Google's as it is. `code` is used where it names none.
+
+    `more` is said behind the provider's words.
+    """
+    if _of_google(body) is not None and body.lstrip().startswith(b"{") and not more:
+        return None
+    error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers) or error_object(body) or {}
+    own_code = text_of(error.get("code")) or code
+    told = told_status(status, code)
+    return orjson.dumps(shapes.error("generate", _words(error, status) + more, status=told, code=own_code))
+
+
+def for_openai(
+    status: int, body: bytes, code: str | None, headers: RawHeaders = (), more: str = "", *, is_converted: bool = False
+) -> bytes | None:
+    """Returns an error of Anthropic's, Google's or Bedrock's for a caller of OpenAI's; None: it is none of these.
+
+    `code` is ours: they have types, states and exceptions. `more` is said behind the provider's words. `is_converted`: it is
+    the end of a conversion, and may be in any shape.
+    """
+    error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers)
+    if error is None and is_converted and (told := error_object(body)) is not None:
+        error = None if told.keys() >= _OF_OPENAI and told["type"] != "error" else told
+    return None if error is None else openai_error(status, error, code, more)
+
+
+def openai_error(status: int, error: Json, code: str | None, more: str = "") -> bytes:
+    """Returns an error of any shape in OpenAI's."""
+    message, status = _words(error, status) + more, told_status(status, code)
+    told = {"message": message, "type": shapes.openai_type(status), "param": None, "code": code}
+    return orjson.dumps({"error": told})
+
+
+def _of_anthropic(body: bytes) -> Json | None:
+    """Returns the error object of a body in Anthropic's shape; None: it has another."""
+    value = answer_object(body)
+    if value is None or value.get("type") != "error":
+        return None
+    error = value.get("error")
+    is_one = isinstance(error, dict) and isinstance(error.get("type"), str) and isinstance(error.get("message"), str)
+    return error if is_one and isinstance(error, dict) else None
+
+
+def _of_google(body: bytes) -> Json | None:
+    """Returns the error object of a body in Google's shape (AIP-193), alone or in an array; None: it has another."""
+    error = error_object(body)
+    is_one = error is not None and type(error.get("code")) is int and isinstance(error.get("status"), str)
+    return error if is_one else None
+
+
+def _of_bedrock(body: bytes, headers: RawHeaders) -> Json | None:
+    """Returns the error object of an exception of Bedrock's, which a header names; None: it is none."""
+    return (error_object(body) or {}) if any(name == _OF_BEDROCK for name, _ in headers) else None
+
+
+def _words(error: Json, status: int) -> str:
+    return text_of(error.get("message")) or f"The provider answered with status {status}."

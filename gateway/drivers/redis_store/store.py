@@ -1,0 +1,175 @@
+"""A store in the Redis that replicas share; while it is out of reach, each replica goes on alone.
+
+It orders start and stop, and the work in the background; the modules beside it keep the data. Invariants: no method raises,
+and no call waits longer than one operation's timeout, once; while the store is gone, calls use this process's memory. Keys
+hold neither prompts nor other text of users, only digests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from secrets import token_bytes
+
+from gateway.core.ports import Answers, KeptRuns, Leases, News, Objects, Records, StoreHealth, Vectors
+from gateway.core.types.process import StoreBounds
+from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
+from gateway.features.ownership.redis import RedisObjects
+from gateway.features.reuse.redis.answers.answers import RedisAnswers
+from gateway.features.reuse.redis_records.records.records import RedisRecords
+from gateway.features.runs.redis.shared_runs import SharedRunRecords
+from gateway.features.semantic.redis import RedisVectors
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.redis.leases import RedisLeases
+from gateway.fleet.redis.news import RedisNews
+
+Work = Callable[[], Awaitable[object]]
+"""A piece of background work, which may raise StoreGone."""
+
+SWEPT_AT_ONCE = 4
+"""LRUs and partitions that one tick sweeps, in turn."""
+SETTLE_AGAIN_S = 0.005
+"""Seconds between two attempts to send owed answers when the gateway stops."""
+
+
+class RedisStore:
+    """Implements `gateway.core.ports.SharedStore` in one event loop; raises ValueError for a url that
+    is no store address.
+
+    `wall` returns seconds since the epoch; `now` replaces the server's clock, and `connect` the link, in tests.
+    """
+
+    is_local: bool = False
+
+    def __init__(
+        self,
+        shared: SharedState,
+        wall: Callable[[], float],
+        bounds: StoreBounds,
+        *,
+        now: Callable[[], float] | None = None,
+        connect: Callable[[SharedState], Link] = Link,
+    ) -> None:
+        self._timeout_s = shared.timeout_s
+        self._link = link = connect(shared)
+        self._background = BackgroundTasks()
+        self._turn: Iterator[Work] = iter(())
+        self._is_tidying = False
+        self.replica_id = token_bytes(16)
+        self._news = RedisNews(link, self.replica_id)
+        self._leases = RedisLeases(link, self.replica_id, shared.replicas, now)
+
+        def told() -> str:
+            return "" if now is None else repr(now())
+
+        self._records = RedisRecords(link, self._background, wall, told, bounds.records)
+        self._answers = RedisAnswers(link, self._background, wall, told, bounds.answers)
+        self._vectors = RedisVectors(link, self._background, wall, told, bounds.vectors, self._news)
+        self.records: Records = self._records
+        self.answers: Answers = self._answers
+        self.vectors: Vectors = self._vectors
+        self._objects = RedisObjects(link, self._background, told, bounds.objects)
+        self.objects: Objects = self._objects
+        self.leases: Leases = self._leases
+        self.news: News = self._news
+        self.runs: KeptRuns = SharedRunRecords(link, self.replica_id.hex())
+        link.on_change(self._changed)
+
+    async def start(self) -> None:
+        """Connects; returns within half a second at the latest, and goes on trying in the background."""
+        self._news.start()
+        await self._link.start()
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Sets new bounds; entries above a lowered bound are evicted step by step."""
+        self._records.configure(bounds.records)
+        self._answers.configure(bounds.answers)
+        self._vectors.configure(bounds.vectors)
+        self._objects.configure(bounds.objects)
+
+    def tick(self) -> None:
+        """Is called about once a second: starts to send what the store missed, and to sweep expired entries."""
+        self._leases.ask(())  # to be counted, though nothing is asked for
+        self._records.tick()
+        self._answers.tick()
+        if self._link.is_up and not self._is_tidying:
+            self._is_tidying = True
+            self._background.start(self._tidy())
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns the contents that the store last reported; while it is gone, those of this process's memory."""
+        return {
+            "answers": self._answers.stats(),
+            "records": self._records.stats(),
+            "vectors": self._vectors.stats(),
+        }
+
+    def on_change(self, changed: Callable[[bool], None]) -> None:
+        """Has `changed(is_up)` called, in the loop's thread, when the store goes out of reach and when it is back."""
+        self._link.on_change(changed)
+
+    def health(self) -> StoreHealth:
+        """Returns the store's health for `/readyz` and the metrics."""
+        link = self._link
+        counts = self._leases.replicas, link.operations, link.failures
+        return StoreHealth(link.is_up, link.since, link.reason, *counts, is_deaf=link.is_deaf)
+
+    @property
+    def owed(self) -> int:
+        """Returns the number of answers that the store still has to take."""
+        return self._records.owed
+
+    async def aclose(self) -> None:
+        """Takes nothing more, sends what it can within one operation's timeout, and closes the link."""
+        self._background.start(self._settle_up())
+        await self._background.aclose(self._timeout_s)
+        await self._news.aclose()
+        await self._link.aclose()
+
+    def _changed(self, is_up: bool) -> None:
+        if is_up:
+            self._leases.ask(())
+            self._records.came_back()
+            self._answers.came_back()
+            self._vectors.came_back()
+
+    async def _settle_up(self) -> None:
+        """Sends owed answers, repeatedly while the store may be about to come back; the caller sets the end."""
+        while (self._records.owed or self._objects.owed) and self._link.is_up:
+            await asyncio.gather(self._records.catch_up(), self._objects.catch_up())
+            await asyncio.sleep(SETTLE_AGAIN_S)
+
+    async def _tidy(self) -> None:
+        try:
+            await asyncio.gather(
+                self._records.catch_up(),
+                self._answers.catch_up(),
+                self._vectors.catch_up(),
+                self._objects.catch_up(),
+                self._sweep(),
+            )
+        finally:
+            self._is_tidying = False
+
+    async def _sweep(self) -> None:
+        turn = [*islice(self._turn, SWEPT_AT_ONCE)]
+        if not turn:
+            await _quietly(self._vectors.discover)
+            await _quietly(self._records.discover)
+            self._turn = self._sweeps()
+            turn = [*islice(self._turn, SWEPT_AT_ONCE)]
+        await asyncio.gather(*map(_quietly, turn))
+
+    def _sweeps(self) -> Iterator[Work]:
+        """Yields every sweep once."""
+        yield from self._records.sweeps()
+        yield from self._answers.sweeps()
+        yield from self._vectors.sweeps()
+
+
+async def _quietly(work: Work) -> None:
+    """Runs the work; where the store is gone, a later turn does it."""
+    with suppress(StoreGone):
+        await work()

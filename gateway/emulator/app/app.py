@@ -1,0 +1,348 @@
+"""The emulator as one ASGI callable: finds the endpoint, admits the call, plays the answer.
+
+`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server.py`) or
+wire texts. Invariant: a call is counted on arrival and at its end, exactly once each, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from gateway.emulator import routes
+from gateway.emulator.answers.chat.play import EmulatedPace, perform, refusal_of
+from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
+from gateway.emulator.answers.requests import CheckedRequest
+from gateway.emulator.app.call.call import EmulatedCall, PeerGoneError, Receive, Scope, Send, Sleep
+from gateway.emulator.app.call.stats import Recorded, Recorder, Stats
+from gateway.emulator.batches.batches import EmulatedBatches
+from gateway.emulator.batches.message_batches import EmulatedMessageBatches, is_of_batches
+from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config.faults import Fault, FaultPlan
+from gateway.emulator.config.unannounced import open_native_account
+from gateway.emulator.dialects.dialects import credentials
+from gateway.emulator.dialects.dialects.dialects import EmulatedAccount, RequestDemand, open_account
+from gateway.emulator.dialects.dialects.identity import identity_of
+from gateway.emulator.problems.problems import (
+    EmulatedProblem,
+    ProblemError,
+    context_length,
+    invalid_key,
+    model_not_found,
+    unknown_url,
+    wrong_method,
+)
+from gateway.emulator.problems.refusing import too_long, unknown_model
+from gateway.emulator.problems.shapes import LANGUAGES
+from gateway.emulator.responses.writer.writer import Writer
+from gateway.emulator.server.control.control import PREFIX, control
+from gateway.emulator.server.control.endpoints import ENDPOINTS, EmulatedEndpoint, canonical
+
+_LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
+_MAX_ACCOUNTS = 10_000
+_LIMIT_FIELDS = (
+    "rpm",
+    "burst",
+    "tpm",
+    "output_tpm",
+    "max_concurrency",
+    "model_limits",
+    "dialect",
+    "limit_headers",
+    "charge",
+)
+
+
+class Emulator:
+    """A scripted provider; `now` and `sleep` are its clock in seconds, `wall` the time of day in epoch seconds."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = now
+        self._sleep = sleep
+        self._wall = wall
+        self.stats = Stats(wall)
+        self.config = config
+        self.on_change: Callable[[], None] = lambda: None
+        """Is called after every change of config or start of the schedule, for the listener of connections."""
+        self.reset()
+
+    def configure(self, config: EmulatorConfig) -> None:
+        """Puts `config` in force at once; buckets start full again only when a limit changed."""
+        if any(getattr(config, name) != getattr(self.config, name) for name in _LIMIT_FIELDS):
+            self._accounts.clear()
+        if (config.recorded_requests, config.recorded_bytes) != (
+            self.config.recorded_requests,
+            self.config.recorded_bytes,
+        ):
+            self.recorder = Recorder(config.recorded_requests, config.recorded_bytes)
+        self.config = config
+        self.faults.rules = config.faults
+        self._writer = Writer(config, self._rng, self._wall)
+        self.on_change()
+
+    def connection_fault(self) -> str | None:
+        """Returns the present fault of the whole server, if any."""
+        return self.faults.connection_fault(self._now())
+
+    def reset(self) -> None:
+        """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
+        self._rng = random.Random(self.config.seed)  # noqa: S311 - draws of faults and ids, not secrets
+        self._accounts: dict[tuple[bytes, str, str], EmulatedAccount] = {}
+        self.faults = FaultPlan(self.config.faults, self._rng, self._now())
+        self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
+        self._writer = Writer(self.config, self._rng, self._wall)
+        self.batches = EmulatedBatches(
+            self._wall, self._rng, self._answer_line, lambda: self.config.batch_s, self.config.dialect
+        )
+        self.message_batches = EmulatedMessageBatches(
+            self._wall, self._rng, self._answer_message, lambda: self.config.batch_s
+        )
+        self.stats.clear()
+        self.on_change()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call from its first byte to its last."""
+        if scope["type"] != "http":
+            await _lifespan(scope, receive, send)
+            return
+        is_control = scope["path"].startswith(PREFIX)
+        stats = Stats(self._wall) if is_control else self.stats  # what looks at the counters is not counted
+        call = EmulatedCall(scope, receive, send, stats, self._now, self._sleep)
+        if is_control:
+            await self._control(call)
+            return
+        self.stats.enter()
+        try:
+            native = None if call.path in ENDPOINTS else routes.language_of(call.path, call.headers)
+            call.identify(*identity_of(native or self.config.dialect, self._rng.getrandbits(128)))
+            await call.read_body()
+            self._record(call)
+            await self._serve(call)
+        except ProblemError as exc:
+            await call.reply(exc.problem.reply(call.dialect, request_id=call.request_id))
+        except PeerGoneError:
+            pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not call.is_peer_gone or task is None:
+                raise
+            task.uncancel()
+        finally:
+            call.end()
+            self.stats.leave(call.endpoint)
+
+    async def _serve(self, call: EmulatedCall) -> None:
+        if call.dialect in LANGUAGES:
+            await self._serve_native(call)
+            return
+        path, deployment = canonical(call.path)
+        endpoint = ENDPOINTS.get(path)
+        if endpoint is not None:
+            self._expect(call, "POST")
+            await self._generate(call, endpoint, deployment)
+        elif path.startswith(("/v1/files", "/v1/batches")):
+            self._expect(call, call.method)
+            call.endpoint = path.split("/")[2]
+            query, content_type = call.scope.get("query_string", b""), call.header(b"content-type")
+            await call.reply(self.batches.serve(call.method, path, query, content_type, call.body))
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            self._expect(call, "GET")
+            call.endpoint = "models"
+            await call.reply(self._models(path.removeprefix("/v1/models").strip("/")))
+        else:
+            raise ProblemError(unknown_url(call.method, call.path))
+
+    async def _serve_native(self, call: EmulatedCall) -> None:
+        """Serves a call of a provider's own API."""
+        self._let_in(call)
+        query, version = call.scope.get("query_string", b""), call.header(b"anthropic-version")
+        if is_of_batches(call.path):
+            call.endpoint = "messages/batches"
+            await call.reply(self.message_batches.serve(call.method, call.path, query, call.headers, call.body))
+            return
+        endpoint = routes.endpoint_of(call.method, call.path, query, version)
+        if endpoint is not None:
+            await self._generate(call, endpoint, None)
+            return
+        call.endpoint = "models"
+        await call.reply(routes.list_models(call.dialect, call.path, self.config.models))
+
+    async def _generate(
+        self, call: EmulatedCall, endpoint: EmulatedEndpoint | routes.NativeEndpoint, deployment: str | None
+    ) -> None:
+        now = self._now()
+        call.endpoint = endpoint.name
+        request = self._check(endpoint.request(call.body, deployment), call.dialect)
+        call.model = request.model
+        self.stats.asked(request.model)
+
+        key = _key_of(call)
+        account = self._account(key, request.model, endpoint.pool)
+        refusal = account.admit(self._demand(call, endpoint.operation, request), now)
+        if refusal is not None:
+            await call.reply(refusal.reply(call.dialect, call.request_id))
+            return
+        call.limit_headers = lambda: account.headers(self._now())
+        account.in_flight += 1
+        try:
+            fault = self.faults.pick(request.model, now, key.decode("latin-1"))
+            if fault is not None:
+                self.stats.faults[fault.kind] += 1
+                reply = refusal_of(fault, account, call, now)
+                if reply is not None:
+                    await call.reply(reply)
+                    return
+            answer = self._answer(endpoint, _filtered(request, fault))
+            if call.recorded is not None:
+                call.recorded.tokens = request.prompt_tokens, answer.tokens
+            await perform(call, answer, fault, self._pace(), account)
+        finally:
+            account.in_flight -= 1
+
+    def _expect(self, call: EmulatedCall, method: str) -> None:
+        if call.method != method:
+            raise ProblemError(wrong_method(call.method, call.path, method))
+        self._let_in(call)
+
+    def _let_in(self, call: EmulatedCall) -> None:
+        wanted = self.config.api_key
+        if wanted is None:
+            return
+        if call.dialect in LANGUAGES:
+            credentials.let_in(call, wanted)
+        elif (key := _key_of(call).decode("latin-1")) != wanted:
+            raise ProblemError(invalid_key(key))
+
+    def _check(self, request: CheckedRequest, dialect: str) -> CheckedRequest:
+        config, is_native = self.config, dialect in LANGUAGES
+        if config.models and request.model not in config.models:
+            raise ProblemError(unknown_model(dialect, request.model) if is_native else model_not_found(request.model))
+        if config.context_window is not None:
+            used = request.prompt_tokens + (request.max_tokens or 0)
+            if used > config.context_window:
+                refuse = too_long if is_native else context_length
+                raise ProblemError(refuse(dialect, config.context_window, used))
+        return request
+
+    def _answer(
+        self, endpoint: EmulatedEndpoint | routes.NativeEndpoint, request: CheckedRequest
+    ) -> EmulatedReply | Stream:
+        try:
+            return endpoint.answer(request, self._writer)
+        except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
+            raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
+
+    def _answer_line(self, endpoint: EmulatedEndpoint, data: dict[str, Any]) -> EmulatedReply | Stream:
+        return self._answer(endpoint, self._check(endpoint.read(data), self.config.dialect))
+
+    def _answer_message(self, body: bytes) -> EmulatedReply | Stream:
+        endpoint = routes.endpoint_of("POST", "/v1/messages", b"", b"2023-06-01")
+        assert endpoint is not None  # noqa: S101  # that path has one
+        return self._answer(endpoint, self._check(endpoint.request(body, None), "messages"))
+
+    def _account(self, key: bytes, model: str, pool: str) -> EmulatedAccount:
+        account = self._accounts.get((key, model, pool))
+        if account is None:
+            if len(self._accounts) >= _MAX_ACCOUNTS:
+                del self._accounts[next(iter(self._accounts))]
+            if pool:
+                account = open_native_account(self.config, pool.partition("/")[0], model, self._now(), self._wall)
+            else:
+                account = open_account(self.config, model, self._now(), self._wall)
+            self._accounts[key, model, pool] = account
+        return account
+
+    def _demand(self, call: EmulatedCall, operation: str, request: CheckedRequest) -> RequestDemand:
+        max_tokens = (request.max_tokens or 0) * request.choices
+        if call.dialect != "azure":
+            return RequestDemand(request.prompt_tokens, max_tokens)
+        query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"))
+        return RequestDemand(request.prompt_tokens, max_tokens, operation, query.get("api-version", ["v1"])[0])
+
+    def _pace(self) -> EmulatedPace:
+        config = self.config
+        per_token_s = 1.0 / config.tokens_per_second if config.tokens_per_second else 0.0
+        slowness = max(1.0, self.stats.active / config.capacity) if config.capacity else 1.0
+        ttft_s, per_token_s = config.ttft_s * slowness, per_token_s * slowness
+        if not config.jitter or not (ttft_s or per_token_s):
+            return EmulatedPace(ttft_s, per_token_s)
+        draw = self._rng.lognormvariate
+        return EmulatedPace(ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
+
+    def _models(self, name: str) -> EmulatedReply:
+        served = self.config.models or _LISTED_MODELS
+        if not name:
+            return json_reply({"object": "list", "data": [_model(each) for each in served]})
+        if self.config.models and name not in self.config.models:
+            raise ProblemError(model_not_found(name))
+        return json_reply(_model(name))
+
+    def _record(self, call: EmulatedCall) -> None:
+        config = self.config
+        if config.recorded_requests:
+            query = call.scope.get("query_string", b"")
+            kept = call.body[: config.recorded_bytes]
+            size, number = len(call.body), self.stats.total
+            call.recorded = Recorded(
+                number, self._wall(), call.arrived_at, call.method, call.path, query, call.headers, kept, size
+            )
+            self.recorder.add(call.recorded)
+
+    async def _control(self, call: EmulatedCall) -> None:
+        try:
+            await call.read_body()
+            await call.reply(control(self, call))
+        except ProblemError as exc:
+            await call.reply(exc.problem.reply("openai"))
+        except PeerGoneError:
+            pass
+
+
+def create_app(
+    config: EmulatorConfig,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+    wall: Callable[[], float] = time.time,
+) -> Emulator:
+    """Returns the ASGI application of a scripted provider; see `Emulator` for the clocks."""
+    return Emulator(config, now=now, sleep=sleep, wall=wall)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "emulator"}
+
+
+def _filtered(request: CheckedRequest, fault: Fault | None) -> CheckedRequest:
+    return replace(request, is_filtered=True) if fault is not None and fault.kind == "refusal" else request
+
+
+def _key_of(call: EmulatedCall) -> bytes:
+    if call.dialect in LANGUAGES:
+        return credentials.key_of(call).encode("latin-1", "replace")
+    bearer = call.header(b"authorization")
+    if bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip()
+    return call.header(b"api-key") or call.header(b"x-api-key")
+
+
+async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "lifespan":
+        return
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

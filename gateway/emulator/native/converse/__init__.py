@@ -1,1 +1,0 @@
-"""Bedrock's Converse: its calls read, checked and answered."""

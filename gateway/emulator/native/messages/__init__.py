@@ -1,1 +1,0 @@
-"""Anthropic's Messages: its calls read, checked and answered."""

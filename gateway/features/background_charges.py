@@ -1,0 +1,144 @@
+"""Responses on which the provider goes on working when it has answered (`"background": true`), under a key's budget.
+
+    unfinished (all that was reserved is charged) -> … -> shown, by a later GET: corrected, once, to what was used
+
+What such a call uses is told to whoever asks for its response later, and asking is free. Each is charged with all that was
+reserved for it, its input and the most that its answer may have, until a response that passes here says what it has used. Kept
+in this process and bounded: where that answer passes another replica, or none, the charge stays. It must not know who may
+ask. Source: OpenAI's guide to background mode (`status`, `usage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.call import Call
+from gateway.core.ledger.settle import known_usd
+from gateway.core.openai.sse.sse import answer_object, event_json, json_object, split_events
+from gateway.core.openai.usage.usage import read_usage
+from gateway.core.retry_budgets import cost_usd
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot.snapshot import Rates, Target
+from gateway.core.types.words import Usage
+from gateway.features.ownership.rules.objects import read_path
+
+MOST = 10_000
+"""Responses whose usage is waited for; of more the oldest are charged as they were reserved."""
+MOST_BYTES = 4_194_304
+"""An answer that may tell what was used is not read when it is longer."""
+_UNFINISHED = ("queued", "in_progress")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a key was charged for a response, on a UTC day, before anybody knew what it would use."""
+
+    key: str
+    day: int
+    usd: float
+    rates: Rates
+
+
+class Deferred:
+    """The responses whose usage is not known yet. One per process."""
+
+    __slots__ = ("_admission", "_charges")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._charges: dict[str, Charge] = {}  # by the response's id, the oldest first
+
+    def unfinished(self, call: Call, target: Target, body: bytes) -> Usage | None:
+        """Returns what a response is taken to use on which the provider goes on working; None: it is complete, or none.
+
+        Of the budget of the call's key all that the call has reserved is charged when it is settled.
+        """
+        answer = answer_object(body)
+        if answer is None or answer.get("status") not in _UNFINISHED:
+            return None
+        usage = self._admission.costs.usage(call, target)
+        reserved, id = call.reserved, answer.get("id")
+        if reserved is None:
+            return usage
+        reserved.is_charged = True
+        rates = target.find_rates(upstream_model(call, target))
+        if rates is not None and isinstance(id, str):
+            retries_usd = known_usd(call.attempts[:-1]) or 0.0
+            expected_usd = cost_usd(rates, usage.input, usage.output) or 0.0
+            charged_usd = max(expected_usd, reserved.usd - retries_usd)
+            if len(self._charges) >= MOST:
+                del self._charges[next(iter(self._charges))]
+            self._charges[id] = Charge(call.key.name, self._admission.budgets.today(), charged_usd, rates)
+        return usage
+
+    def cut(self, call: Call) -> None:
+        """The stream of a response has ended before it told its usage: one that goes on without its client is charged."""
+        reserved = call.reserved
+        if reserved is not None and call.endpoint.sse == "responses" and _runs_on(call):
+            reserved.is_charged = True
+
+    def awaits(self, call: Call) -> bool:
+        """Returns whether the call's answer may tell the usage of a response that is waited for."""
+        return self._awaited(call) is not None
+
+    def shown(self, call: Call, body: bytes) -> None:
+        """The answer to a call about a response has passed: what it says was used is what the response has cost."""
+        id = self._awaited(call)
+        response = _response_in(body) if id is not None else None
+        if id is None or response is None or response.get("id") != id or response.get("status") in _UNFINISHED:
+            return
+        reported = response.get("usage")
+        usage = read_usage(reported) if isinstance(reported, dict) else None
+        if usage is not None:
+            charge = self._charges.pop(id)
+            read = usage.cached, usage.cache_written, usage.cache_written_1h
+            real_usd = cost_usd(charge.rates, usage.input, usage.output, *read) or 0.0
+            self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)
+
+    async def watched(self, call: Call, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The chunks of an answer to such a call, read as they pass."""
+        parts: list[bytes] = []
+        length = 0
+        try:
+            async for chunk in chunks:
+                length += len(chunk)
+                if length <= MOST_BYTES:
+                    parts.append(chunk)
+                else:
+                    parts.clear()
+                yield chunk
+            self.shown(call, b"".join(parts))
+        finally:
+            await chunks.aclose()
+
+    def _awaited(self, call: Call) -> str | None:
+        """The id of the response that the call asks for, or calls off, if its usage is waited for."""
+        if not self._charges or call.method not in ("GET", "POST"):
+            return None
+        place = read_path(call.path)
+        if place is None or place.kind != "responses" or place.verb not in ("", "cancel"):
+            return None
+        return place.id if place.id in self._charges else None
+
+
+def _runs_on(call: Call) -> bool:
+    """Returns whether the call asked for that. A body that nobody parses is believed to, where it has the word."""
+    if call.large is not None:
+        return b'"background"' in call.body
+    asked = json_object(call.body)
+    return asked is not None and asked.get("background") not in (None, False)
+
+
+def _response_in(body: bytes) -> dict[str, Any] | None:
+    """The response that an answer shows: the answer itself, or what the last event of a stream that has one says."""
+    if body.lstrip().startswith(b"{"):
+        return answer_object(body)
+    for event in reversed([*split_events(body)]):
+        said = event_json(event)
+        response = said.get("response") if said is not None else None
+        if isinstance(response, dict):
+            return response
+    return None

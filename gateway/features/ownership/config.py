@@ -1,0 +1,71 @@
+"""Reads `objects`: the objects at providers that all tenants share.
+
+Owners matter only where several tenants share an account at a provider; elsewhere there are no rules and no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gateway.core.config.fields.check import check
+from gateway.core.config.fields.fields.fields import Names
+from gateway.core.config.schema import ConfigFile, Entry
+from gateway.core.config.source.problems import Document
+from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.features.ownership.rules.objects import scope_of
+from gateway.features.ownership.rules.rules.rules import ObjectRules
+
+SHARED = "shared"
+
+
+class ObjectsEntry(Entry):
+    """The shared objects at providers; all others belong to the tenant that made them."""
+
+    shared: Names | None = None
+
+
+def object_rules(
+    document: Document, config: ConfigFile, providers: Mapping[str, Provider], keys: Iterable[Key]
+) -> ObjectRules | None:
+    """Returns the rules, None where all callers are one tenant; notes the section's problems."""
+    is_open, shared = _section(document, config.objects)
+    keys = tuple(keys)
+    tenants = frozenset(key.tenant for key in keys)
+    named = frozenset(key.tenant for key in keys if key.names_tenants)
+    if len(tenants) < 2 and not named:
+        return None
+    return ObjectRules(
+        scopes={name: scope_of(provider.base_url) for name, provider in providers.items()},
+        is_open=is_open,
+        ids=frozenset(one for one in shared if not one.endswith("*")),
+        prefixes=tuple(one[:-1] for one in shared if one.endswith("*")),
+        tenants=tenants,
+        named=named,
+    )
+
+
+def object_notices(rules: ObjectRules | None, state: str) -> Iterator[str]:
+    """Yields notices about the rules."""
+    if rules is None:
+        return
+    if rules.is_open:
+        yield "objects: shared: every tenant may read and delete the files, responses, ... of all others"
+    elif state == "memory":
+        yield (
+            "state: memory: which tenant a file, batch, stored response, ... at a provider belongs to is forgotten when the "
+            "process ends, and everybody gets 404 for it then: use sqlite:/// or redis://, or objects: shared"
+        )
+
+
+def _section(document: Document, given: Any) -> tuple[bool, list[str]]:
+    if given is None:
+        return False, []
+    if given == SHARED:
+        return True, []
+    if not isinstance(given, dict):
+        document.complain(("objects",), "must be `shared`, or a mapping such as {shared: [vs_abc, file-team*]}")
+        return False, []
+    entry = check(ObjectsEntry, document, ("objects",))
+    return False, list(entry.shared or ()) if entry is not None else []

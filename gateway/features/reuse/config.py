@@ -1,0 +1,271 @@
+"""Reads `cache.yaml`: by set, which answers of a model are kept and shared between its calls.
+
+A model picks a set; fields that a set leaves out have built-in values. The other needs of a semantic cache (an embedding
+model, a package, a folder) are checked only where some model picks its set. Invariants: a set that compiles can be acted on; a
+model whose calls go to other places has another version, so that no answer of a former place is given again.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from gateway.core.config.fields.check import check, check_part, check_sets
+from gateway.core.config.fields.fields.fields import (
+    Count,
+    Duration,
+    Embeddings,
+    IgnoredField,
+    PositiveDuration,
+    Section,
+    Size,
+    UpToOne,
+    Version,
+    WhichRequests,
+    is_pattern,
+    said,
+)
+from gateway.core.config.schema import Entry
+from gateway.core.config.source.problems import Document, Path, did_you_mean
+from gateway.core.snapshot.snapshot.snapshot import Model, Target
+from gateway.core.types.process import StoreBounds
+from gateway.core.types.words import THINKING
+from gateway.features.output.rules.rules import OutputRule
+from gateway.features.reuse.rules.rules import LOCAL, Caching, ExactRule, SemanticRule
+
+LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
+"""The files of a folder with a local embedding model."""
+
+_BUILT_IN: Final = Caching()
+_SEMANTIC: Final = SemanticRule("")
+_RECORD_BYTES: Final = 256 * 1024 * 1024
+_VERSION_CHARS: Final = 16
+_THINKING_BYTES: Final = 32 * 1024 * 1024
+
+
+class CacheSet(Entry):
+    """A set of cache.yaml."""
+
+    version: Version = _BUILT_IN.version
+    idempotency: Section = Field(default_factory=dict)
+    coalesce: WhichRequests = _BUILT_IN.coalesce
+    exact: Section = Field(default_factory=dict)
+    semantic: Section | None = None
+
+
+class IdempotencyEntry(Entry):
+    """The field `idempotency` of a set of `cache.yaml`."""
+
+    keep: Duration = _BUILT_IN.keep_s
+    lease: PositiveDuration = _BUILT_IN.lease_s
+    max_bytes: Size = _RECORD_BYTES
+    max_entry: Size = _BUILT_IN.max_record_bytes
+
+
+class ExactEntry(Entry):
+    """The field `exact` of a set of `cache.yaml`."""
+
+    requests: WhichRequests = _BUILT_IN.exact.requests
+    ttl: PositiveDuration = _BUILT_IN.exact.ttl_s
+    stale_if_error: Duration = _BUILT_IN.exact.stale_if_error_s
+    max_bytes: Size = _BUILT_IN.exact.max_bytes
+    max_entry: Size = _BUILT_IN.exact.max_entry_bytes
+    pace: Duration = _BUILT_IN.exact.pace_s
+    ignore: list[IgnoredField] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.max_entry > self.max_bytes:
+            raise said("max_entry must not be more than max_bytes")
+        if self.stale_if_error and self.requests == "off":
+            raise said("stale_if_error has nothing to give with requests: off: write deterministic or always")
+        return self
+
+
+class SemanticEntry(Entry):
+    """The field `semantic` of a set of `cache.yaml`."""
+
+    embeddings: Embeddings
+    threshold: UpToOne = _SEMANTIC.threshold
+    ttl: PositiveDuration = _SEMANTIC.ttl_s
+    max_entries: Count = _SEMANTIC.max_entries
+    wait: Duration = _SEMANTIC.wait_s
+    dimensions: Count | None = _SEMANTIC.dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicies:
+    """The contents of cache.yaml."""
+
+    sets: Mapping[str, Caching]
+    record_bytes: int
+    """The bytes of all idempotency records together, at most."""
+    document: Document | None = field(default=None, compare=False, repr=False)
+    """The file, for problems that only show together with the config; None: everything is built in."""
+
+
+# --- reading ---
+
+
+def read_caching(document: Document | None, beside: FilePath) -> CachePolicies:
+    """Reads every set of cache.yaml (None: it does not exist); a local model's folder is relative to the folder `beside`."""
+    entries = check_sets(CacheSet, document)
+    records = {name: check_part(IdempotencyEntry, document, (name, "idempotency")) for name in entries}
+    record_bytes = records["default"].max_bytes
+    if document is not None:
+        for name, entry in records.items():
+            _check_records(document, name, entry, record_bytes)
+    sets = {name: _caching(document, name, entry, records[name], beside) for name, entry in entries.items()}
+    return CachePolicies(sets, record_bytes, document)
+
+
+def _check_records(document: Document, name: str, entry: IdempotencyEntry, record_bytes: int) -> None:
+    path: Path = (name, "idempotency")
+    if "max_bytes" in entry.model_fields_set and entry.max_bytes != record_bytes:
+        document.complain((*path, "max_bytes"), "concerns all calls at once: only the set `default` can say it")
+    elif entry.model_fields_set & {"max_bytes", "max_entry"} and entry.max_entry > record_bytes:
+        document.complain(path, "max_entry must not be more than max_bytes")
+
+
+def _caching(
+    document: Document | None, name: str, entry: CacheSet, records: IdempotencyEntry, beside: FilePath
+) -> Caching:
+    exact = check_part(ExactEntry, document, (name, "exact"))
+    return Caching(
+        name=name,
+        version=entry.version,
+        coalesce=entry.coalesce,
+        keep_s=records.keep,
+        lease_s=records.lease,
+        max_record_bytes=records.max_entry,
+        exact=ExactRule(
+            requests=exact.requests,
+            ttl_s=exact.ttl,
+            stale_if_error_s=exact.stale_if_error,
+            max_bytes=exact.max_bytes,
+            max_entry_bytes=exact.max_entry,
+            pace_s=exact.pace,
+            ignore=frozenset(exact.ignore),
+        ),
+        semantic=_semantic(document, (name, "semantic"), beside) if entry.semantic is not None else None,
+    )
+
+
+def _semantic(document: Document | None, path: Path, beside: FilePath) -> SemanticRule | None:
+    entry = check(SemanticEntry, document, path) if document is not None else None
+    if entry is None:
+        return None
+    return SemanticRule(
+        embeddings=_found_from(beside, entry.embeddings),
+        threshold=entry.threshold,
+        ttl_s=entry.ttl,
+        max_entries=entry.max_entries,
+        wait_s=entry.wait,
+        dimensions=entry.dimensions,
+    )
+
+
+def _found_from(beside: FilePath, embeddings: str) -> str:
+    folder = embeddings.removeprefix(LOCAL)
+    return embeddings if folder == embeddings else f"{LOCAL}{(beside / folder).absolute()}"
+
+
+# --- what the config must have for it ---
+
+
+def check_caching(cache: CachePolicies, picked: Mapping[str, str | None]) -> None:
+    """Notes problems of the picked sets; `picked` maps every entry of `models` to its set, None where it is unreadable."""
+    for name, caching in cache.sets.items():
+        if cache.document is not None and caching.semantic is not None and name in picked.values():
+            _check_semantic(cache.document, (name, "semantic"), caching.semantic, cache.sets, picked)
+
+
+def _check_semantic(
+    document: Document, path: Path, rule: SemanticRule, sets: Mapping[str, Caching], picked: Mapping[str, str | None]
+) -> None:
+    _check_package(document, path, "numpy", "semantic")
+    if rule.embeddings.startswith(LOCAL):
+        _check_package(document, (*path, "embeddings"), "tokenizers", "local-embeddings")
+        _check_folder(document, (*path, "embeddings"), rule.embeddings.removeprefix(LOCAL))
+    else:
+        _check_model(document, (*path, "embeddings"), rule.embeddings, sets, picked)
+
+
+def _check_package(document: Document, path: Path, package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        document.complain(path, f"needs the Python package {package}, which is not installed (the extra {extra})")
+
+
+def _check_folder(document: Document, path: Path, folder: str) -> None:
+    shown = document.show(path, str(document.at(path)).removeprefix(LOCAL))
+    missing = [name for name in LOCAL_FILES if not os.path.isfile(os.path.join(folder, name))]
+    if not os.path.isdir(folder):
+        document.complain(path, f"there is no folder {shown}, as seen from the config file")
+    elif missing:
+        document.complain(path, f"the folder {shown} has no {' and no '.join(missing)}")
+
+
+def _check_model(
+    document: Document, path: Path, model: str, sets: Mapping[str, Caching], picked: Mapping[str, str | None]
+) -> None:
+    entry = _entry_for(model, picked)
+    own = sets.get((picked[entry] if entry is not None else None) or "")
+    if is_pattern(model):
+        document.complain(path, "is a pattern: name one model")
+    elif entry is None:
+        suggestion = "" if document.origin_of(path) else did_you_mean(model, picked)
+        document.complain(path, f"no model {document.show(path, model)}{suggestion}")
+    elif own is not None and own.semantic is not None:
+        shown = document.show(path, model)
+        document.complain(
+            path, f"{shown} would have a semantic cache itself: let it pick a set without one (`cache: NAME`)"
+        )
+
+
+def _entry_for(model: str, names: Iterable[str]) -> str | None:
+    """Returns the entry of `models` that serves this name: the exact one, else the longest matching pattern."""
+    fitting = [name for name in names if name == model or fnmatchcase(model, name)]
+    return min(fitting, key=lambda name: (name != model, -len(name), name), default=None)
+
+
+# --- what models and the store get ---
+
+
+def with_routes(caching: Caching, places: Iterable[tuple[str, ...]], rule: OutputRule | None = None) -> Caching:
+    """Returns the set for a model whose calls may go to these places (provider, address, model, edits), with its version.
+
+    The rule that its answers keep is part of that: an answer that was good enough for another rule is not given again.
+    """
+    parts = [caching.version, *(part for place in dict.fromkeys(places) for part in place)]
+    parts += [] if rule is None else [rule.digest.hex()]
+    total = sha256()
+    for part in (part.encode("utf-8", "surrogatepass") for part in parts):
+        total.update(b"%d:%b" % (len(part), part))
+    return replace(caching, version=total.hexdigest()[:_VERSION_CHARS])
+
+
+def store_bounds(models: Collection[Model], record_bytes: int) -> StoreBounds:
+    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks.
+
+    And room for what turns were signed with, where calls are converted.
+    """
+    used = {model.caching.name: model.caching for model in models}
+    keeping = {name: one for name, one in used.items() if one.exact.requests != "off" or one.semantic is not None}
+    sizes = [one.semantic.max_entries for one in keeping.values() if one.semantic is not None]
+    answers = {name: one.exact.max_bytes for name, one in keeping.items()}
+    if any(model.remembers_thinking and any(map(_is_anothers, model.plan)) for model in models):
+        answers[THINKING] = _THINKING_BYTES
+    return StoreBounds(answers, record_bytes, max(sizes, default=_SEMANTIC.max_entries))
+
+
+def _is_anothers(target: Target) -> bool:
+    """Tells whether the target's language is none of OpenAI's, so that something has to be known of its model."""
+    return target.find_most_input is not None

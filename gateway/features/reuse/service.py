@@ -1,0 +1,176 @@
+"""Answers a call without its provider where that is possible, or shares one provider's answer between equal calls.
+
+    serve ── an equal call is being answered ────────── share its answer
+          ── a layer has the answer in memory ───────── give that
+          ── else lead: stores that have to be waited for, another leader, the provider ── store and share the answer
+
+The order is: record, single flight, exact, semantic, provider, and a stale answer if the provider fails. `layers.py` looks up
+and stores. A store that has to be waited for is asked by the leader, and equal calls share its answer once it is sure to be
+a new one. Invariants: a record's holder runs alone; an answer that the rules of one call allow is given to no other call;
+a store in trouble makes calls dearer, and never fails one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError, NotCached
+from gateway.core.ledger.settle import Accounts
+from gateway.core.ports import Store
+from gateway.core.relay.raw_relay import StreamBroken
+from gateway.core.types.words import LANES
+from gateway.features.reuse.layers import entries
+from gateway.features.reuse.layers.layers.eligibility import ReusePlan
+from gateway.features.reuse.layers.layers.layers import ReuseLayers, key_in_use, key_reused, note
+from gateway.features.reuse.layers.layers.records import RecordClaim
+from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
+from gateway.features.reuse.single_flight.single_flight import SingleFlight
+
+
+class Replays:
+    """Serves calls whose answer may be reused. One per process."""
+
+    __slots__ = ("_accounts", "_answer", "_clock", "_store", "layers", "single_flight")
+
+    def __init__(
+        self, clock: Clock, accounts: Accounts, store: Store, answer: Callable[[Call], Awaitable[Reply]]
+    ) -> None:
+        """`answer` serves a call by a provider, and settles its account."""
+        self._clock = clock
+        self._accounts = accounts
+        self._store = store
+        self._answer = answer
+        self.layers = ReuseLayers(clock, store)
+        self.single_flight = SingleFlight(clock, accounts)
+
+    async def aclose(self) -> None:
+        """Waits for answers that are being stored. To be called when no reader is left."""
+        await self.single_flight.aclose()
+
+    def stale_reply_for(self, call: Call, status: int) -> Reply | None:
+        """Returns a stale answer in place of an error with this status, with the account closed; None: there is none."""
+        reply = self.layers.stale_reply(call, status)
+        if reply is not None:
+            self._accounts.settle(call, reply.status, "ok")
+        return reply
+
+    async def serve(self, call: Call, asked: ReusePlan) -> Reply:
+        """Returns the first answer that a layer, an equal call or the provider has; the account is settled in any case.
+
+        Raises as the pipeline does.
+        """
+        try:
+            while True:
+                shared = self._joinable(call, asked) if asked.record or asked.flight else None
+                if shared is None:
+                    reply = self.layers.in_memory(call, asked)
+                    if reply is not None:
+                        self._accounts.settle(call, reply.status, call.outcome)
+                        return reply
+                    shared = self._lead(call, asked)
+                joined = await self.single_flight.join(call, shared)
+                if joined is not None:
+                    return joined
+        except GatewayError as error:  # a cancelled call is settled by `join`
+            self._accounts.settle_failed(call, error)
+            raise
+        except Exception as defect:
+            raise self._accounts.settle_failed(call, defect) from defect
+
+    def _joinable(self, call: Call, asked: ReusePlan) -> SharedAnswer | None:
+        """Returns the answer in the making that the call can join. Raises KeyReused, or KeyInUse for one that is closed."""
+        if not asked.record:
+            return self._shared(call, asked)
+        # A call with a record joins only the holder of that record: else its own record would never be completed.
+        shared = self.single_flight.get(asked.record)
+        if shared is None:
+            return None
+        if shared.fingerprint != asked.fingerprint:
+            raise key_reused(call)
+        if not shared.takes_readers:
+            raise key_in_use()
+        return shared
+
+    def _shared(self, call: Call, asked: ReusePlan) -> SharedAnswer | None:
+        """Returns an equal call's answer in the making that comes no later than the call's own would."""
+        shared = self.single_flight.get(asked.flight) if asked.flight else None
+        if shared is None or not shared.takes_readers or shared.call is call:
+            return None
+        # A leader in a lower lane may still have to wait behind other calls of that lane.
+        if not shared.has_begun and LANES.index(call.lane) < LANES.index(shared.call.lane):
+            return None
+        return shared
+
+    # --- leading ---
+
+    def _lead(self, call: Call, asked: ReusePlan) -> SharedAnswer:
+        """Starts the call's own answer, in a task of its own."""
+        own = SharedAnswer(call, entries.room_of(asked.caching, is_keyed=bool(asked.record)))
+        own.fingerprint = asked.fingerprint
+        own.keys = (asked.record,) if asked.record else ()
+        if asked.record:  # without a record, `_joinable` has looked for an equal call already
+            asked.concurrent_leader = self._shared(call, asked)
+        if asked.flight and not asked.waits and asked.concurrent_leader is None:
+            self._offer(own, asked)
+        self.single_flight.start(own, self._run_leader(own, asked))
+        return own
+
+    def _offer(self, own: SharedAnswer, asked: ReusePlan) -> None:
+        """Lets equal calls join: from here on the answer is sure to be a new one."""
+        self.single_flight.offer(own, asked.flight)
+        note(own.call, "single_flight", "miss")
+
+    async def _run_leader(self, own: SharedAnswer, asked: ReusePlan) -> None:
+        """Gets the answer, from a store or the provider, up to its last byte and what is stored of it."""
+        call = own.call
+        lease: RecordClaim | None = None
+        try:
+            reply = await self.layers.stored(call, asked)
+            if reply is not None:
+                self._accounts.settle(call, reply.status, call.outcome)
+                await self._carry(own, asked, reply)
+                return
+            if asked.fence and not self._store.is_local:
+                lease = RecordClaim(self._clock, self._store, asked)
+            if asked.directives.only_if_cached:
+                raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
+            await self._carry(own, asked, await self._origin(own, asked))
+        except StreamBroken as broken:
+            own.end(broken)
+        except asyncio.CancelledError as stopped:
+            self._accounts.settle_stopped(call, stopped)
+            own.end(StreamBroken("the answer broke off"))
+        except Exception as failure:  # noqa: BLE001  # the readers get it, and log it
+            own.end(self._accounts.settle_failed(call, failure))
+        finally:
+            if lease is not None:
+                lease.end()
+            if asked.fence:
+                self._store.records.release(asked.record, asked.fence)
+            self.single_flight.forget(own)
+
+    async def _origin(self, own: SharedAnswer, asked: ReusePlan) -> Reply:
+        """Returns the answer of an equal call that is being answered, else the provider's."""
+        call, leader = own.call, asked.concurrent_leader
+        asked.concurrent_leader = None
+        while asked.flight and asked.flight not in own.keys:
+            shared = self._shared(call, asked) or leader
+            if shared is None or not shared.takes_readers or shared.error is not None:
+                self._offer(own, asked)
+                break
+            leader = None
+            reply = await self.single_flight.join(call, shared)
+            if reply is not None:
+                return reply
+        return await self._answer(call)
+
+    async def _carry(self, own: SharedAnswer, asked: ReusePlan, reply: Reply) -> None:
+        """Passes the answer on to all readers, and stores it."""
+
+        async def keep(reply: Reply, body: bytes) -> None:
+            await self.layers.keep(own.call, asked, reply, body)
+
+        await self.single_flight.carry(own, reply, keep, is_recorded=asked.fence > 0)

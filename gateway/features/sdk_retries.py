@@ -1,0 +1,124 @@
+"""Recognises an SDK's own retry of a call that is still being answered, so that it shares the original's answer.
+
+    enter -> (the original, if the call repeats one) -> follow -> the original's answer, or none: then it is served itself
+          -> leave
+
+An SDK whose patience or connection has ended sends its request again, and counts (`x-stainless-retry-count`). If the gateway
+has not seen it leave, for instance behind a proxy, the original is still at work: a second request to the provider would be
+paid twice. Equal requests without that count stay apart, and so do those of different callers. This must not know how calls
+are served. Invariants: each call is followed by at most one other (the retry of a retry follows that one); a follower is woken
+exactly once. A call is looked for only among those with a similar body length, because to hash every body would cost a
+microsecond for each KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import DeadlineExceeded, GatewayError
+from gateway.core.ledger.settle import CLIENT_GONE
+from gateway.core.types.exchange import RawHeaders
+from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
+
+BUCKETS_BY_LENGTH = 256
+"""The running calls are kept in this number of buckets, by the length of their bodies."""
+
+Ended = Reply | SharedAnswer | GatewayError | None
+"""The result of a call: a whole answer, one that is being relayed, or an error; None: nothing that another call could share."""
+
+
+class Running:
+    """The calls whose answer has not begun. One per process."""
+
+    __slots__ = ("_buckets", "_clock", "_ends")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: list[dict[int, Call]] = [{} for _ in range(BUCKETS_BY_LENGTH)]  # by identity, the oldest first
+        self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no bucket
+
+    def enter(self, call: Call) -> Call | None:
+        """Notes the call; returns the original that it repeats, if that is running and has no follower."""
+        bucket = self._buckets[len(call.body) % BUCKETS_BY_LENGTH]
+        original = next((one for one in bucket.values() if _repeats(call, one)), None) if call.sdk_retry else None
+        bucket[id(call)] = call
+        return original
+
+    def leave(self, call: Call, ended: Ended) -> None:
+        """Removes a call that has ended, or whose answer has begun; its follower gets the result."""
+        self._buckets[len(call.body) % BUCKETS_BY_LENGTH].pop(id(call), None)
+        if self._ends:
+            end = self._ends.pop(id(call), None)
+            if end is not None and not end.done():
+                end.set_result(ended)
+
+    def is_followed(self, call: Call) -> bool:
+        """Returns whether another call waits for this one's answer."""
+        return bool(self._ends) and id(call) in self._ends
+
+    async def follow(self, call: Call, original: Call) -> Reply | SharedAnswer | None:
+        """Returns the original's answer, to be joined where it is relayed; None: the call has to be served itself.
+
+        Raises the original's GatewayError, or DeadlineExceeded when the call's own time is up. A call that is served itself
+        after all takes on the age of its original: age decides the order among calls that are queued again.
+        """
+        call.original_seq = original.seq
+        call.parsed = None  # its memory is not needed as long as it waits
+        ended = await self._end_of(original, call)
+        if isinstance(ended, GatewayError):
+            try:
+                raise ended.with_traceback(None)
+            finally:
+                del ended  # it would lead back to itself by this frame
+        return ended
+
+    async def _end_of(self, original: Call, call: Call) -> Ended:
+        end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._ends[id(original)] = end
+        bucket = self._buckets[len(original.body) % BUCKETS_BY_LENGTH]
+        del bucket[id(original)]
+        since = self._clock.monotonic()
+        timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None
+        original.followers += 1
+        try:
+            return await end
+        finally:
+            original.followers -= 1
+            call.queue_s += self._clock.monotonic() - since
+            if timer is not None:
+                timer.cancel()
+            if self._ends.pop(id(original), None) is not None:  # it goes on, and may be followed again
+                bucket[id(original)] = original
+                if (
+                    original.left and not original.followers and original.server is not None
+                ):  # nobody waits for it any more
+                    original.server.cancel(CLIENT_GONE)
+
+
+def _repeats(call: Call, earlier: Call) -> bool:
+    """Returns whether the call is the earlier one, sent again by the same caller."""
+    return (
+        len(call.body) == len(earlier.body)
+        and call.key.name == earlier.key.name
+        and call.sdk_retry > earlier.sdk_retry
+        and call.tenant == earlier.tenant
+        and call.credential == earlier.credential
+        and call.model.on_loss == earlier.model.on_loss
+        and call.method == earlier.method
+        and call.path == earlier.path
+        and call.query == earlier.query
+        and call.body == earlier.body
+        and _telling(call.headers) == _telling(earlier.headers)
+    )
+
+
+def _telling(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Returns the headers that are part of the question; the others describe the SDK, and count its retries."""
+    return [header for header in headers if not header[0].startswith(b"x-stainless-")]
+
+
+def _time_is_up(end: asyncio.Future[Ended]) -> None:
+    if not end.done():
+        end.set_result(DeadlineExceeded("The deadline passed before the call that this one repeats was answered."))

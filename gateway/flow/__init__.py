@@ -1,1 +1,0 @@
-"""Orchestration: async, thin, hot. `pipeline.py` is the file to read first."""

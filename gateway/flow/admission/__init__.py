@@ -1,1 +1,0 @@
-"""Admission: a call reserves room at a target, waits for it, or is refused."""

@@ -1,1 +1,0 @@
-"""Knows when models are slow, and has their calls ask for less."""

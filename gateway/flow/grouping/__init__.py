@@ -1,1 +1,0 @@
-"""Calls that go to their provider together: several inputs in one request."""

@@ -1,1 +1,0 @@
-"""What callers of Anthropic's Messages ask for besides answers."""

@@ -1,1 +1,0 @@
-"""The check of answers: retries and repairs of those that break their call's rule, before the client has anything of them."""

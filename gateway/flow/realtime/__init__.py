@@ -1,1 +1,0 @@
-"""Realtime sessions: opened as calls are, then relayed until one side leaves."""

@@ -1,1 +1,0 @@
-"""The edge: HTTP in, OpenAI-shaped answers out. The only place with starlette and uvicorn."""

@@ -1,1 +1,0 @@
-"""Calls to declared pipelines at the edge."""

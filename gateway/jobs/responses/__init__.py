@@ -1,1 +1,0 @@
-"""Responses in the background, and kept: run into logs, read from them, and gone on from."""

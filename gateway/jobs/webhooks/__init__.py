@@ -1,1 +1,0 @@
-"""Webhooks: the ends of jobs are told to those who asked to hear of them."""

@@ -1,1 +1,0 @@
-"""Errors: what a provider's error answer means."""

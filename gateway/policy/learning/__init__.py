@@ -1,1 +1,0 @@
-"""What providers do not write down for us: told by headers and errors, or found out from refusals and latency."""

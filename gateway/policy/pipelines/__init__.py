@@ -1,1 +1,0 @@
-"""Declared pipelines: what a plan says, and what is to be done next in a run of it."""

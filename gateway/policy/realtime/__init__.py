@@ -1,1 +1,0 @@
-"""Realtime sessions: which frames are read, and what they say."""

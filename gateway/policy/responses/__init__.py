@@ -1,1 +1,0 @@
-"""Responses that the gateway keeps: pure rules and data."""

@@ -1,0 +1,134 @@
+"""Calls of stored requests: what the edge does with a request, for one that a job has kept.
+
+The policy is the one in force when the job runs: a key that was taken away serves no more of its jobs. There is no credential
+of a caller's own, ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
+from gateway.core.intake import parse
+from gateway.core.intake.intake.differences import refuse_other_readings
+from gateway.core.peek import passthrough
+from gateway.core.peek.large_bodies import LargeBodies
+from gateway.core.peek.peek import Peeked, peek, read_fields
+from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.core.snapshot.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.types.words import Endpoint
+from gateway.features.output.rules.rules import OutputRule
+from gateway.features.runs.step.part import part_of
+from gateway.products.jobs.calls.ports.ports import STRICT, StoredRequest
+from gateway.products.pipelines.http.steps import StepRules, part_of_step
+from gateway.routes import WORK
+
+_BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
+
+
+def endpoint_of(path: str) -> Endpoint:
+    """Returns the endpoint at the path, with or without `/v1`. Raises NotFound."""
+    endpoint = _BY_PATH.get(path)
+    if endpoint is None:
+        known = ", ".join("/v1" + one.path for one in WORK)
+        raise NotFound(f"Unknown endpoint {path[:200]}; use one of {known}.", param="endpoint")
+    return endpoint
+
+
+class CallMaker:
+    """Implements `gateway.products.jobs.calls.ports.ports.MakeCall`."""
+
+    def __init__(self, policies: Policies, clock: Clock) -> None:
+        self._policies = policies
+        self._clock = clock
+        self._plans = RoutePlans(policies.current)
+        self._large_bodies = LargeBodies()
+        self._steps = StepRules()
+        self._keys: tuple[PolicySnapshot | None, dict[str, Key]] = None, {}
+
+    async def __call__(self, request: StoredRequest) -> Call:
+        """Returns the call. Raises GatewayError as the edge would, also when the key is gone or may not use the model."""
+        policy = self._policies.current
+        key = self._key(policy, request.key)
+        endpoint = endpoint_of(request.endpoint)
+        peeked = await self._peek(policy, endpoint, request)
+        plan = self._plan(policy, key, endpoint, peeked.model)
+        if plan.is_restricted:
+            refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
+        now = self._clock.monotonic()
+        step = request.step
+        model, headers = plan.model, list(request.headers)
+        if STRICT[0] in (index := dict(headers)):
+            model = parse.strictly(model, index)
+            headers = [header for header in headers if header[0] != STRICT[0]]
+        return Call(
+            id=request.id,
+            endpoint=endpoint,
+            policy=policy,
+            key=key,
+            model=model,
+            model_name=peeked.model,
+            body=request.body,
+            stream=peeked.stream,
+            stream_options=peeked.stream_options,
+            model_span=peeked.model_span,
+            headers=headers,
+            credential=None,
+            lane=request.lane,
+            received_at=now,
+            deadline=now + min(request.deadline_s, policy.lane_deadline_s[request.lane]),
+            deadline_is_callers=False,
+            path=endpoint.path,
+            query=request.query,
+            tenant=request.tenant,
+            max_tokens=peeked.max_tokens,
+            thinks=peeked.thinks,
+            parsed=peeked.parsed,
+            large=peeked.large,
+            group_most=request.group_most,
+            idempotency_key=request.idempotency_key,
+            output=self._rule_of(request, plan),
+            part=part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step),
+        )
+
+    def _rule_of(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
+        rule = plan.output if request.step is None else self._steps.rule_of(request.step, plan)
+        if request.is_held and rule is not None and rule.stream == "relay":
+            return replace(rule, stream="buffer")
+        return rule
+
+    async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:
+        index = dict(request.headers)
+        if len(request.body) <= policy.server.small_body_bytes:
+            if request.parsed is not None:
+                return read_fields(request.parsed, is_model_optional=endpoint.is_model_optional)
+            return peek(endpoint, request.body, index)
+        return await self._large_bodies.peek(endpoint, request.body, index, policy.server.max_json_values)
+
+    def _key(self, policy: PolicySnapshot, name: str) -> Key:
+        if not policy.keys:
+            return policy.anonymous
+        if self._keys[0] is not policy:
+            self._keys = policy, {key.name: key for key in policy.keys.values()}
+        key = self._keys[1].get(name)
+        if key is None:
+            raise Unauthorised(f"The key '{name}' that created this job is no longer one of this gateway's keys.")
+        return key
+
+    def _plan(self, policy: PolicySnapshot, key: Key, endpoint: Endpoint, name: str) -> RoutePlan:
+        if self._plans.policy is not policy:
+            self._plans = RoutePlans(policy)
+        route = key.digest, name, endpoint.name, False
+        plan = self._plans.get(route)
+        if plan is None:
+            model = parse.find_model(policy, key, name) if name else passthrough.unnamed_model(policy, key)
+            if model is None:
+                raise InvalidRequest(
+                    "The field 'model' is missing; name the model to use.", param="model", code="missing_field"
+                )
+            plan = plan_route(policy, key, model, endpoint, is_callers=False)
+            self._plans.remember(route, plan)
+        return plan

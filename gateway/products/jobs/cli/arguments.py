@@ -1,0 +1,121 @@
+"""The arguments of `gateway jobs`, `gateway batch` and `gateway webhooks`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.cli.arguments.values import DEFAULT_URL, between, seconds
+
+MOST_LISTED = 100
+Actions = argparse._SubParsersAction  # the type that add_subparsers returns has no public name
+
+
+def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParser]:
+    """Adds what callers may ask of `gateway jobs`; returns its actions, for those of operators."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser("ls", help="the key's jobs and batches, newest first")
+    action.add_argument("--status", help="only those: queued, running, failed …; several divided by commas")
+    action.add_argument(
+        "--limit", type=between(1, MOST_LISTED), default=20, help=f"at most {MOST_LISTED} (default: %(default)s)"
+    )
+    action.add_argument("--after", metavar="ID", help="those that come after this one")
+    _add_caller(action)
+    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:list_jobs")
+
+    action = actions.add_parser("show", help="how far a job or a batch is, and what it has cost")
+    action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
+    _add_caller(action)
+    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:show")
+
+    action = actions.add_parser("cancel", help="stop a job or a batch; one that has ended stays as it is")
+    action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
+    _add_caller(action)
+    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:cancel")
+    return actions
+
+
+def add_batch(command: argparse.ArgumentParser) -> None:
+    """Adds what `gateway batch` takes."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser(
+        "run",
+        help="upload a file of requests, wait for its end, fetch the answers",
+        description="Upload a file of requests, make a batch of it, wait for its end, and write its answers beside it."
+        " The batch goes on if this command is stopped. Where no gateway runs, this process is one as long as it takes."
+        " Exit code: 0 if every line is answered, 1 if not, 2 if FILE is wrong.",
+    )
+    action.add_argument("file", type=Path, metavar="FILE", help="a .jsonl with a request a line, or the id of a batch")
+    action.add_argument("--endpoint", default="/v1/chat/completions", help="of its lines (default: %(default)s)")
+    action.add_argument("--window", default="24h", help="it has so long: 10m to 7d (default: %(default)s)")
+    action.add_argument(
+        "--output", type=Path, metavar="PATH", help="of the answers (default: FILE's name.output.jsonl)"
+    )
+    action.add_argument(
+        "--errors", type=Path, metavar="PATH", help="of failed lines (default: FILE's name.errors.jsonl)"
+    )
+    action.add_argument("--cancel-on-interrupt", action="store_true", help="Ctrl-C stops the batch, too")
+    add_caller_or_own(action)
+    action.set_defaults(command="gateway.products.batches.cli:run")
+
+
+def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Adds what `gateway webhooks` takes; `add_admin` adds what each command needs that asks the admin API."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser("ls", help="how they are, what waits for them, and their last answers")
+    add_admin(action)
+    action.set_defaults(command="gateway.products.jobs.webhooks.cli:list_webhooks")
+
+    action = actions.add_parser(
+        "redeliver",
+        help="make deliveries again: one by an id, or all that failed lately",
+        description="Make one delivery again, delivered or not, or all that have failed since a while ago; once each, however"
+        " often that is asked for. They keep their webhook-id, so receivers know them.",
+    )
+    action.add_argument("name", metavar="NAME", help="as in the config; '(requests)' for URLs of requests")
+    action.add_argument("id", nargs="?", metavar="ID", help="job_gw…, batch_gw…, evt_gw… or msg_gw…")
+    action.add_argument("--since", type=seconds, metavar="TIME", help="all that failed in so long: 90m, 24h, 7d")
+    add_admin(action)
+    action.set_defaults(command="gateway.products.jobs.webhooks.cli:redeliver")
+
+    for name, told in (("disable", "it hears nothing; what is for it waits"), ("enable", "it hears of things again")):
+        action = actions.add_parser(name, help=f"{told} (in this process, until it restarts or the entry changes)")
+        action.add_argument("name", metavar="NAME", help="as in the config")
+        add_admin(action)
+        action.set_defaults(command="gateway.products.jobs.webhooks.cli:switch", action=name)
+
+    action = actions.add_parser("test", help="send a signed event `test` now, and tell the answer's status")
+    action.add_argument("name", metavar="NAME", help="as in the config")
+    add_admin(action)
+    action.set_defaults(command="gateway.products.jobs.webhooks.cli:test")
+
+    action = actions.add_parser("rotate", help="print a new secret, and how to bring it in; asks nobody")
+    action.add_argument("name", nargs="?", metavar="NAME", help="whose; only for the lines to be printed")
+    action.add_argument("--json", action="store_true", help="print the secret as JSON")
+    action.set_defaults(command="gateway.products.jobs.webhooks.cli:rotate")
+
+
+def add_caller_or_own(command: argparse.ArgumentParser) -> None:
+    """Adds what a command needs that calls a gateway as its clients do, and is one itself where none runs."""
+    command.add_argument(
+        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
+    )
+    command.add_argument(
+        "--url", help=f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)"
+    )
+    _add_key(command)
+
+
+def _add_caller(command: argparse.ArgumentParser) -> None:
+    """Adds what a command needs that calls a running gateway as its clients do."""
+    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
+    _add_key(command)
+
+
+def _add_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
+    command.add_argument("--json", action="store_true", help="print the answer as it came")

@@ -1,0 +1,207 @@
+"""What a Redis really promises of what it was told, and how to wait until a write is as safe as the config asks for.
+
+A server that may evict keys is refused: it would lose jobs without a word. A write that is waited for makes a mark in its own
+step; over a connection of its own, which nobody else is held up by, the mark is taken away, and that is waited for there. So
+what is safe is that write, on the server that has its slot now: after a failover its mark is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from secrets import token_hex
+from typing import Any, Final, Literal
+
+from gateway.core.errors import StoreUnusable
+from gateway.drivers.redis.link import Link, StoreGone, StoreRefused
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
+
+log = logging.getLogger("gateway.jobs")
+
+Accept = Literal["fsync", "replicated", "fast"]
+"""What must be true before work is acknowledged: it is on disk, as far as the server can say so; on a replica; nothing."""
+
+WAIT_MS: Final = 1500
+"""A server that has not made a write safe by then is taken for one that cannot."""
+SLOW_S: Final = 2.0
+"""After so long a server that writes to its disk every second has done so."""
+PROBED: Final = 512
+"""Slots that are tried for servers of a cluster; one with a hundredth of all is found for certain."""
+OLDEST: Final = (6, 2)
+WAITAOF_SINCE: Final = (7, 2)
+CALM_S: Final = 5.0
+"""Seconds after which what is written is safe on a server that writes to its disk every second."""
+
+
+class JobDurability:
+    """What a write is worth on the servers of some keys."""
+
+    def __init__(self, link: Link, keys: Sequence[bytes], accept: Accept) -> None:
+        """`keys` are in the slots that matter; `link` has one connection to each server, used by nobody else."""
+        self._link = link
+        self._keys = keys
+        self._accept = accept
+        self._waiting: dict[object, list[tuple[bytes, asyncio.Future[None]]]] = {}
+        self._running: dict[object, asyncio.Task[None]] = {}
+        self._waits_for_disk = self._waits_for_replica = False
+        self.is_slow = False
+        """Writes are on disk a second later, and no server can be asked to wait for that."""
+        self.promise = "unknown"
+        self.calm_s = CALM_S
+        """Seconds until what was written stays, even if the server dies without a chance to write it."""
+
+    async def check(self) -> None:
+        """Asks the servers for their settings. Raises StoreUnusable for one that cannot keep jobs, JobsUnavailable."""
+        worst, waits_for_disk = -1, False  # what was known holds until all of them have answered
+        for key in {self._link.home(key): key for key in self._keys}.values():
+            about = await self._about(key)
+            version = tuple(map(int, about.get("redis_version", "0.0").split(".")[:2]))
+            if version < OLDEST:
+                raise StoreUnusable(f"the Redis for jobs is {version[0]}.{version[1]}; they need Redis 6.2, or Valkey")
+            policy = about.get("maxmemory_policy", "noeviction")
+            if policy != "noeviction":
+                raise StoreUnusable(
+                    f"the Redis for jobs may throw away keys when its memory is full (maxmemory-policy is {policy}), and with "
+                    "them jobs: set its maxmemory-policy to noeviction, or give jobs a Redis of their own (jobs.store)"
+                )
+            worth = await self._worth(key, about)
+            if worth > worst:
+                worst = worth
+                waits_for_disk = self._accept != "fast" and version >= WAITAOF_SINCE and worth in (1, 2)
+        self._waits_for_disk = waits_for_disk
+        self._waits_for_replica = self._accept == "replicated"
+        is_last_word = worst in (0, 3) and not self._waits_for_replica  # a replica is a moment behind
+        self.calm_s = 0.0 if is_last_word else CALM_S
+        self.is_slow = self._accept != "fast" and worst == 1 and not self._waits_for_disk
+        disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
+        self.promise = disk[0 if self._waits_for_disk else worst]
+        if self._waits_for_replica:
+            self.promise = "on a replica" if worst == 3 else f"on a replica, and {self.promise}"
+
+    def mark(self, base: bytes) -> bytes | None:
+        """Returns a key that a write is to make in the same step, in the slot of `base`; None: nobody waits for writes."""
+        if not (self._waits_for_disk or self._waits_for_replica):
+            return None
+        return b"%b:mark:%b" % (base, token_hex(12).encode())
+
+    async def settle(self, marks: Sequence[bytes | None]) -> None:
+        """Returns when the writes that made these marks are as safe as they have to be.
+
+        Raises JobsUnavailable if they are not so in time; OutcomeUnknown where that is not known, or where the server that
+        has the slot now does not have the write: then it is to be repeated.
+        """
+        answers: list[asyncio.Future[None]] = []
+        for mark in marks:
+            if mark is not None:
+                home = self._link.home(mark)
+                answers.append(asyncio.get_running_loop().create_future())
+                self._waiting.setdefault(home, []).append((mark, answers[-1]))
+                if home not in self._running:
+                    self._running[home] = asyncio.create_task(self._settle_all(home))
+        for told in await asyncio.gather(*answers, return_exceptions=True):
+            if told is not None:
+                raise told
+
+    async def _settle_all(self, home: object) -> None:
+        """Waits for one server, until nobody wants it to: those who come while a wait is under way share the next."""
+        try:
+            while some := [(mark, answer) for mark, answer in self._waiting.pop(home, ()) if not answer.done()]:
+                try:
+                    refusals = await self._wait([mark for mark, _ in some])
+                except Exception as defect:  # noqa: BLE001  # theirs all, who would wait for ever
+                    refusals = [defect] * len(some)
+                for (_, answer), refusal in zip(some, refusals, strict=True):
+                    if not answer.done():
+                        answer.set_result(None) if refusal is None else answer.set_exception(refusal)
+        finally:
+            del self._running[home]
+
+    async def _wait(self, marks: Sequence[bytes]) -> list[Exception | None]:
+        """Takes marks away, and waits until that is safe: so are the writes that made them; returns what is to be raised."""
+        replicas, waits_for_disk = int(self._waits_for_replica), self._waits_for_disk
+        wait = (b"WAITAOF", 1, replicas, WAIT_MS) if waits_for_disk else (b"WAIT", replicas, WAIT_MS)
+        asked = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
+        told: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        *were_there, reply = told
+        if isinstance(reply, StoreGone):
+            return [_unheard(reply) for _ in marks]
+        on_disk, on_replicas = reply if waits_for_disk else (1, reply)
+        if not on_disk or on_replicas < replicas:
+            what = "copied it to a replica" if on_disk else "written it to its disk"
+            return [JobsUnavailable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
+        return [None if was_there == 1 else _unheard(was_there) for was_there in were_there]
+
+    async def _about(self, key: bytes) -> dict[str, str]:
+        """Returns what a server says of itself."""
+        told = (await self._ask(key, b"INFO")).decode()
+        return {name: value for name, _, value in (line.partition(":") for line in told.splitlines())}
+
+    async def _worth(self, key: bytes, about: dict[str, str]) -> int:
+        """Returns 0 for a server that writes each command to disk before it answers, up to 3 for one that never does."""
+        if about.get("aof_enabled") != "1":
+            return 3
+        try:
+            setting = (await self._ask(key, b"CONFIG", b"GET", b"appendfsync"))[1]
+        except JobsUnavailable:
+            return 1  # it is a secret, and this is what servers do that nobody has told otherwise
+        return {b"always": 0, b"everysec": 1}.get(setting, 2)
+
+    async def _ask(self, key: bytes, *parts: bytes) -> Any:
+        try:
+            return await self._link.command_near(key, *parts)
+        except StoreRefused as error:
+            raise JobsUnavailable("Jobs cannot be kept now: their Redis does not say what it promises.") from error
+        except StoreGone as error:
+            raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+
+
+class BlobDurability:
+    """What blobs on the servers of a cluster are worth: as much as jobs, which are on others. Implements `BlobSafety`."""
+
+    def __init__(self, shared: SharedState, accept: Accept) -> None:
+        """It connects when it is first asked."""
+        self._link = Link(replace(shared, timeout_s=max(WAIT_MS / 1000 + 0.5, shared.timeout_s), connections=1))
+        keys = [self._link.slot_key("blobs", str(number)) for number in range(PROBED)]
+        self._durability = JobDurability(self._link, keys, accept)
+        self._starting: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    async def mark(self, base: bytes) -> bytes | None:
+        """Returns a key that the write of a blob is to make. Raises JobsUnavailable."""
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
+        return self._durability.mark(base)
+
+    async def settle(self, mark: bytes | None) -> None:
+        """Returns when that write is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
+        if self._durability.is_slow:
+            await asyncio.sleep(SLOW_S)
+        await self._durability.settle([mark])
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        if self._starting is not None and self._opening is not None:
+            self._opening.cancel()
+            self._starting.cancel()
+            await asyncio.gather(self._opening, self._starting, return_exceptions=True)
+            await self._link.aclose()
+
+    async def _open(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._link.start())
+        await asyncio.shield(self._starting)
+        try:
+            await self._durability.check()
+        except StoreUnusable as error:
+            log.error("files cannot be kept: %s", error)  # noqa: TRY400  # the sentence says it all
+            raise JobsUnavailable("Files cannot be kept now; the log of the gateway says why.") from error
+
+
+def _unheard(cause: object) -> OutcomeUnknown:
+    refusal = OutcomeUnknown("Jobs cannot be kept now: their Redis cannot be used, as the log says.")
+    refusal.__cause__ = cause if isinstance(cause, BaseException) else None
+    return refusal

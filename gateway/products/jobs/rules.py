@@ -1,0 +1,224 @@
+"""The compiled `jobs` section of the config and of `jobs.yaml`. Sizes are bytes, times seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.core.retry.balancing.rules import Backoff, CostRule
+from gateway.core.types.words import Lane
+from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.products.responses.rules.response_object.asked import StoreMode
+
+_BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
+
+Accept = Literal["fsync", "replicated", "fast"]
+"""What a Redis has to have done before a job counts as taken: written it to its disk, told a replica, or nothing more."""
+IN_REDIS = "redis"
+"""In the place of a folder: blobs are in the Redis that has the jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Where jobs and their files are kept, and the bounds of both; read at start only."""
+
+    store: str = ""
+    """The absolute path of the SQLite file; empty: they are in `redis`, or this gateway takes none."""
+    redis: SharedState | None = None
+    """The Redis that has the jobs of all its gateways; None: they are in a file, or there are none."""
+    accept: Accept = "fsync"
+    files: str = ""
+    """The folder of blobs, an absolute path, or IN_REDIS."""
+    takes_files: bool = True
+    """Files and batches are ours; False: they go on to the provider of `passthrough`."""
+    works: bool = True
+    """This gateway runs jobs; False: it only takes them."""
+    max_file_bytes: int = 512 * 1024 * 1024
+    max_bytes: int = 50 * 1024**3
+    max_bytes_per_tenant: int = 20 * 1024**3
+    max_response_log_bytes: int = 16 * 1024 * 1024
+    """Of the events of one response in the background; of a longer one the log goes."""
+    max_response_bytes_per_tenant: int = 1024**3
+    """Of kept responses; those put first go early."""
+    max_run_bytes_per_tenant: int = 1024**3
+    """Of runs with their steps; those touched least lately go early."""
+    min_free_bytes: int = 1024**3
+    max_open_jobs: int = 1_000_000
+    max_open_jobs_per_tenant: int = 100_000
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether this gateway has a store of jobs."""
+        return bool(self.store) or self.redis is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRules:
+    """The jobs of one cost class, and their share of this gateway."""
+
+    name: str
+    below_usd: float | None = None
+    """Jobs whose estimated cost is below; None: all that no earlier segment takes."""
+    concurrency: int = 100
+    """Pieces of work that run at a time in one gateway."""
+
+
+RunAs = Literal["here", "flex", "native", "cheapest"]
+"""How lines are paid for: at the usual price; with `service_tier: flex` at about half of it where a provider has that; at half
+price through the provider's own Batch API; or there, and by flex what cannot go there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRules:
+    """How parts of batches go to providers' own Batch APIs."""
+
+    min_lines: int = 500
+    """A smaller batch is done sooner through the gateway."""
+    part_lines: int = 1000
+    """Of one batch at a provider, at most."""
+    take_back_after: float = 0.5
+    """The part of a batch's time after which what is not done there runs here."""
+    price_factor: float = 0.5
+    """What a token costs there, as a part of its usual price."""
+    split: Mapping[str, int] = field(default_factory=dict)
+    """Weights by the names of providers; empty: all goes to the first target's provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How batches run."""
+
+    run: RunAs = "here"
+    standard_before_end_s: float = 3600.0
+    """With `flex`: so long before a batch's end its lines go at the usual price, which is served sooner."""
+    max_lines: int = 50_000
+    max_bytes: int = 200 * 1024 * 1024
+    mixed_models: bool = True
+    window: int = 200
+    """Lines of one gateway that run or wait for a commit at a time."""
+    parallel_chunks: int = 4
+    slice_s: float = 10.0
+    """A chunk that takes longer lets others go first."""
+    brake_after: int = 20
+    """So many lines in a row that fail with a class of `brake_classes` slow the batch down to single tries."""
+    brake_classes: frozenset[str] = frozenset(("auth", "permission", "not_found", "model_not_found", "quota_exhausted"))
+    cancel_grace_s: float = 30.0
+    group_embeddings: int = 0
+    """Lines for embeddings or moderations go to the provider together, with at most so many inputs; 0: each by itself."""
+    native: NativeRules = NativeRules()
+    most_at_once: int | None = None
+    """So many lines of a batch run at a time, whatever the window is, and one chunk; None: there is no such bound."""
+
+    @property
+    def goes_native(self) -> bool:
+        """Tells whether lines may go to a provider's own Batch API."""
+        return self.run in ("native", "cheapest")
+
+    @property
+    def asks_for_flex(self) -> bool:
+        """Tells whether lines that run here ask for the tier that is served when there is room."""
+        return self.run in ("flex", "cheapest")
+
+
+DEGRADING: Final = (
+    "queue_full",
+    "queue_wait_exceeds_deadline",
+    "queue_deadline_exceeded",
+    "circuit_open",
+    "quota_exhausted",
+    "key_rate_limited",
+)
+"""The refusals in place of which a call may become a job: each of them passes by itself, and none has cost anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class DegradeRules:
+    """Which calls become jobs where they would be refused, if their key accepts a 202."""
+
+    lanes: frozenset[Lane] = frozenset()
+    """Empty: none do."""
+    when: frozenset[str] = frozenset(("queue_full",))
+    """Codes of refusals, of `DEGRADING`."""
+
+
+DeadLines = Literal["poison", "transient", "never"]
+"""Which lines of batches become dead letters: those that crash the process; besides those that failed for now, again and again;
+none. All others are their caller's, in its error file.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRules:
+    """How dead letters are kept."""
+
+    max_bytes: int = 2 * 1024**3
+    """Of payloads; above that those of the oldest letters go."""
+    samples: int = 5
+    """The newest letters that a group is shown with."""
+    lines: DeadLines = "poison"
+
+
+OnCrash = Literal["restart", "fail"]
+"""What becomes of a response whose model was broken off while it spoke: another run of it, or its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRules:
+    """Who keeps responses, and how those in the background run."""
+
+    store: StoreMode | None = None
+    """None: the provider where one account serves the model by Responses; else the gateway, those that ask for it."""
+    on_crash: OnCrash = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRules:
+    """One set of jobs.yaml."""
+
+    attempts: int = 5
+    deadline_s: float = 86_400.0
+    """Of a job that names none, from its `run_at` on."""
+    backoff: Backoff = _BACKOFF
+    by_cost: Sequence[CostRule] = (CostRule(2, above_usd=0.25), CostRule(10, below_usd=0.0001))
+    """The first that fits says how often a job is tried whose attempt costs so much."""
+    segments: Sequence[SegmentRules] = (
+        SegmentRules("fast", below_usd=0.01, concurrency=400),
+        SegmentRules("slow"),
+    )
+    keep_jobs_s: float = 7 * 86_400.0
+    keep_files_s: float = 30 * 86_400.0
+    """Of files whose upload names no time of its own."""
+    keep_dead_s: float = 30 * 86_400.0
+    keep_background_s: float = 600.0
+    """Of responses that ran in the background and did not ask to be stored, from their ends on."""
+    keep_responses_s: float = 30 * 86_400.0
+    """Of responses that are stored."""
+    keep_runs_s: float = 7 * 86_400.0
+    """Of runs that have steps, and of each step, from when it was kept on."""
+    dedupe_for_s: float = 86_400.0
+    dead_letters: DeadLetterRules = DeadLetterRules()
+    allow_request_urls: bool = False
+    """Requests may name URLs that are told of the ends of their jobs."""
+    batches: BatchRules = BatchRules()
+    degrade: DegradeRules = DegradeRules()
+    responses: ResponseRules = ResponseRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """All that a policy says of jobs."""
+
+    settings: JobSettings = JobSettings()
+    sets: Mapping[str, JobRules] = field(default_factory=lambda: {"default": JobRules()})
+
+    @property
+    def default(self) -> JobRules:
+        """Returns the rules of jobs whose model picks no set, and those that concern all jobs at once."""
+        return self.sets["default"]
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether this gateway has a store of jobs."""
+        return self.settings.is_on

@@ -1,0 +1,185 @@
+"""The life of a job of kind `call`: one stored request, tried until it is answered, has failed for good, or is to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gateway.core.clock import Clock
+from gateway.core.types.words import Usage
+from gateway.features.runs.rules.workflow import RunWords
+from gateway.products.jobs.calls.ports.one_call import CallServer, TryResult, with_version
+from gateway.products.jobs.calls.ports.outcomes import Outcome, attempts_allowed, backoff_s
+from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import POISON
+from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.products.jobs.model.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
+from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.pipelines.steps.steps import step_of
+
+MOST_CRASHES = 3
+"""A job whose worker has died so often while it ran is not run again; the last time it ran alone among such jobs."""
+ALONE = "alone"
+"""In `marks`: how often it was run alone, and its worker was not heard of again."""
+LOOK_AGAIN_S = 1.0
+"""A job that is to run alone while another one does waits so long."""
+log = logging.getLogger("gateway.jobs")
+
+
+class CallJobs:
+    """Runs jobs of kind `call`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        server: CallServer,
+        clock: Clock,
+        rules_of: Callable[[Job], JobRules],
+        draw: Callable[[], float],
+    ) -> None:
+        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1)."""
+        self._store = store
+        self._server = server
+        self._clock = clock
+        self._rules_of = rules_of
+        self._draw = draw
+        self._turn = asyncio.Lock()
+
+    async def run(self, running: RunningWork) -> None:
+        """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
+        if running.work.claims < MOST_CRASHES:
+            await self._run(running)
+        elif self._turn.locked():
+            await self._give_back(running, self._clock.wall() + LOOK_AGAIN_S, None, is_attempt=False)
+        else:
+            async with self._turn:
+                await self._run(running)
+
+    async def _run(self, running: RunningWork) -> None:
+        work, job = running.work, running.work.job
+        alone = job.marks.get(ALONE, 0)
+        is_deadly = work.claims > MOST_CRASHES and alone > 0
+        if is_deadly or job.attempts >= job.max_attempts:
+            why = f"its worker died {MOST_CRASHES} times while it ran"
+            died = JobError(POISON, why, self._clock.wall())
+            defect = job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
+            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=tally_of(is_ok=False), is_dead=True)
+            await self._finish(running, end)
+            return
+        if work.claims >= MOST_CRASHES and not await running.write(lambda: self._store.note(work, {ALONE: alone + 1})):
+            return
+        serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
+        stopping = asyncio.create_task(running.stopping.wait())
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and running.is_draining:
+                await serving  # the worker cancels it when the grace is over
+            if serving.done():
+                await self._ended(running, serving.result())
+            else:
+                await _end(serving)
+                await self._stopped(running)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._broken_off(running, serving))
+            raise
+        finally:
+            stopping.cancel()
+
+    async def _ended(self, running: RunningWork, served: TryResult) -> None:
+        job = running.work.job
+        outcome, retry_after_s = served.verdict
+        now = self._clock.wall()
+        answer = None if served.answer is None else served.answer.stored()
+        if outcome is Outcome.DONE or outcome is Outcome.PERMANENT:
+            is_ok = outcome is Outcome.DONE
+            state = JobState.SUCCEEDED if is_ok else JobState.FAILED
+            tally = tally_of(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
+            is_dead = served.error is not None and served.error.error_class in self._rules_of(job).batches.brake_classes
+            await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead))
+        elif outcome is Outcome.INTERRUPTED:
+            await self._give_back(running, None, None, is_attempt=False)
+        elif outcome is Outcome.PUT_OFF:
+            await self._give_back(running, now + (retry_after_s or 0.0), served.error, is_attempt=False)
+        else:
+            rules, attempts = self._rules_of(job), job.attempts + 1
+            wait_s = max(backoff_s(rules, attempts, self._draw()), retry_after_s or 0.0)
+            if attempts < min(job.max_attempts, attempts_allowed(rules, served.cost_usd)):
+                await self._give_back(running, now + wait_s, served.error, is_attempt=True)
+            else:
+                tally = tally_of(is_ok=False, cost_usd=served.cost_usd)
+                await self._finish(
+                    running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True, is_dead=True)
+                )
+
+    async def _stopped(self, running: RunningWork) -> None:
+        """The job is to end, or is paused: its call was broken off."""
+        if running.ends_as is None:
+            await self._give_back(running, None, None, is_attempt=False)
+        else:
+            await self._finish(running, JobEnd(running.ends_as, tally=tally_of(is_ok=False)))
+
+    async def _broken_off(self, running: RunningWork, serving: asyncio.Task[TryResult]) -> None:
+        """This process stops, or another worker has the job: nothing came of it here."""
+        await _end(serving)
+        if not running.is_ours:
+            return
+        with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+            if running.work.claims >= MOST_CRASHES:
+                await self._heard_of(running)
+            await self._store.give_back(running.work, run_at=None, is_attempt=False)
+
+    async def _give_back(
+        self, running: RunningWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
+    ) -> None:
+        give_back = self._store.give_back
+        if running.work.claims >= MOST_CRASHES:
+            await running.write(lambda: self._heard_of(running))
+        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
+        if is_attempt and error is not None and running.meter is not None:
+            running.meter.tried_again(error.error_class)
+
+    async def _heard_of(self, running: RunningWork) -> WriteResult:
+        """Takes back the note that a job runs alone: it ends in order. Raises JobsUnavailable."""
+        alone = running.work.job.marks.get(ALONE)
+        return await self._store.note(running.work, {ALONE: alone})
+
+    async def _finish(self, running: RunningWork, end: JobEnd) -> None:
+        await running.finish(self._store, end)
+
+
+def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
+    """Returns the request that a job of kind `call` stands for."""
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in job.about.get("headers", ())]
+    key = job.about.get(IDEMPOTENCY_KEY)
+    return StoredRequest(
+        id=job.id,
+        endpoint=job.about["endpoint"],
+        body=body,
+        headers=with_version(job.about["endpoint"], headers),
+        key=job.key,
+        tenant=job.tenant,
+        lane=job.lane,
+        deadline_s=max(0.0, job.deadline - now),
+        idempotency_key=None if key is None else key.encode("latin-1"),
+        part=RunWords(*job.about.get(RUN_WORDS, ())),
+        query=job.about.get(QUERY, "").encode("latin-1"),
+        step=step_of(job),
+    )
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task and waits until it has ended, however."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def tally_of(*, is_ok: bool, usage: Usage | None = None, cost_usd: float | None = None) -> Tally:
+    """Returns what a job of one call has come to."""
+    tokens = usage or Usage(0, 0)
+    return Tally(1, int(is_ok), int(not is_ok), tokens.input, tokens.cached, tokens.output, cost_usd or 0.0)

@@ -1,0 +1,241 @@
+"""What a caller may ask of a job: the fields of `POST /v1/jobs`, and the headers that say the same of any POST.
+
+Source of `Prefer`: RFC 7240, 4.1 and 4.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Final, NoReturn
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.types.exchange import RawHeaders
+from gateway.products.jobs.webhooks.outward.public_address import NotPublic, read_public_url
+
+MOST_RUN_AT_S: Final = 366 * 86_400.0
+MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S
+"""From now: a year after the latest begin. A time without end, or of hundreds of digits, is none that a store could keep."""
+MOST_WAIT_S: Final = 600.0
+MOST_KEY_CHARS: Final = 256
+MOST_METADATA, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512
+URGENT_FROM: Final = 7
+"""Of the priorities 0 to 9."""
+USUAL_PRIORITY: Final = 5
+FIELDS: Final = frozenset((
+    "endpoint", "body", "run_at", "delay", "priority", "lane", "deadline", "max_attempts", "dedupe_key", "debounce", "metadata",
+    "webhook",
+))  # fmt: skip
+WEBHOOK: Final = b"x-gateway-webhook"
+OPTIONS: Final = frozenset(
+    (b"prefer", b"x-gateway-run-at", b"x-gateway-debounce", b"x-gateway-dedupe", b"x-gateway-priority", WEBHOOK)
+)
+"""The headers that make a job of a call, or say how it is to run."""
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+"""In `about`: the key under whose record the job's call is served."""
+QUERY: Final = "query"
+"""In `about`: what the caller had behind the path, where there was anything."""
+RUN_WORDS: Final = "run_words"
+"""In `about`: the workflow, run and task that the job's calls are parts of, where they are of any."""
+FINGERPRINT: Final = "fingerprint"
+"""In `about` of a job with such a key: the digest of its request, in hexadecimal digits."""
+_HEADER_OF: Final = {
+    "run_at": "x-gateway-run-at",
+    "priority": "x-gateway-priority",
+    "dedupe_key": "x-gateway-dedupe",
+    "debounce": "x-gateway-debounce",
+}
+"""The header that says what the field says."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Debounce:
+    """Of several jobs with one key that are not due yet only the last runs."""
+
+    key: str
+    wait_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How a job is to run. Times are wall-clock seconds."""
+
+    run_at: float | None = None
+    deadline: float | None = None
+    priority: int = USUAL_PRIORITY
+    max_attempts: int | None = None
+    dedupe_key: str | None = None
+    debounce: Debounce | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    webhook: str = ""
+    """A URL that is told of the job's end; empty: none. Whether requests may name one is not decided here."""
+
+
+def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
+    """Reads the fields of a job. Raises InvalidRequest, naming the field and the remedy."""
+    unknown = sorted(asked.keys() - FIELDS)
+    if unknown:
+        _refuse(unknown[0][:64], f"is unknown; known are {', '.join(sorted(FIELDS))}")
+    if "run_at" in asked and "delay" in asked:
+        _refuse("delay", "and 'run_at' exclude each other")
+    run_at = None
+    if asked.get("delay") is not None:
+        run_at = now + _duration("delay", asked["delay"])
+    elif asked.get("run_at") is not None:
+        run_at = _time("run_at", asked["run_at"])
+    if run_at is not None and run_at > now + MOST_RUN_AT_S:
+        _refuse("run_at", "is more than a year ahead")
+    return JobOptions(
+        run_at=run_at,
+        deadline=_deadline(asked.get("deadline"), max(now, run_at or now), now),
+        priority=_whole("priority", asked.get("priority", USUAL_PRIORITY), 0, 9),
+        max_attempts=None
+        if asked.get("max_attempts") is None
+        else _whole("max_attempts", asked["max_attempts"], 1, 100),
+        dedupe_key=_key("dedupe_key", asked.get("dedupe_key")),
+        debounce=_debounce(asked.get("debounce")),
+        metadata=read_metadata(asked.get("metadata")),
+        webhook=read_webhook("webhook", asked.get("webhook")),
+    )
+
+
+def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
+    """Reads the headers that say of any POST how its job is to run. Raises InvalidRequest, naming the header."""
+    asked: dict[str, Any] = {}
+    if (run_at := index.get(b"x-gateway-run-at")) is not None:
+        text = run_at.decode("latin-1")
+        asked["run_at"] = float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else text
+    if (priority := index.get(b"x-gateway-priority")) is not None:
+        asked["priority"] = int(priority) if priority.isdigit() and len(priority) < 4 else -1
+    webhook = read_webhook_header(index)
+    if (dedupe := index.get(b"x-gateway-dedupe")) is not None:
+        asked["dedupe_key"] = dedupe.decode("latin-1")
+    if (debounce := index.get(b"x-gateway-debounce")) is not None:
+        key, *parts = [part.strip() for part in debounce.decode("latin-1").split(";")]
+        said = dict(part.partition("=")[::2] for part in parts)
+        asked["debounce"] = {"key": key, **({"wait": said.pop("wait")} if "wait" in said else {})}
+        if "max" in said:
+            asked["debounce"]["max_wait"] = said.pop("max")
+        if said:
+            _refuse("x-gateway-debounce", f"has an unknown part {sorted(said)[0][:64]!r}; use KEY; wait=10s; max=2m")
+    if not asked:
+        return JobOptions(webhook=webhook)
+    try:
+        return replace(read_options(asked, now), webhook=webhook)
+    except InvalidRequest as refusal:
+        header = _HEADER_OF[(refusal.param or "").partition(".")[0]]
+        raise InvalidRequest(f"The header '{header}' is wrong: {refusal.message}", param=header) from None
+
+
+def responds_async(headers: RawHeaders) -> float | None:
+    """Returns for how many seconds the caller waits before it takes a 202; None: it did not ask for one (RFC 7240).
+
+    What is not understood in `Prefer` is ignored, as the RFC wants.
+    """
+    said = b",".join(value for name, value in headers if name == b"prefer").lower()
+    preferences: dict[bytes, bytes] = {}
+    for part in said.split(b","):
+        name, _, value = part.partition(b";")[0].partition(b"=")
+        preferences.setdefault(name.strip(), value.strip(b' \t"'))
+    if b"respond-async" not in preferences:
+        return None
+    wait = preferences.get(b"wait", b"0")
+    return min(MOST_WAIT_S, float(wait)) if wait.isdigit() and len(wait) < 9 else 0.0
+
+
+def read_webhook_header(index: Mapping[bytes, bytes]) -> str:
+    """Returns the URL that a request wants told of its job's end; empty: none. Raises InvalidRequest, naming the header."""
+    url = index.get(WEBHOOK)
+    return "" if url is None else read_webhook(WEBHOOK.decode(), url.decode("latin-1"))
+
+
+def read_webhook(name: str, value: object) -> str:
+    """Reads a URL that is to be told of a job's end, as far as that goes without looking its name up. Raises InvalidRequest."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        _refuse(name, "must be a text: an https URL")
+    try:
+        read_public_url(value)
+    except NotPublic as error:
+        _refuse(name, str(error))
+    return value
+
+
+def read_metadata(said: object) -> dict[str, str]:
+    """Reads `metadata`: at most 16 texts of 512 characters under names of 64. Raises InvalidRequest."""
+    if said is None:
+        return {}
+    if not isinstance(said, dict):
+        _refuse("metadata", "must be an object of texts")
+    if len(said) > MOST_METADATA:
+        _refuse("metadata", f"has more than {MOST_METADATA} entries")
+    for name, value in said.items():
+        if not isinstance(value, str) or len(value) > MOST_VALUE_CHARS or len(name) > MOST_NAME_CHARS:
+            _refuse("metadata", f"takes names of {MOST_NAME_CHARS} characters and texts of {MOST_VALUE_CHARS}, no more")
+    return dict(said)
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise InvalidRequest(f"The field '{name}' {problem}.", param=name)
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        _refuse(name, f"must be a whole number from {least} to {most}")
+    return value
+
+
+def _key(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_KEY_CHARS or not value.isprintable():
+        _refuse(name, f"must have 1 to {MOST_KEY_CHARS} printable characters")
+    return value
+
+
+def _duration(name: str, value: object) -> float:
+    """Seconds as a number, or text with a unit such as `10s`."""
+    if isinstance(value, str) and (found := _DURATION.fullmatch(value)):
+        return float(found[1]) * _UNITS[found[2]]
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0:
+        return float(value)
+    _refuse(name, 'must be seconds, or a text with a unit such as "90s" or "2h"')
+
+
+def _time(name: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0:
+        return float(value)
+    _refuse(name, "must be a time in seconds since 1970 (UTC)")
+
+
+def _deadline(value: object, begins_at: float, now: float) -> float | None:
+    """A duration from the job's begin on, or a time in seconds since 1970."""
+    if value is None:
+        return None
+    deadline = begins_at + _duration("deadline", value) if isinstance(value, str) else _time("deadline", value)
+    if deadline <= now:
+        _refuse("deadline", "has passed")
+    if deadline > now + MOST_DEADLINE_S:
+        _refuse("deadline", "is more than two years ahead")
+    return deadline
+
+
+def _debounce(said: object) -> Debounce | None:
+    if said is None:
+        return None
+    if not isinstance(said, dict) or not said.keys() <= {"key", "wait", "max_wait"}:
+        _refuse("debounce", 'must be {"key": …, "wait": "10s", "max_wait": "2m"}')
+    key = _key("debounce.key", said.get("key"))
+    if key is None:
+        _refuse("debounce.key", "is missing")
+    wait_s = _duration("debounce.wait", said.get("wait", 10.0))
+    max_s = _duration("debounce.max_wait", said.get("max_wait", 12 * wait_s))
+    if max_s < wait_s or max_s > MOST_RUN_AT_S:
+        _refuse("debounce.max_wait", "must not be shorter than `wait`, nor longer than a year")
+    return Debounce(key, wait_s, max_s)

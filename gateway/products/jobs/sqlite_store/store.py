@@ -1,0 +1,274 @@
+"""The store of jobs in an SQLite file: jobs outlive the process, and what was acknowledged outlives a loss of power.
+
+The file's thread does the work, in one transaction for all that arrives together; the modules beside this one say what. There
+are no leases: whoever opens the file has it alone, and knows that everybody who had claims before is dead. Unlike the state
+store this one never pretends: where the disk fails, or says nothing, every method raises JobsUnavailable, and what was refused
+does not happen later.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from gateway.core.types.words import LANES, Lane
+from gateway.drivers.sqlite_store.opening import Connect
+from gateway.features.runs.sqlite.sqlite import SqliteRuns
+from gateway.products.batches.sqlite.files import SqliteJobFiles
+from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadLetter
+from gateway.products.jobs.dead_letters.sqlite.dead_letters import SqliteDeadLetters
+from gateway.products.jobs.model.errors import TooManyJobs
+from gateway.products.jobs.model.job import (
+    Accepted,
+    ClaimAsk,
+    ClaimedWork,
+    Following,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    NewJob,
+    StoredAnswer,
+    WriteResult,
+    nothing_follows,
+)
+from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.products.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
+from gateway.products.jobs.sqlite.claims import Oldest, SqliteClaims
+from gateway.products.jobs.sqlite.pieces import SqlitePieces
+from gateway.products.jobs.sqlite_rows import job_lists, job_rows
+from gateway.products.jobs.sqlite_rows.schema import OPEN, STATES
+from gateway.products.jobs.sqlite_store.file import FAILED, JobsFile
+from gateway.products.jobs.transitions import transitions
+from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.sqlite.event_logs import SqliteEventLogs
+from gateway.products.responses.sqlite.kept_responses import SqliteKeptResponses
+
+
+class SqliteJobStore:
+    """Implements `gateway.products.jobs.store.jobs.JobStore` on a file, for one event loop; the constructor raises
+    StoreUnusable."""
+
+    lease_s = inf
+    calm_s = 0.0
+    promise = "on disk"
+
+    def __init__(
+        self,
+        path: str,
+        wall: Callable[[], float],
+        bounds: OpenBounds | None = None,
+        *,
+        following: Following = nothing_follows,
+        kept_bounds: KeptBounds | None = None,
+        connect: Connect = sqlite3.connect,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self._wall = wall
+        self._following = following
+        self._pieces = SqlitePieces(self._follow)
+        self._claims = SqliteClaims(self._pieces)
+        self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
+        self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
+        self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
+        self.files = SqliteJobFiles(self._file, wall)
+        kept_bounds = kept_bounds or KeptBounds()
+        self.events = SqliteEventLogs(self._file, kept_bounds)
+        self.responses = SqliteKeptResponses(self._file, wall, kept_bounds)
+        self.runs = SqliteRuns(self._file, wall, kept_bounds.run_bytes)
+        self._oldest: Oldest = {}
+        self._is_ticking = False
+        self._changes = 0
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
+        now, taken = self._wall(), next(self._pieces.numbers)
+        replaced: list[Replacement] = []
+        accepted: Sequence[Accepted] | TooManyJobs = await self._file.write(
+            lambda db: self._acceptance.accept_all(db, jobs, now, taken, replaced),
+            undo=lambda db: self._acceptance.take_back(db, jobs, taken, replaced, now),
+        )
+        if isinstance(accepted, TooManyJobs):
+            raise accepted
+        return accepted
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
+        now = self._wall()
+        if self._file.is_quiet(now):
+            return []
+        fences: list[int] = []
+        return await self._file.write(
+            lambda db: self._claims.claim(db, asks, now, fences),
+            undo=lambda db: self._claims.unclaim(db, fences),
+            is_undone_unheard=True,
+        )
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Says what has been asked of the jobs meanwhile; no claim ends by itself."""
+        return await self._file.read(lambda db: self._claims.renew(db, works))
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+        now = self._wall()
+        return await self._file.write(
+            lambda db: self._claims.give_back(db, work, run_at or now, now, error, is_attempt=is_attempt)
+        )
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        now, taken, news = self._wall(), next(self._pieces.numbers), transitions.fitting(work.job, children)
+
+        def parked(db: sqlite3.Connection) -> WriteResult:
+            result = self._claims.park(db, work, marks, now)
+            if result.is_ours and result.ends_as is work.job.ends_as:
+                for new in news:
+                    self._acceptance.accept(db, new, now, taken)
+            return result
+
+        return await self._file.write(parked)
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        now = self._wall()
+        return await self._file.write(lambda db: self._claims.begin_lines(db, work, plan, marks, now))
+
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
+        return await self._file.write(lambda db: self._claims.commit(db, work, results, dead))
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, in the order of lines."""
+        return await self._file.read(lambda db: self._claims.results(db, work.job.id, work.piece))
+
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
+        return await self._file.write(lambda db: self._claims.note(db, work, marks))
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
+        now = self._wall()
+        return await self._file.write(lambda db: self._claims.complete_chunk(db, work, result, now))
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        return await self._file.read(lambda db: self._claims.chunks(db, job_id))
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete."""
+        return await self._file.read(lambda db: self._claims.results(db, work.job.id))
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step."""
+        now, taken = self._wall(), next(self._pieces.numbers)
+
+        def finished(db: sqlite3.Connection) -> WriteResult:
+            result = self._claims.finish(db, work, end, now)
+            if result.is_ours:
+                for new in following:
+                    self._acceptance.accept(db, new, now, taken)
+            return result
+
+        return await self._file.write(finished)
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job; an ended job stays as it is."""
+        now = self._wall()
+
+        def flagged(db: sqlite3.Connection) -> Job | None:
+            row = job_rows.find(db, job_id, tenant)
+            if row is None:
+                return None
+            if not row.job.state.is_end:
+                self._pieces.flag(db, row, flag, now)
+            return row.job
+
+        return await self._file.write(flagged)
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        row = await self._file.read(lambda db: job_rows.find(db, job_id, tenant))
+        return None if row is None else row.job
+
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
+        """Returns the stored answer of a `call` that has one."""
+
+        def answered(db: sqlite3.Connection) -> StoredAnswer | None:
+            row = job_rows.find(db, job_id, tenant)
+            return None if row is None else job_rows.answer_of(db, row)
+
+        return await self._file.read(answered)
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+        return await self._file.read(lambda db: job_lists.page_of(db, query))
+
+    async def identity(self) -> str:
+        """Returns what tells this file from all others; a copy of it has the same."""
+        return await self._file.read(job_lists.identity_of)
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets the jobs that ended first, before `before`, with their answers."""
+        return await self._file.write(lambda db: job_lists.forget_ended(db, before, most))
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called when work became ready."""
+        self._file.on_ready(wake)
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs as of the last write; the oldest as of the last tick."""
+        found: dict[tuple[str, Lane, str], JobDepth] = {}
+        for name, number, _ in self._file.totals:
+            if name == OPEN or not number:
+                continue
+            segment, lane, state = name.rsplit("/", 2)
+            shown = STATES[int(state)]
+            key = (segment, LANES[int(lane)], "later" if shown == "withheld" else shown)
+            oldest = self._oldest.get((segment, int(lane), int(state)), self._wall())
+            before = found.get(key, JobDepth(0, inf))
+            found[key] = JobDepth(before.number + number, min(before.oldest_at, oldest))
+        return found
+
+    def tick(self) -> None:
+        """Lets deadlines pass, makes due what was scheduled, and gives up a disk that does not answer."""
+        self._file.watch()
+        now = self._wall()
+        if not self._is_ticking and not self._file.is_quiet(now):
+            self._is_ticking, self._changes = True, self._file.changes
+            self._file.ask(lambda db: self._claims.tick(db, now), "told", self._ticked)
+
+    @property
+    def is_well(self) -> bool:
+        """Tells whether jobs are expected to be kept: the last attempt to write did not fail."""
+        return self._file.is_well
+
+    async def backup(self, path: str) -> str | None:
+        """Copies the file to `path`, which must not exist, while jobs go on; returns an error message or None."""
+        return await self._file.backup(path)
+
+    async def aclose(self) -> None:
+        """Writes all that was taken, and takes nothing more."""
+        await self._file.aclose()
+
+    def _follow(self, db: sqlite3.Connection, ended: Job, now: float) -> None:
+        """Accepts what a job's end brings with it, in the file's thread."""
+        for new in self._following(ended):
+            self._acceptance.accept(db, new, now, next(self._pieces.numbers))
+
+    def _ticked(self, ticked: Any) -> None:
+        self._is_ticking = False
+        if ticked is not FAILED:
+            self._oldest, quiet_until = ticked
+            self._file.note_quiet(quiet_until, self._changes)

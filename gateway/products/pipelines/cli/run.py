@@ -1,0 +1,99 @@
+"""`gateway pipelines run`: one run of a pipeline, from a file with its input to what it comes to.
+
+The run is the gateway's: it goes on whatever becomes of this process, and whoever leaves is told how to find it again. Where no
+gateway runs, this process is one until the run has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gateway.cli.main.exits import FAILED, INTERRUPTED, OK, UNUSABLE, fail
+from gateway.cli.operate.client import AdminRefused
+from gateway.cli.operate.showing import safe, usd
+from gateway.products.jobs.cli.caller.caller import CallerClient
+from gateway.products.jobs.cli.caller.patience import patiently
+from gateway.products.jobs.cli.caller.progress import ProgressLine
+from gateway.products.jobs.cli.own_gateway.own_gateway import caller_for
+from gateway.products.pipelines.compile.compiling.plan import PREFIX
+
+ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
+POLL_S = 1.0
+_RUN_ID = re.compile(r"run_gw\w+")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Begins a run, or goes on with one, and prints what it comes to."""
+    is_begun = _RUN_ID.fullmatch(options.name) is not None
+    if not is_begun and options.input is None:
+        return fail("give the input with --input FILE; - reads standard input", UNUSABLE)
+    given = "" if is_begun else _read(options.input)
+    progress = ProgressLine(sys.stderr)
+    run_id = options.name if is_begun else ""
+    try:
+        with caller_for(options, progress) as (client, _):
+            run_id = run_id or _begin(client, options.name.removeprefix(PREFIX), given, progress)
+            job = _to_its_end(client, run_id, progress)
+            return _finish(client, job, progress, prints_json=options.json)
+    except AdminRefused as error:
+        progress.clear()
+        return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
+    except KeyboardInterrupt:
+        progress.clear()
+        ways = f"{run_id} goes on; 'gateway pipelines run {run_id}' waits for it" if run_id else "nothing has begun"
+        return fail(ways, INTERRUPTED)
+
+
+def _read(place: Path) -> str:
+    return sys.stdin.read() if str(place) == "-" else place.read_text(encoding="utf-8", errors="replace")
+
+
+def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) -> str:
+    """Returns the id of a new run. Raises AdminRefused where the gateway has no such pipeline for this key.
+
+    It is looked up first: a gateway without pipelines may have a model that takes any name, and would have it answer.
+    """
+    models = patiently(lambda: client.ask("GET", "models").fields, progress)["data"]
+    names = [model["id"].removeprefix(PREFIX) for model in models if model["id"].startswith(PREFIX)]
+    if name not in names:
+        known = f"it has {', '.join(map(safe, names))}" if names else "it has none; see 'policies' of its config"
+        raise AdminRefused(f"the gateway has no pipeline '{safe(name)}' for this key: {known}", is_misuse=True)
+    body = {"model": PREFIX + name, "messages": [{"role": "user", "content": given}]}
+    asked = {"endpoint": "/v1/chat/completions", "body": body}
+    once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same run
+    return str(patiently(lambda: client.ask("POST", "jobs", asked, once).fields, progress)["id"])
+
+
+def _to_its_end(client: CallerClient, run_id: str, progress: ProgressLine) -> dict[str, Any]:
+    """Polls until the run has ended."""
+    while True:
+        answer = patiently(lambda: client.ask("GET", f"jobs/{run_id}"), progress)
+        job = answer.fields
+        if job["status"] in ENDS:
+            return job
+        done = job["progress"]
+        progress.tell(f"{run_id}: {done['done']} of {done['total']} steps, {usd(job['cost_usd'])}")
+        time.sleep(POLL_S if answer.poll_after_s is None else min(POLL_S, answer.poll_after_s))
+
+
+def _finish(client: CallerClient, job: dict[str, Any], progress: ProgressLine, *, prints_json: bool) -> int:
+    """Prints what the run has come to, and returns the exit code."""
+    progress.clear()
+    if job["status"] != "succeeded":
+        why = (job["last_error"] or {}).get("message") or "without an answer"
+        return fail(f"{job['id']} has ended as {job['status']}: {safe(why)}", FAILED)
+    answer = patiently(lambda: client.ask("GET", f"jobs/{job['id']}/result").fields, progress)
+    if prints_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(answer["choices"][0]["message"]["content"])
+    tokens = job["usage"]["total_tokens"]
+    print(f"{job['id']}: {job['progress']['total']} steps, {tokens} tokens, {usd(job['cost_usd'])}", file=sys.stderr)
+    return OK

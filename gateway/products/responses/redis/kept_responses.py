@@ -1,0 +1,107 @@
+"""The kept responses in the Redis: those of a tenant are beside its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.products.jobs.redis_partitions.partitions import JobPartitions, job_script
+from gateway.products.jobs.redis_records import records
+from gateway.products.responses.log.shared_logs.bounds import REMOVED_S, EarlyResponses, KeptBounds
+from gateway.products.responses.rules.response_object.stored_response import StoredResponse
+
+PUT, CHAIN = job_script("kept_put", "kept"), job_script("kept_chain", "kept")
+REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept")
+BYTES_AT_ONCE = 1024 * 1024
+"""Of the responses of a chain that one script reads, but for the last of them."""
+TRIMMED_AT_ONCE = 100
+
+
+class RedisKeptResponses:
+    """Implements `gateway.products.responses.rules.response_object.kept_responses.KeptResponses`; `refuse_if_unfit` raises
+    JobsUnavailable where the Redis may
+    not keep anything.
+    """
+
+    def __init__(self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], bounds: KeptBounds) -> None:
+        self._partitions = partitions
+        self._refuse_if_unfit = refuse_if_unfit
+        self._bounds = bounds
+        self._early = EarlyResponses(bounds)
+        self._first = 0
+        """The partition that is trimmed first next time."""
+
+    @property
+    def early(self) -> int:
+        """Returns how many went before their time by what this replica has put."""
+        return self._early.count
+
+    async def put(self, response: StoredResponse) -> None:
+        """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again."""
+        self._refuse_if_unfit()
+        await self._partitions.insist(lambda _: self._put(response))
+
+    async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
+        """Returns a response of the tenant whose time is not over."""
+        return next(iter(await self.chain(response_id, tenant, 1)), None)
+
+    async def chain(
+        self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
+    ) -> Sequence[StoredResponse]:
+        """Returns the response and those that it goes on from, the latest first."""
+        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        found: dict[str, StoredResponse] = {}
+        while response_id and len(found) < most and most_bytes >= 0 and response_id not in found:
+            asked = (token, response_id, most - len(found), min(most_bytes, BYTES_AT_ONCE))
+            _, _, behind, rows = await self._partitions.run(CHAIN, partition, *asked)
+            for row in rows:
+                response = _response(tenant, row)
+                if response.id in found:
+                    return list(found.values())
+                found[response.id] = response
+                most_bytes -= response.bytes
+            response_id = behind.decode()
+        return list(found.values())
+
+    async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
+        """Forgets a response, durably; it is not kept again."""
+        return await self._partitions.insist(
+            lambda is_again: self._remove(response_id, tenant, is_expected=is_expected, is_again=is_again)
+        )
+
+    async def trim(self, most: int) -> int:
+        """Forgets responses whose time is over."""
+        gone = 0
+        self._first += 1
+        for place in range(self._partitions.number):
+            partition = (self._first + place) % self._partitions.number
+            number = TRIMMED_AT_ONCE
+            while number == TRIMMED_AT_ONCE and gone < most:
+                _, _, number = await self._partitions.run(TRIM, partition, most - gone)
+                gone += number
+        return gone
+
+    async def _put(self, response: StoredResponse) -> None:
+        partition, token = self._partitions.of_tenant(response.tenant), records.tenant_token(response.tenant)
+        times = (repr(float(response.created_at)), repr(float(response.keep_until)))
+        about = (response.id, *times, response.previous_id, response.bytes, response.body, response.input_items)
+        most, mark = self._bounds.tenant_bytes, self._partitions.mark(partition)
+        _, _, early, is_more = await self._partitions.run(PUT, partition, token, most, *about, mark=mark)
+        while is_more:
+            _, _, more, is_more = await self._partitions.run(PUT, partition, token, most)
+            early += more
+        self._early.note(early)
+        await self._partitions.settle([mark])
+
+    async def _remove(self, response_id: str, tenant: str, *, is_expected: bool, is_again: bool) -> bool:
+        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        mark = self._partitions.mark(partition)
+        about = (token, response_id, REMOVED_S, int(is_expected), int(is_again))
+        _, _, was_there = await self._partitions.run(REMOVE, partition, *about, mark=mark)
+        if was_there or is_expected:
+            await self._partitions.settle([mark])
+        return bool(was_there)
+
+
+def _response(tenant: str, row: Sequence[bytes]) -> StoredResponse:
+    name, created, keep_until, previous, body, items = row
+    return StoredResponse(name.decode(), tenant, float(created), float(keep_until), previous.decode(), body, items)

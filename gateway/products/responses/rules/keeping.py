@@ -1,0 +1,30 @@
+"""Who keeps the responses of a model: its provider, where that is possible and nothing else is said, or the gateway."""
+
+from __future__ import annotations
+
+from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types.words import Endpoint
+from gateway.products.responses.rules.response_object.asked import Keeping
+
+RESPONSES = "responses"
+
+
+def keeping_of(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint) -> Keeping | None:
+    """Returns who keeps responses of this key's calls; None: the call makes none, or the gateway keeps nothing at all."""
+    if endpoint.name != RESPONSES or not policy.jobs.is_on:
+        return None
+    if not key.keeps_responses:
+        return "never"
+    return model.jobs.responses.store or usual_keeping(model)
+
+
+def usual_keeping(model: Model) -> Keeping:
+    """Returns who keeps responses where no policy says it.
+
+    One account keeps its own. Several know nothing of each other's, and chat completions are kept by nobody: then the gateway
+    keeps those that ask for it, and nothing unasked.
+    """
+    targets = (*model.plan, *model.context_plan)
+    accounts = {target.account or target.provider for target in targets}
+    speaks = not any(RESPONSES in target.gaps for target in targets)
+    return "provider" if len(accounts) == 1 and speaks else "asked"

@@ -1,0 +1,114 @@
+"""Routes of files and batches, which a gateway may share with the provider of `passthrough`: what is not ours is left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.intake import parse
+from gateway.core.snapshot.snapshot.snapshot import Key, Policies
+from gateway.features.runs.step.part import STEP
+from gateway.features.runs.step.step_request import no_step
+from gateway.products.jobs.model.ids import Mark, is_ours
+from gateway.products.jobs.model.job import JobState
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+class ObjectRoute(Route):
+    """A path of objects: other paths are passed over without a look at their parts, as routes are tried one by one."""
+
+    def __init__(self, path: str, serve: Serve, methods: list[str]) -> None:
+        super().__init__(path, serve, methods=methods)
+        self._begins = path.partition("{")[0]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if not scope["path"].startswith(self._begins):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+class OwnRoute(ObjectRoute):
+    """The path of objects. With a `passthrough` it takes only ids that look like ours, and pages of lists behind those."""
+
+    def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:
+        super().__init__(path, serve, methods=[method])
+        self._policies = policies
+        self._mark = mark
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        if match is not Match.NONE and self._policies.current.passthrough is not None:
+            id = found["path_params"].get("id")
+            if id is not None and not is_ours(self._mark, id):
+                return Match.NONE, {}
+            if id is None and _is_behind_theirs(self._mark, scope):
+                return Match.NONE, {}
+        return match, found
+
+
+def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
+    """Tells whether a page of a list is asked for that begins behind an object of the provider's."""
+    query: bytes = scope.get("query_string", b"")
+    if scope["method"] not in ("GET", "HEAD") or b"after" not in query:
+        return False
+    after = dict(parse_qsl(query.decode("latin-1"))).get("after")
+    return after is not None and not is_ours(mark, after)
+
+
+def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, Serve]]) -> list[BaseRoute]:
+    """Returns routes for (method, path below the base URL, function), with and without `/v1`."""
+    return [
+        OwnRoute(policies, mark, prefix + path, serve, method)
+        for method, path, serve in table
+        for prefix in ("/v1", "")
+    ]
+
+
+def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:
+    """Returns who calls: the key, the tenant, and the credential of the caller's own. Raises GatewayError.
+
+    A POST that is said to be a step is refused: it would be done anew each time, and who names steps relies on the contrary.
+    """
+    index = parse.index_headers(request.scope["headers"])
+    if STEP in index and request.method == "POST":
+        raise no_step()
+    key, credential = parse.authenticate(policies.current, index)
+    return key, parse.choose_tenant(key, index), credential
+
+
+def tenant_of(policies: Policies, request: Request) -> str:
+    """Returns the tenant of who calls. Raises GatewayError."""
+    return caller_of(policies, request)[1]
+
+
+def limit_of(request: Request, usual: int, most: int) -> int:
+    """Returns the length of a page that is asked for. Raises InvalidRequest."""
+    said = request.query_params.get("limit")
+    if said is None:
+        return usual
+    if not said.isdecimal() or not said.isascii() or len(said) > 9 or not 1 <= int(said) <= most:
+        raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
+    return int(said)
+
+
+def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
+    """Returns the answer to a HEAD where nobody knows how long the body would be: it says nothing of that (RFC 9110, 8.6)."""
+    response = Response(headers=headers, media_type=media_type)
+    del response.headers["content-length"]
+    return response
+
+
+def states_of(request: Request) -> list[JobState]:
+    """Returns the states of jobs that a list is asked for; none: all. Raises InvalidRequest."""
+    try:
+        return [JobState(one) for one in request.query_params.get("status", "").split(",") if one]
+    except ValueError:
+        known = ", ".join(JobState)
+        raise InvalidRequest(f"The parameter 'status' takes {known}, divided by commas.", param="status") from None

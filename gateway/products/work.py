@@ -1,0 +1,239 @@
+"""Durable work, assembled: the engine, and what routes may ask of it. Who keeps jobs and bytes is handed in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError
+from gateway.core.snapshot.snapshot.snapshot import Policies
+from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
+from gateway.products.batches.finish.check import BatchChecks
+from gateway.products.batches.finish.finalise import BatchEnds
+from gateway.products.batches.finish.partial import PartialFiles
+from gateway.products.batches.native.service.charges import PartCharges
+from gateway.products.batches.native.service.parts import NativeParts
+from gateway.products.batches.output.marks import MODELS
+from gateway.products.batches.service.batch_service import BatchService
+from gateway.products.batches.service.file_service import FileService
+from gateway.products.jobs.calls.ports.one_call import CallServer
+from gateway.products.jobs.calls.ports.ports import (
+    JobMeter,
+    MakeCall,
+    NativeAccounts,
+    ProviderBatches,
+    ServeCall,
+    TellRun,
+    tell_nobody,
+)
+from gateway.products.jobs.dead_letters.replay.replay.again import Again
+from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
+from gateway.products.jobs.dead_letters.service.keeping import DeadLetterKeeping
+from gateway.products.jobs.dead_letters.service.retrying import JobRetries
+from gateway.products.jobs.dead_letters.service.service import DeadLetterService
+from gateway.products.jobs.model.job import CHECK, FINALISE, Job, JobKind, NewJob
+from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
+from gateway.products.jobs.runner import CallJobs, request_of
+from gateway.products.jobs.service.job_service.job_service import JobService
+from gateway.products.jobs.store.blobs import Blobs
+from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.upkeep.cleaning import JobCleaning
+from gateway.products.jobs.upkeep.sweeping import BlobSweep
+from gateway.products.jobs.webhooks.http.desk import WebhookDesk
+from gateway.products.jobs.webhooks.outward.job_ports_outward import Outward
+from gateway.products.jobs.webhooks.service.deliveries import Deliveries, delivery_segments
+from gateway.products.jobs.webhooks.service.endpoints import Endpoints
+from gateway.products.jobs.webhooks.service.requested import RequestedUrls
+from gateway.products.jobs.worker.engine import JobEngine, LastUsers
+from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker.worker import JobWorker, RunPiece
+from gateway.products.pipelines.rules.carried import AT_ONCE
+from gateway.products.pipelines.rules.rules import count_of, rules_of_items, run_segment
+from gateway.products.pipelines.service.children import RunChildren
+from gateway.products.pipelines.service.looking import RunLooks
+from gateway.products.pipelines.service.run import PipelineRuns
+from gateway.products.pipelines.templates.splitting import Count
+from gateway.products.responses.log.reader.live import LiveLogs
+from gateway.products.responses.runner.chores import ResponseChores
+from gateway.products.responses.runner.runner import ResponseJobs
+from gateway.products.responses.service.foreground import ForegroundResponses
+from gateway.products.responses.service.service import ResponseService
+
+
+class JobWork:
+    """All of durable work in one process. Nothing is opened before `start`, or the first request that needs it."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        clock: Clock,
+        serve: ServeCall,
+        make_call: MakeCall,
+        price_of: Callable[[Call], float | None],
+        open_store: Callable[[], Awaitable[JobStore]],
+        has_jobs: Callable[[], bool],
+        nothing: Callable[[], JobStore] | None,
+        blobs: Blobs,
+        outwards: tuple[Outward, Outward],
+        meter: JobMeter | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
+        is_holding: Callable[[], bool] = lambda: True,
+        *,
+        works: bool = True,
+        waits: bool = True,
+        native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
+        tell_run: TellRun = tell_nobody,
+        last_users: LastUsers | None = None,
+    ) -> None:
+        """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
+        `has_jobs`, `nothing`, `waits`, `last_users` the engine's; `outwards` lead to endpoints of the config, and guarded to
+        all others.
+
+        `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` hears what
+        becomes of runs of pipelines.
+        """
+        self._native = native
+        self._tell_run = tell_run
+        self._may_begin = may_begin
+        self._policies = policies
+        self._clock = clock
+        self._blobs = blobs
+        self._outwards = outwards
+        self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
+        self.hook_urls = RequestedUrls(
+            lambda: self._default_rules().allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
+        )
+        self._meter = meter
+        self._make_call = make_call
+        self._price_of = price_of
+        self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
+        make_worker = self._make_worker if works else None
+        self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
+        store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
+        self.webhooks = WebhookDesk(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
+        self.service = JobService(engine, clock, rules, price_of, draw)
+        self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
+        self.partial = PartialFiles(reader, blobs)
+        self._lives = LiveLogs()
+        self.responses = ResponseService(
+            engine, clock, self.service.watchers, self._lives, rules, self.rules_of, price_of, draw
+        )
+        self.foreground = ForegroundResponses(serve, self.responses, clock.wall)
+        self._server = CallServer(make_call, self.foreground.handle_stored, clock, is_holding)
+        self._response_server = CallServer(make_call, serve, clock, is_holding)
+        self.batches = BatchService(store, reader, self.service.watchers, clock, rules, draw)
+        self.dead = DeadLetterService(store, reader, blobs, clock, rules, draw, self._usd_of)
+        self.retries = JobRetries(self.dead, reader)
+        self._parts: NativeParts | None = None
+
+    async def start(self) -> None:
+        """Goes on with the work that is there."""
+        await self.engine.start()
+
+    async def aclose(self) -> None:
+        """Ends at once: what runs is given back, and the stores close."""
+        await self.engine.drain(0.0)
+        for outward in self._outwards:
+            await outward.aclose()
+        await self._blobs.aclose()
+
+    def native_parts(self) -> Mapping[str, int]:
+        """Returns how many parts of batches are at providers' own Batch APIs, by how far they have come."""
+        return {} if self._parts is None else self._parts.phases()
+
+    def rules_of(self, job: Job) -> JobRules:
+        """Returns the rules in force for a job: those that its model picks; of a batch, the one that all its lines name."""
+        policy = self._policies.current
+        models = [job.model] if job.model else job.marks.get(MODELS, ())
+        model = policy.find_model(models[0]) if len(models) == 1 else None
+        rules = policy.jobs.default if model is None else model.jobs
+        return rules_of_items(rules, job.about) if AT_ONCE in job.about else rules
+
+    def _default_rules(self) -> JobRules:
+        return self._policies.current.jobs.default
+
+    def _make_worker(self, store: JobStore) -> JobWorker:
+        blobs, clock, rules_of, draw = self._blobs, self._clock, self.rules_of, self._random.random
+        default = self._default_rules
+
+        def dead_lines() -> DeadLines:
+            return default().dead_letters.lines
+
+        calls = CallJobs(store, self._server, clock, rules_of, draw)
+        chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
+        checks = BatchChecks(store, blobs, self._policies, clock, rules_of)
+        ends = BatchEnds(store, blobs, clock, rules_of)
+        deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
+        replays = ReplayJobs(store, Again(store, blobs, clock, default), clock)
+        parts = self._parts = self._make_parts(store, chunks)
+        changed = self.service.watchers.changed
+        steps = RunChildren(blobs, rules_of, self._usd_of)
+        runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
+        forgetting = ResponseChores(store, clock)
+        responses = ResponseJobs(store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended)
+
+        async def run_batch(running: RunningWork) -> None:
+            work = running.work
+            if work.piece == CHECK:
+                await checks.run(running)
+            elif work.piece == FINALISE:
+                if parts is None or await parts.wind_up(running):
+                    await ends.run(running)
+                    chunks.forget(work.job.id)
+            else:
+                await (chunks if parts is None else parts).run(running)
+
+        by_kind: Mapping[JobKind, RunPiece] = {
+            JobKind.CALL: calls.run,
+            JobKind.BATCH: run_batch,
+            JobKind.RESPONSE: responses.run,
+            JobKind.DELIVERY: deliveries.run,
+            JobKind.REPLAY: replays.run,
+            JobKind.RUN: runs.run,
+        }
+
+        async def run(running: RunningWork) -> None:
+            await by_kind[running.work.job.kind](running)
+
+        def segments() -> Sequence[SegmentRules]:
+            hooks = delivery_segments(self.hooks, self.hook_urls, store)
+            return [*hooks, run_segment(), *default().segments]
+
+        def keep_s() -> float:
+            return default().keep_jobs_s
+
+        def keep_runs_s() -> float:
+            return default().keep_runs_s
+
+        sweep = BlobSweep(store, blobs, clock)
+        cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget, keep_runs_s)
+        keeping = DeadLetterKeeping(store, clock, default, self._meter)
+        chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
+        return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)
+
+    def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
+        if self._native is None:
+            return None
+        batches, accounts, price_of = self._native
+        blobs, clock, rules_of = self._blobs, self._clock, self.rules_of
+        charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
+        return NativeParts(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run)
+
+    def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
+        """Returns what signs the deliveries of a key, none where it is gone."""
+        policy = self._policies.current
+        keys = policy.keys.values() if policy.keys else [policy.anonymous]
+        return next((key.webhook_secrets for key in keys if key.name == name), ())
+
+    def _count_of(self, model: str) -> Count:
+        return count_of(self._policies.current, model)
+
+    async def _usd_of(self, new: NewJob) -> float | None:
+        """Returns what an attempt of a job is estimated to cost; None: its model has no price, or it would be refused."""
+        try:
+            return self._price_of(await self._make_call(request_of(new.job, new.payload, self._clock.wall())))
+        except GatewayError:
+            return None

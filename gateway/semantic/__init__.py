@@ -1,1 +1,0 @@
-"""The semantic cache: answers to questions that mean the same."""

@@ -1,1 +1,0 @@
-"""Guards: whether two questions that look alike mean the same, by their words."""

@@ -1,1 +1,0 @@
-"""Jobs in the Redis that replicas share: Streams with a consumer group, one slot per partition."""

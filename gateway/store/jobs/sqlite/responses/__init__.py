@@ -1,1 +1,0 @@
-"""The logs of responses and the kept responses in the jobs file."""

@@ -1,1 +1,0 @@
-"""The store in this process's memory."""

@@ -1,1 +1,0 @@
-"""Providers' own Batch APIs, each as its vendor has made it."""

@@ -1,1 +1,0 @@
-"""Our own HTTP/1.1: `transport.py` is its door, `connection.py` the protocol, `exchange.py` the half that callers hold."""

@@ -1,1 +1,0 @@
-"""What providers are asked of themselves, beside the calls."""

@@ -1,1 +1,0 @@
-"""What turns of models were signed with, for callers that do not send it back: in this process, and among several."""

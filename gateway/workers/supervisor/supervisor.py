@@ -1,0 +1,310 @@
+"""Starts the workers, keeps their number, passes operators' signals on to them, and adds up their metrics.
+
+Workers are forked, at any time, from a process that has neither an event loop nor a thread: that is why the supervisor uses a
+selector instead of asyncio, and imports the gateway without running any of it. A config that cannot be used, a taken port and
+a worker that cannot start end everything with one message. Later, a worker that dies is replaced, after a delay that grows
+with each death, and meanwhile another accepts from its listeners. A worker that hangs loses its listeners at once, and is
+killed. When the supervisor itself dies, its workers read the end of their channels, stop listening, and drain.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.types.process import Server
+from gateway.settings import Settings
+from gateway.workers.channel.channel import Channel, Message
+from gateway.workers.channel.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
+from gateway.workers.metrics.scrape import MetricsRounds
+from gateway.workers.metrics.shared_log import make_lock
+from gateway.workers.supervisor.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
+from gateway.workers.worker.single import greet, say_stopping
+from gateway.workers.worker.worker.worker import WorkerSlot, run_worker
+
+FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
+"""Seconds until a dead worker is replaced: the first delay, doubled with each death up to the second."""
+STEADY_S = 60.0
+"""Seconds after which a worker has run long enough for its next death to count as the first."""
+END_S = 10.0
+"""Seconds that workers have to end, beyond the grace, before they are killed."""
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+log = logging.getLogger("gateway.workers")
+
+
+class WorkerFailed(Exception):
+    """A worker could not start; the message has the reason, `code` is the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Supervisor:
+    """The parent of `settings.workers` processes; `run` it in a process without any loop or thread."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], policy: PolicySnapshot) -> None:
+        """Binds the ports of `policy`, and starts nothing. Raises ConfigError or OSError."""
+        require_fork()
+        require_shared(settings, policy, settings.workers)
+        self._settings = settings
+        self._environ = environ
+        self._policy = policy
+        self._places = places(settings, policy)
+        self._metrics = MetricsRounds(self._places)
+        self._heartbeat = Heartbeat()
+        self._has_started = False
+        self._stops_by: float | None = None
+        """The time at which the remaining workers are killed; None while the supervisor is not stopping."""
+        self._has_said_stopping = False
+        self._code = 0
+        self._log_lock = make_lock()
+        self._selector = selectors.DefaultSelector()
+        self._awoken, self._waker = socket.socketpair()
+
+    def run(self) -> int:
+        """Serves until SIGTERM or SIGINT; returns the exit code. Raises WorkerFailed when a worker cannot start."""
+        gc.collect()
+        gc.freeze()  # what is here already stays in the pages that all share
+        self._hear_signals()
+        try:
+            for place in self._places:
+                self._fill(place)
+            while any(place.pid for place in self._places) or self._stops_by is None:
+                self._wait()
+                self._keep_time()
+        finally:
+            self._kill_all()
+        return self._code
+
+    def _hear_signals(self) -> None:
+        for end in (self._awoken, self._waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, _heard)
+        self._selector.register(self._awoken, READ, lambda: self._obey(self._awoken.recv(4096)))
+
+    def _obey(self, signals: bytes) -> None:
+        for number in signals:
+            if number == signal.SIGCHLD:
+                self._bury()
+            elif number == signal.SIGHUP:
+                self._tell_all({"do": "reload"})
+            elif self._stops_by is None:
+                self._stop()
+            else:
+                self._hurry()
+
+    def _stop(self) -> None:
+        self._stops_by = time.monotonic() + _patience_s(self._policy.server)
+        self._tell_all({"do": "drain"})
+
+    def _wait_for_grace(self, server: Server) -> None:
+        """Sets the time by which draining workers have to end; `server` is a worker's, which has seen every reload."""
+        if self._stops_by is not None and not self._code:
+            self._stops_by = max(self._stops_by, time.monotonic() + _patience_s(server))
+        if not self._has_said_stopping:
+            self._has_said_stopping = True
+            say_stopping(server)
+
+    def _hurry(self) -> None:
+        self._code = 1
+        self._stops_by = time.monotonic() + END_S
+        self._tell_all({"do": "hurry"})
+
+    def _tell_all(self, message: Mapping[str, Any]) -> None:
+        for place in self._places:
+            place.send(message)
+
+    def _wait(self) -> None:
+        """Waits for the next event or deadline, and handles it."""
+        for place in self._places:
+            if place.channel is not None:
+                wanted = READ | WRITE if place.channel.has_unsent else READ
+                self._selector.modify(place.channel.socket, wanted, partial(self._hear, place))
+        due = [place.changed_at for place in self._places if not place.pid and self._stops_by is None]
+        due += [at for at in (self._metrics.due_at, self._stops_by, self._heartbeat.due_at) if at is not None]
+        for key, _ in self._selector.select(max(min(due) - time.monotonic(), 0.0)):
+            key.data()
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self._stops_by is not None and now >= self._stops_by:
+            log.error("workers that do not end are killed")
+            self._code = 1
+            self._kill_all()
+        for place in self._places:
+            if not place.pid and self._stops_by is None and now >= place.changed_at:
+                self._refill(place, now)
+        if now >= self._heartbeat.due_at:
+            self._look_for_hung(now)
+        self._metrics.go_on(now)
+
+    def _look_for_hung(self, now: float) -> None:
+        """Pings the workers; one that hangs loses its listeners first, and is then killed."""
+        by_number = {place.number: place for place in self._places if place.pid}
+        ready = [number for number, place in by_number.items() if place.is_ready]
+        starting = [(number, place.changed_at) for number, place in by_number.items() if not place.is_ready]
+        for number, order in self._heartbeat.beat(now, ready, starting):
+            place = by_number[number]
+            if order == "ask":
+                place.send({"do": "answer"})
+            elif order == "give_up":
+                what = f"has not answered for {SILENT_S:g} s" if place.is_ready else "does not become ready"
+                log.error("worker %d %s: it is killed, and tells before that where it hangs if it can", number, what)
+                place.is_ready = False
+                if self._stops_by is not None:
+                    self._code = 1  # its calls are lost
+                self._deal()
+                os.kill(place.pid, STACK_SIGNAL)
+            else:
+                os.kill(place.pid, signal.SIGKILL)
+
+    def _fill(self, place: ListenerPlace) -> None:
+        """Forks a worker into the place; raises OSError where the machine has no room for another process."""
+        ours, theirs = socket.socketpair()
+        place.channel = Channel(ours)
+        slot = WorkerSlot(
+            place.number, {one.number: one.listeners for one in self._places}, theirs, self._log_lock, self._policy
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        try:
+            place.pid = os.fork()
+            if place.pid == 0:
+                run_worker(self._settings, self._environ, slot, self._let_go)  # never returns
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        place.is_ready, place.changed_at, place.tended = False, time.monotonic(), []
+        self._selector.register(ours, READ, partial(self._hear, place))
+
+    def _refill(self, place: ListenerPlace, now: float) -> None:
+        try:
+            self._fill(place)
+        except OSError as error:
+            if place.channel is not None:
+                place.channel.close()
+                place.channel = None
+            place.changed_at = now + LAST_DELAY_S
+            log.warning("worker %d cannot be started yet: %s", place.number, error.strerror)
+
+    def _let_go(self) -> None:
+        """Closes the supervisor's descriptors in a worker: a channel only ends when no process holds its other end."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        self._awoken.close()
+        self._waker.close()
+        for place in self._places:
+            if place.channel is not None:
+                place.channel.close()
+
+    def _hear(self, place: ListenerPlace) -> None:
+        channel = place.channel
+        if channel is None:
+            return
+        channel.flush()
+        for message in channel.receive():
+            self._heartbeat.heard(place.number)
+            self._take(place, message)
+        if channel.has_ended:
+            self._selector.unregister(channel.socket)
+            channel.close()
+            place.channel = None
+
+    def _take(self, place: ListenerPlace, message: Message) -> None:
+        match message["say"]:
+            case "ready":
+                self._welcome(place)
+            case "failed":
+                self._refuse(place, message["text"], message["code"])
+            case "draining":
+                server = self._policy.server
+                self._wait_for_grace(replace(server, grace_s=message["grace_s"], notice_s=message["notice_s"]))
+            case "scraped":
+                self._metrics.scraped(place)
+            case "numbers":
+                self._metrics.told(place, message)
+
+    def _welcome(self, place: ListenerPlace) -> None:
+        place.is_ready = True
+        if self._has_started:
+            self._metrics.restarts += 1
+            log.info("worker %d is ready again", place.number)
+        elif all(one.is_ready for one in self._places):
+            self._has_started = True
+            greet(self._policy, place.url, f", {len(self._places)} workers")
+        self._deal()
+
+    def _refuse(self, place: ListenerPlace, text: str, code: int) -> None:
+        if not self._has_started:
+            raise WorkerFailed(text, code)
+        log.error("worker %d cannot start: %s", place.number, text)
+
+    def _bury(self) -> None:
+        for place in self._places:
+            if place.pid:
+                pid, status = os.waitpid(place.pid, os.WNOHANG)
+                if pid:
+                    self._empty(place, os.waitstatus_to_exitcode(status))
+
+    def _empty(self, place: ListenerPlace, code: int) -> None:
+        """Handles the end of a place's worker: reads its last messages, keeps its totals, and schedules the next one."""
+        self._hear(place)
+        now = time.monotonic()
+        place.pid, place.is_ready = 0, False
+        self._metrics.died(place)
+        self._heartbeat.ended(place.number)
+        self._deal()
+        if self._stops_by is not None:
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+        if not self._has_started:
+            raise WorkerFailed(f"worker {place.number} {how} before it was ready", 1)
+        place.deaths = 0 if now - place.changed_at > STEADY_S else place.deaths
+        delay_s = min(FIRST_DELAY_S * 2**place.deaths, LAST_DELAY_S)
+        place.deaths += 1
+        place.changed_at = now + delay_s
+        log.error("worker %d %s: another takes its place in %g s", place.number, how, delay_s)
+
+    def _deal(self) -> None:
+        """Has some worker accept from every listener."""
+        ready = [place for place in self._places if place.is_ready]
+        absent = [place.number for place in self._places if not place.is_ready]
+        if not self._has_started or not ready or is_one_for_all(self._places):
+            return
+        for at, place in enumerate(ready):
+            tended = absent[at :: len(ready)]
+            if tended != place.tended:
+                place.tended = tended
+                place.send({"do": "tend", "numbers": tended})
+
+    def _kill_all(self) -> None:
+        """Kills every worker that still runs."""
+        for place in self._places:
+            if place.pid:
+                os.kill(place.pid, signal.SIGKILL)
+                os.waitpid(place.pid, 0)
+                place.pid = 0
+
+
+def _heard(_number: int, _frame: object) -> None:
+    """Does nothing: the signal arrives through the wakeup descriptor."""
+
+
+def _patience_s(server: Server) -> float:
+    return server.notice_s + server.grace_s + END_S
