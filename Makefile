@@ -76,7 +76,7 @@ $(VENV)/.run: requirements.lock pyproject.toml | $(BIN)/python
 	@echo "setting up $(VENV) …"
 	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "gateway-checkout.pth").write_text(str(pathlib.Path.cwd()) + "\n")'
-	@printf '#!%s\nimport sys\n\nfrom gateway.cli.main.main import main\n\nsys.exit(main())\n' "$(abspath $(BIN))/python" > $(BIN)/gateway && chmod +x $(BIN)/gateway
+	@printf '#!%s\nimport sys\n\nfrom gateway.cli.main import main\n\nsys.exit(main())\n' "$(abspath $(BIN))/python" > $(BIN)/gateway && chmod +x $(BIN)/gateway
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.run

@@ -18,36 +18,34 @@ from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gateway.admin.operations.operations import Gather, health_routes, metrics_route, state_routes
+from gateway.admin.operations import Gather, health_routes, metrics_route, state_routes
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.calllog import CallLog
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
-from gateway.core.config.fields.fields.fields import is_loopback
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.edge.edge.edge import Edge
-from gateway.core.edge.served.inflight import InFlight
+from gateway.core.config.fields.fields import is_loopback
+from gateway.core.config.load.load import load_snapshot
+from gateway.core.edge.edge import Edge
+from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools.pools.pools import Pools
-from gateway.core.http.server.server import HttpServer, listen_on
+from gateway.core.http.client.pools.pools import Pools
+from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.pipeline import Pipeline
-from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
-from gateway.core.telemetry.telemetry import Telemetry
-from gateway.core.waiting.keepalive import KeepAlive
-from gateway.core.waiting.shedding import Shedding
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.telemetry import Telemetry
+from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
-from gateway.dialects.upstream.converting import Languages
+from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import open_store
 from gateway.emulator.server.inside import Emulators
-from gateway.features.reuse.http.caches import cache_routes
-from gateway.features.reuse.inspect.inspect import CacheInspector
-from gateway.features.reuse.inspect.stats import Savings
+from gateway.features.reuse.http import cache_routes
+from gateway.features.reuse.inspect import CacheInspector, Savings
 from gateway.features.semantic.embedders import Embedders
 from gateway.features.semantic.opening import open_local, open_semantic
-from gateway.fleet.news.news import FleetNews
+from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
-from gateway.process.memory import container_bytes
+from gateway.process import container_bytes
 from gateway.products.jobs.calls.call_maker import CallMaker
 from gateway.products.jobs.http.respond_async import AsyncAnswers
 from gateway.routes import build_app, build_front

@@ -11,25 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gateway.admin import operations as insight
 from gateway.admin import views
-from gateway.admin.operations import insight
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing.deadlines import SWEEP_S, AttemptDeadlines
+from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import Clock
-from gateway.core.config.load.load.reload import Reloader, ReloadReport
-from gateway.core.edge.served.inflight import InFlight
+from gateway.core.config.load.load import Reloader, ReloadReport
+from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools.pools.pools import Pools
-from gateway.core.http.server.server import HttpServer
+from gateway.core.http.client.pools.pools import Pools
+from gateway.core.http.server import HttpServer
 from gateway.core.ports import SharedStore, Store
-from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
-from gateway.core.telemetry.telemetry import Telemetry
-from gateway.core.waiting.keepalive import KeepAlive
-from gateway.core.waiting.shedding import GiveBack, LoopLag, Shedding
-from gateway.dialects.memory.memory import ThoughtMemory
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.telemetry import Telemetry
+from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
+from gateway.dialects.memory import ThoughtMemory
 from gateway.features.runs.table.table import RunTable
-from gateway.process.memory import find_trim, resident_bytes
-from gateway.products.realtime.service.sessions import RealtimeSessions
+from gateway.process import find_trim, resident_bytes
+from gateway.products.realtime.service import RealtimeSessions
 from gateway.products.work import JobWork
 
 TICK_S = 1.0

@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.core.edge.edge.edge import ASGIApp, Edge, Receive, Scope, Send
+from gateway.core import peek as passthrough
+from gateway.core.edge.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
-from gateway.core.http.connection.connection import HotEndpoints
-from gateway.core.http.writing.response import WholeResponse
+from gateway.core.http.connection import HotEndpoints
+from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
-from gateway.core.peek import passthrough
 from gateway.core.ports import Meter
 from gateway.core.render import (
     error_body,
@@ -32,14 +32,13 @@ from gateway.core.render import (
     named_request,
     new_request_id,
 )
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, Policies
-from gateway.core.types.words import Endpoint
+from gateway.core.snapshot.snapshot import Key, Model, Policies
+from gateway.core.types import Endpoint
 from gateway.dialects.http.anthropics_models import is_anthropics, models_page
 from gateway.dialects.http.count_tokens import COUNT_TOKENS
-from gateway.dialects.http.door.door import GenerateDoor, generate_routes
-from gateway.dialects.http.door.models import googles_model, googles_page, is_googles
+from gateway.dialects.http.door import GenerateDoor, generate_routes, googles_model, googles_page, is_googles
 from gateway.dialects.sse import shapes
-from gateway.products.realtime.http.door import PATHS, RealtimeDoor
+from gateway.products.realtime.http import PATHS, RealtimeDoor
 from gateway.products.responses.socket_door import PATHS as SOCKET_PATHS
 from gateway.products.responses.socket_door import ResponseSocketDoor
 

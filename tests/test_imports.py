@@ -16,7 +16,7 @@ import asyncio, sys
 from pathlib import Path
 
 import pytest
-import gateway.cli.main.main, gateway.cli.serve
+import gateway.cli.main, gateway.cli.serve
 from gateway.app import Gateway
 from gateway.cli.arguments.arguments import build_parser
 from gateway.settings import Settings
@@ -43,14 +43,14 @@ UNUSED = {
     "gateway.core.websocket_connection": "it has no realtime session yet",
     "gateway.drivers.redis_store.store": "it shares no state",
     "gateway.drivers.redis.link": "it shares no state",
-    "gateway.drivers.sqlite.file": "it keeps no file",
+    "gateway.drivers.sqlite": "it keeps no file",
     "gateway.features.semantic.index.index": "it has no semantic cache",
-    "gateway.features.semantic.guards.facts": "it has no semantic cache",
-    "gateway.dialects.anthropic.in_stream.translator": "nobody has asked for Messages",
-    "gateway.dialects.openai.translators.translators": "nobody was asked in another language",
+    "gateway.features.semantic.guards.reading": "it has no semantic cache",
+    "gateway.dialects.anthropic.in_stream": "nobody has asked for Messages",
+    "gateway.dialects.openai.translators": "nobody was asked in another language",
     "gateway.emulator.app.app": "no provider is emulated",
     "gateway.emulator.server.server": "no provider is emulated",
-    "gateway.credentials.sources.sources.sources": "no provider is called with a cloud's credential",
+    "gateway.credentials.sources.sources": "no provider is called with a cloud's credential",
     "cryptography": "it has no service account",
     "gateway.demo": "it is no demo",
     "gateway.workers.supervisor.supervisor": "it is the only process",

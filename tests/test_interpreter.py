@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.process.interpreter import doubt, judge
+from gateway.process import doubt, judge
 
 FAST = "-Wsign-compare -DNDEBUG -g -fwrapv -O3 -Wall"
 

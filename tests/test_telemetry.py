@@ -17,10 +17,8 @@ from gateway.core.call import Replay, Settled
 from gateway.core.calllog import QUEUED_BATCHES, CallLog
 from gateway.core.metrics import Distribution, Metrics
 from gateway.core.ports import StoreHealth
-from gateway.core.telemetry.calls import CallCounter
-from gateway.core.telemetry.telemetry import Telemetry
-from gateway.core.types.provider_errors import Phase
-from gateway.core.types.words import Attempt, Usage
+from gateway.core.telemetry import CallCounter, Telemetry
+from gateway.core.types import Attempt, Phase, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 
 STARTED = 100.0

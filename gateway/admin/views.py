@@ -11,14 +11,14 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.admission.outcomes.health import MISSING_REMEDY, missing_model
-from gateway.core.admission.queue.queue.held import WaitingLine
+from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
+from gateway.core.admission.queue.queue import WaitingLine
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.detector.suspects import Suspicion
-from gateway.core.health.target_health.target_health.target_health import Account
-from gateway.core.health.times.latency import Latency
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.health.detector import Suspicion
+from gateway.core.health.target_health.target_health import Account
+from gateway.core.health.times import Latency
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Model, PolicySnapshot
 
 _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
 

@@ -13,18 +13,16 @@ from pathlib import Path
 import uvloop
 
 from gateway.cli.arguments.arguments import EMULATOR_FLAGS
-from gateway.cli.main.exits import FAILED, OK, UNUSABLE, fail
+from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.demo.batch import LINES_PER_KILL, BatchDemo
-from gateway.demo.record.processes import ProcessFailedError
-from gateway.demo.show.show.show import Display, show, show_outage
+from gateway.demo.record import ProcessFailedError
+from gateway.demo.show.show import Display, show, show_outage
 from gateway.demo.show.show_batch import batch_table, show_batch
-from gateway.demo.storm.clients.wire import AskFailedError
-from gateway.demo.storm.storm.outage import Outage
-from gateway.demo.storm.storm.storm import Storm
+from gateway.demo.storm.clients import AskFailedError
+from gateway.demo.storm.storm import Outage, Storm
 from gateway.demo.workflow.reckoning import broken_promises
-from gateway.demo.workflow.scenario.scenario import RUNS_PER_KILL, WorkflowDemo
-from gateway.demo.workflow.scenario.show import show_workflow, workflow_table
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.demo.workflow.scenario import RUNS_PER_KILL, WorkflowDemo, show_workflow, workflow_table
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 
 

@@ -11,7 +11,7 @@ import sys
 import uvloop
 
 from gateway.cli.check.config import compile_config, settings_of
-from gateway.cli.main.exits import fail
+from gateway.cli.main import fail
 from gateway.settings import Settings
 from gateway.workers.worker.single import serve
 

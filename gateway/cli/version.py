@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gateway import __version__
-from gateway.cli.main.exits import OK
+from gateway.cli.main import OK
 
 
 def version(_options: argparse.Namespace) -> int:

@@ -11,23 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
-from gateway.core.attempts.outgoing.outgoing import adds_usage, outgoing_of
+from gateway.core.attempts.outgoing import AttemptDeadlines, adds_usage, outgoing_of
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.error_tables.classify import Diagnosis, in_band_status
+from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
-from gateway.core.openai.sse.first_event import FAILED_REASONS
-from gateway.core.openai.sse.sse import answer_object, error_json, json_object
-from gateway.core.openai.usage.usage import find_usage, read_usage
-from gateway.core.relay.raw_relay import RawRelay, read_whole
-from gateway.core.relay.relay import SseRelay
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.exchange import Answer, Clocks, RawHeaders
-from gateway.core.types.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
-from gateway.core.types.words import Attempt, Usage
-from gateway.features.output.service.overlong.overlong import OverlongStream
+from gateway.core.openai.sse import FAILED_REASONS, answer_object, error_json, json_object
+from gateway.core.openai.usage import find_usage, read_usage
+from gateway.core.relay import RawRelay, SseRelay, read_whole
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Answer, Attempt, Clocks, ErrorClass, Phase, RawHeaders, Unsayable, UpstreamFailed, Usage
+from gateway.features.output.service.overlong import OverlongStream
 from gateway.features.ownership.rules.objects import Concern
 
 WHOLE_LIMIT = 16_000_000

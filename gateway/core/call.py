@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation.grant import Grant
-from gateway.core.openai.bodies.large_body import Large
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import Grant
+from gateway.core.openai.bodies import Large
 from gateway.core.retry_budgets import Reserved, Retry
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types.exchange import RawHeaders
-from gateway.core.types.words import Attempt, Endpoint, Kept, Lane, Usage
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Usage
 from gateway.features.degrade.lower import LoweredCall
-from gateway.features.output.rules.rules import OutputResult, OutputRule, Violation
-from gateway.features.output.rules.streamed import StreamedTexts
-from gateway.features.output.schema.schema import OutputSchema
+from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
+from gateway.features.output.schema import OutputSchema
 from gateway.features.ownership.rules.objects import Concern
-from gateway.features.runs.rules.workflow import RunPart
+from gateway.features.runs.rules import RunPart
 
 
 class OtherAttempt(Protocol):

@@ -18,8 +18,8 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.core.call import Call, OutputCheck, Replay, Settled
-from gateway.core.types.words import Attempt, Usage
-from gateway.features.runs.rules.workflow import RunPart
+from gateway.core.types import Attempt, Usage
+from gateway.features.runs.rules import RunPart
 
 QUEUED_BATCHES = 500
 MOST_ATTEMPTS = 50

@@ -17,38 +17,35 @@ from typing import Any
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.answers import FirstAnswer, clocks_of
 from gateway.core.attempts.attempt import Attempts
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.ledger.answer_headers import answer_headers, lossy_header
-from gateway.core.ledger.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, estimated_usage
+from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, estimated_usage, lossy_header
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
-from gateway.core.openai.usage.usage import estimate_tokens
+from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
-from gateway.core.relay.raw_relay import RawRelay
-from gateway.core.relay.relay import SseRelay
-from gateway.core.types.words import Usage
+from gateway.core.relay import RawRelay, SseRelay
+from gateway.core.types import Usage
 from gateway.dialects.http.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
 from gateway.features.degrade.slow_models import SlowModels
-from gateway.features.grouping.groups.groups import Groups
+from gateway.features.grouping.groups import Groups
 from gateway.features.output.service.outputs import Outputs, tell_result
-from gateway.features.output.service.overlong.overlong import OverlongStream
-from gateway.features.ownership.rules.rules.rules import ObjectRules
-from gateway.features.ownership.service.objects import Ownership
-from gateway.features.reuse.inspect.stats import Savings
+from gateway.features.output.service.overlong import OverlongStream
+from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.ownership.service import Ownership
+from gateway.features.reuse.inspect import Savings
 from gateway.features.reuse.layers import entries
-from gateway.features.reuse.layers.layers.eligibility import plan_reuse
+from gateway.features.reuse.layers.layers import plan_reuse
 from gateway.features.reuse.service import Replays
-from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
-from gateway.features.runs.rules.workflow import RunPart
+from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.runs.rules import RunPart
 from gateway.features.runs.steps.step_calls import StepCalls
 from gateway.features.runs.table.fuse import RunFuse
 from gateway.features.runs.table.table import RunTable
 from gateway.features.sdk_retries import Ended, Running
-from gateway.products.realtime.service.accounts import SessionAccounts
-from gateway.products.realtime.service.sessions import RealtimeSessions
+from gateway.products.realtime.service import RealtimeSessions, SessionAccounts
 
 SLOW_CLIENT = "slow_client"
 SLOW_CLIENT_S = 5.0

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.core.call import Settled
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import Kept
-from gateway.features.runs.rules.run import RunChange, RunRecord
-from gateway.features.runs.step.step import Close, nobody_waits
-from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply
+from gateway.core.types import Kept, StoreBounds
+from gateway.features.runs.rules import RunChange, RunRecord
+from gateway.features.runs.step import Close, nobody_waits
+from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]

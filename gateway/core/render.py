@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
-from gateway.core.openai.sse.sse import answer_object, error_in
-from gateway.core.types.words import Endpoint
+from gateway.core.openai.sse import answer_object, error_in
+from gateway.core.types import Endpoint
 from gateway.dialects.sse import shapes
 from gateway.dialects.sse.relayed_errors import for_generate
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.core.retry.balancing.rules import CostRule
-from gateway.core.snapshot.snapshot.snapshot import Rates
+from gateway.core.retry.balancing import CostRule
+from gateway.core.snapshot.snapshot import Rates
 
 UNSEEN_OUTPUT_TOKENS = 4096
 """The output tokens reckoned with where the caller sets no bound and none of the model's answers has been seen."""

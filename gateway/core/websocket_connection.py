@@ -15,7 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import OPEN, Protocol
 
-from gateway.core.types.exchange import OnFrame
+from gateway.core.types import OnFrame
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 1024 * 1024

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from gateway.core.clock import Clock
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Upstream
-from gateway.core.types.words import EMULATOR
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import EMULATOR, Upstream
 
 if TYPE_CHECKING:
-    from gateway.credentials.sources.sources.sources import CredentialSources
+    from gateway.credentials.sources.sources import CredentialSources
 
 
 class Clouds:
@@ -30,8 +29,9 @@ class Clouds:
         auth = provider.auth
         if auth is None or provider.base_url.startswith(EMULATOR):
             return wire
-        from gateway.credentials.sources.sources.signing import Signed  # as above
-        from gateway.credentials.sources.sources.sources import CredentialSources  # few configs have a cloud
+        # as above
+        # few configs have a cloud
+        from gateway.credentials.sources.sources import CredentialSources, Signed
 
         if self._sources is None:
             self._sources = CredentialSources(self._environ, self._clock, self._draw)

@@ -14,11 +14,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.providers.addresses import HOST_REGION, address_of
+from gateway.core.config.providers import HOST_REGION, address_of
 from gateway.core.config.schema import AuthEntry, ProviderEntry
-from gateway.core.config.source.problems import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.words import EMULATOR
+from gateway.core.config.source import Document, Path, did_you_mean, quoted
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import EMULATOR
 from gateway.credentials.auth import CloudAuth, Service
 
 _CLOUDS: Final = ("google", "aws")

@@ -18,12 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.demo.record.processes import process
-from gateway.demo.record.reckoning import BatchRun, KillNote, LedgerEntry
-from gateway.demo.record.recording import RecordingProvider, recording_provider
-from gateway.demo.storm.clients.clients import API_KEY, MODEL
-from gateway.demo.storm.clients.wire import AskFailedError, Caller, connections
-from gateway.products.jobs.sqlite_rows.looking import lines_with_results
+from gateway.demo.record import BatchRun, KillNote, LedgerEntry, RecordingProvider, process, recording_provider
+from gateway.demo.storm.clients import API_KEY, MODEL, AskFailedError, Caller, connections
+from gateway.products.jobs.sqlite_rows import lines_with_results
 
 LINES_PER_KILL = 20
 """A kill wants so many lines, so that there is something to kill."""

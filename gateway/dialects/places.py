@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.dialects.known.models import without_region
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed
+from gateway.dialects.known import without_region
 
 
 def at_converse(model: str, is_stream: bool) -> str:

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from gateway.core.types.words import FindGaps, Gap, How
-from gateway.dialects.base.base import Json, ModelFacts, ServerFacts, once
-from gateway.dialects.known.modalities import gaps_of_modalities
-from gateway.dialects.known.models import MOST_NAME_CHARS, MOST_REMEMBERED, Known
-from gateway.dialects.memory.remembered import UnknownMemory
-from gateway.dialects.registry.pair import Pair
-from gateway.dialects.registry.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, pair_of, pairs_for
+from gateway.core.types import FindGaps, Gap, How
+from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
+from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known, gaps_of_modalities
+from gateway.dialects.memory import UnknownMemory
+from gateway.dialects.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, Pair, pair_of, pairs_for
 
 _OWN_LANGUAGE: Final[Mapping[str, str]] = {
     "anthropic": "messages", "gemini": "generate", "vertex": "vertex", "bedrock": "converse",

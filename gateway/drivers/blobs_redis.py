@@ -16,10 +16,10 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
-from gateway.drivers.blobs.directory.names import check_name
+from gateway.drivers.blobs.directory import check_name
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone, load_script
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
 
 MOST_BYTES: Final = 512 * 1024 * 1024
 """Of all blobs, those in the making included: they are in the memory of the Redis."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from gateway.process.memory import find_trim, resident_bytes
+from gateway.process import find_trim, resident_bytes
 
 STEPS = 4096
 """Entries that are evicted for a new one, and seconds that one sweep examines, at most."""

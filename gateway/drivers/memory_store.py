@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.ports import Answers, Objects, Records, VectorRow, Vectors
-from gateway.core.types.process import StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.features.ownership.memory import MemoryObjects
-from gateway.features.reuse.memory.answers import MemoryAnswers
-from gateway.features.reuse.memory.records import MemoryRecords
+from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
 
 
 class MemoryVectors:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.ports import SharedStore, Store
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.drivers.memory_store import MemoryStore
 
 if TYPE_CHECKING:

@@ -16,12 +16,9 @@ import orjson
 from gateway.emulator.answers.reply import EmulatedReply, Stream, frame, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.dialects.compose import Block, Composed, compose
-from gateway.emulator.dialects.dialects.frames import EVENT_STREAM, event, exception
-from gateway.emulator.dialects.dialects.prompt_cache import CacheUse
-from gateway.emulator.dialects.dialects.signatures import CLAUDE, sign
-from gateway.emulator.messages_request.request import ends_with_result, form_of, segments_of, wish_of
-from gateway.emulator.messages_request.turns import read_turns
-from gateway.emulator.responses.writer.writer import Writer
+from gateway.emulator.dialects.dialects import CLAUDE, EVENT_STREAM, CacheUse, event, exception, sign
+from gateway.emulator.messages_request import ends_with_result, form_of, read_turns, segments_of, wish_of
+from gateway.emulator.responses.writer import Writer
 
 _STOP_REASONS: Mapping[str, str] = MappingProxyType(
     {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}

@@ -15,24 +15,29 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
+from gateway.emulator import converse as embeddings
+from gateway.emulator import problems as refusing
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
-from gateway.emulator.batches.message_batches import is_of_batches
-from gateway.emulator.converse import embeddings
-from gateway.emulator.converse.answer import answer_converse, stream_converse
-from gateway.emulator.converse.request import read_converse
-from gateway.emulator.generate.answer import answer_count, answer_generate, stream_array, stream_generate
-from gateway.emulator.generate.request import read_count, read_generate
+from gateway.emulator.batches import is_of_batches
+from gateway.emulator.converse import answer_converse, read_converse, stream_converse
+from gateway.emulator.generate import (
+    answer_count,
+    answer_generate,
+    read_count,
+    read_generate,
+    stream_array,
+    stream_generate,
+)
 from gateway.emulator.messages_answer import (
     answer_invoked,
     answer_messages,
     answer_token_count,
     stream_invoked,
 )
-from gateway.emulator.messages_request.request import VERSIONS, MessagesReader
-from gateway.emulator.problems import refusing
-from gateway.emulator.problems.problems import ProblemError, wrong_method
-from gateway.emulator.responses.writer.writer import Writer
+from gateway.emulator.messages_request import VERSIONS, MessagesReader
+from gateway.emulator.problems import ProblemError, wrong_method
+from gateway.emulator.responses.writer import Writer
 
 Read = Callable[[dict[str, Any], str], CheckedRequest]
 Answer = Callable[[CheckedRequest, Writer], EmulatedReply | Stream]

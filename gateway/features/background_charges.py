@@ -16,13 +16,13 @@ from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
-from gateway.core.ledger.settle import known_usd
-from gateway.core.openai.sse.sse import answer_object, event_json, json_object, split_events
-from gateway.core.openai.usage.usage import read_usage
+from gateway.core.ledger import known_usd
+from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
+from gateway.core.openai.usage import read_usage
 from gateway.core.retry_budgets import cost_usd
 from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot.snapshot import Rates, Target
-from gateway.core.types.words import Usage
+from gateway.core.snapshot.snapshot import Rates, Target
+from gateway.core.types import Usage
 from gateway.features.ownership.rules.objects import read_path
 
 MOST = 10_000

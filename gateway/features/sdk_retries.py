@@ -18,9 +18,9 @@ import asyncio
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError
-from gateway.core.ledger.settle import CLIENT_GONE
-from gateway.core.types.exchange import RawHeaders
-from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
+from gateway.core.ledger import CLIENT_GONE
+from gateway.core.types import RawHeaders
+from gateway.features.reuse.single_flight import SharedAnswer
 
 BUCKETS_BY_LENGTH = 256
 """The running calls are kept in this number of buckets, by the length of their bodies."""

@@ -8,18 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
-from gateway.products.batches.finish.check import BatchChecks
-from gateway.products.batches.finish.finalise import BatchEnds
-from gateway.products.batches.finish.partial import PartialFiles
-from gateway.products.batches.native.service.charges import PartCharges
-from gateway.products.batches.native.service.parts import NativeParts
-from gateway.products.batches.output.marks import MODELS
-from gateway.products.batches.service.batch_service import BatchService
-from gateway.products.batches.service.file_service import FileService
-from gateway.products.jobs.calls.ports.one_call import CallServer
-from gateway.products.jobs.calls.ports.ports import (
+from gateway.core.snapshot.snapshot import Policies
+from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFiles
+from gateway.products.batches.native.service import NativeParts, PartCharges
+from gateway.products.batches.output import MODELS
+from gateway.products.batches.service import BatchService, FileService
+from gateway.products.jobs.calls.ports import (
+    CallServer,
     JobMeter,
     MakeCall,
     NativeAccounts,
@@ -28,38 +24,25 @@ from gateway.products.jobs.calls.ports.ports import (
     TellRun,
     tell_nobody,
 )
-from gateway.products.jobs.dead_letters.replay.replay.again import Again
+from gateway.products.jobs.dead_letters.replay.replay import Again
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
-from gateway.products.jobs.dead_letters.service.keeping import DeadLetterKeeping
-from gateway.products.jobs.dead_letters.service.retrying import JobRetries
-from gateway.products.jobs.dead_letters.service.service import DeadLetterService
-from gateway.products.jobs.model.job import CHECK, FINALISE, Job, JobKind, NewJob
+from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries
+from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob
 from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of
-from gateway.products.jobs.service.job_service.job_service import JobService
-from gateway.products.jobs.store.blobs import Blobs
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.upkeep.cleaning import JobCleaning
-from gateway.products.jobs.upkeep.sweeping import BlobSweep
-from gateway.products.jobs.webhooks.http.desk import WebhookDesk
-from gateway.products.jobs.webhooks.outward.job_ports_outward import Outward
-from gateway.products.jobs.webhooks.service.deliveries import Deliveries, delivery_segments
-from gateway.products.jobs.webhooks.service.endpoints import Endpoints
-from gateway.products.jobs.webhooks.service.requested import RequestedUrls
-from gateway.products.jobs.worker.engine import JobEngine, LastUsers
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker, RunPiece
-from gateway.products.pipelines.rules.carried import AT_ONCE
-from gateway.products.pipelines.rules.rules import count_of, rules_of_items, run_segment
-from gateway.products.pipelines.service.children import RunChildren
-from gateway.products.pipelines.service.looking import RunLooks
-from gateway.products.pipelines.service.run import PipelineRuns
+from gateway.products.jobs.service.job_service import JobService
+from gateway.products.jobs.store import Blobs, JobStore
+from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
+from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.outward import Outward
+from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
+from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece
+from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
+from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
 from gateway.products.pipelines.templates.splitting import Count
-from gateway.products.responses.log.reader.live import LiveLogs
-from gateway.products.responses.runner.chores import ResponseChores
-from gateway.products.responses.runner.runner import ResponseJobs
-from gateway.products.responses.service.foreground import ForegroundResponses
-from gateway.products.responses.service.service import ResponseService
+from gateway.products.responses.log.reader import LiveLogs
+from gateway.products.responses.runner import ResponseChores, ResponseJobs
+from gateway.products.responses.service import ForegroundResponses, ResponseService
 
 
 class JobWork:

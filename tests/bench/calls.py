@@ -20,7 +20,7 @@ from types import FrameType
 
 import uvloop
 
-from gateway.core.telemetry.telemetry import Telemetry
+from gateway.core.telemetry import Telemetry
 from tests.bench.both_ends import BothEnds
 from tests.bench.still import SYSTEMS, Start
 

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gateway.process import interpreter
+from gateway import process as interpreter
 from tests.bench.both_ends import BothEnds
 from tests.bench.report import say
 from tests.bench.still import SYSTEMS

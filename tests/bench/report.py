@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gateway.process import interpreter
+from gateway import process as interpreter
 from tests.bench import load
 from tests.bench.measure import HIGH, STEADY_PER_S, Direct, Effort, Latency, Round, Steady
 from tests.bench.systems import ROOT, SHARING

@@ -26,9 +26,9 @@ import uvicorn
 import uvloop
 
 from gateway.app import Gateway
+from gateway.core import telemetry
 from gateway.core.clock import SystemClock
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.telemetry import telemetry
 from gateway.housekeeping import Housekeeping
 from gateway.settings import Settings
 from tests.bench.floor import config_of

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.config.load.load import load_snapshot
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.exchange import Upstream
+from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
+from gateway.core.types import Upstream
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config.example.yaml"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.admission.admission import BUILT_IN_RULES, KINDS, WINDOWS
-from gateway.core.config.prices import tokenizers
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.config import prices as tokenizers
+from gateway.core.config.admission import BUILT_IN_RULES, KINDS, WINDOWS
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits
-from gateway.core.snapshot.snapshot.snapshot import Counting, Target
+from gateway.core.snapshot.snapshot import Counting, Target
 from tests.config.support import load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.breaker.state_machine import BreakerRules
 from tests.config.support import load_text, problems_of, with_policies
 from tests.rows import rows
 

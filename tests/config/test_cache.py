@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.config.describe import describe
-from gateway.core.snapshot.snapshot.snapshot import Model, PolicySnapshot
-from gateway.core.types.process import StoreBounds
+from gateway.core.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.types import StoreBounds
 from gateway.features.reuse import config as caching
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
 from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.exchange import Upstream
+from gateway.core.config.load.load import load_snapshot
+from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
+from gateway.core.types import Upstream
 from tests.config.support import NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 

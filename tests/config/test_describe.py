@@ -15,10 +15,10 @@ from gateway.admin.explain import call as explain_module
 from gateway.admin.explain.call import explain
 from gateway.core.config.describe import describe
 from gateway.core.errors import NotFound
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import ChargeRule
-from gateway.core.retry.balancing.balancing import Choice
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.retry.balancing import Choice
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.config.support import ROOT, load_text
 
 CONFIG = """\

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.fields.fields.env import EnvText, substitute
-from gateway.core.config.source.problems import Document, Problem
+from gateway.core.config.fields.fields import EnvText, substitute
+from gateway.core.config.source import Document, Problem
 from tests.rows import rows
 
 ENVIRON = {"HOST": "example.org", "PORT": "8443", "EMPTY": "", "NESTED": "${HOST}", "YAML": "[1, 2]"}

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.admission.admission import KINDS
-from gateway.core.config.error_tables import errors
-from gateway.core.config.error_tables.error_rule import FIELDS, RuleEntry
-from gateway.core.config.error_tables.errors import (
+from gateway.core.config import error_tables as errors
+from gateway.core.config.admission import KINDS
+from gateway.core.config.error_tables import (
     DEFAULT,
+    FIELDS,
     MAX_PHRASES,
     NAMES,
     ErrorTables,
+    RuleEntry,
     built_in_folder,
     read_error_tables,
 )
-from gateway.core.config.source.problems import Problem
-from gateway.core.config.source.source import read_text
-from gateway.core.error_tables.classify import Diagnosis, ErrorTable
-from gateway.core.error_tables.rules import ErrorRule, Phrase
-from gateway.core.types.provider_errors import ErrorClass, Phase
+from gateway.core.config.source import Problem, read_text
+from gateway.core.error_tables import Diagnosis, ErrorRule, ErrorTable, Phrase
+from gateway.core.types import ErrorClass, Phase
 from tests.config.support import ROOT
 from tests.rows import rows
 

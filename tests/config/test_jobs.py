@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gateway.core.config.describe import describe
-from gateway.core.config.state.shared_limits.redis_url import SCHEMES
-from gateway.core.retry.balancing.rules import Backoff, CostRule
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.core.config.state.shared_limits import SCHEMES
+from gateway.core.retry.balancing import Backoff, CostRule
+from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs.config.sections_jobs import FILE
 from gateway.products.jobs.rules import (
     IN_REDIS,

@@ -8,16 +8,16 @@ from typing import get_args
 
 import pytest
 
-from gateway.core.config.admission.admission import KINDS
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.config.sections import sections
+from gateway.core.config import sections
+from gateway.core.config.admission import KINDS
+from gateway.core.config.load.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.usage.capabilities import Capabilities
-from gateway.core.retry.balancing.balancing import Choice
-from gateway.core.snapshot.snapshot.provider import Dialect, Provider
-from gateway.core.types.exchange import Upstream
-from gateway.features.grouping.bodies.rules import GroupRules
+from gateway.core.openai.usage import Capabilities
+from gateway.core.retry.balancing import Choice
+from gateway.core.snapshot.snapshot import Dialect, Provider
+from gateway.core.types import Upstream
+from gateway.features.grouping.bodies import GroupRules
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 from tests.rows import rows
 

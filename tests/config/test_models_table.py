@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.config.models.policies_models import ModelFactsEntry, read_models
-from gateway.core.config.source.source import read_document
-from gateway.dialects.base.base import ModelFacts
-from gateway.dialects.known.models import ModelTable, ToldModels, plain_name
+from gateway.core.config.source import read_document
+from gateway.dialects.base import ModelFacts
+from gateway.dialects.known import ModelTable, ToldModels, plain_name
 from tests.config.support import problems_of, with_policies
 from tests.rows import rows
 

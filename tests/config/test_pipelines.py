@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.load.load.reload import Reloader
-from gateway.products.pipelines.rules.schemas import misfit_of
+from gateway.core.config.load.load import Reloader
+from gateway.products.pipelines.rules import misfit_of
 from tests.config.support import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 
 CONFIG = f"policies: policies\n{GOOD}"

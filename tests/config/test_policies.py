@@ -7,19 +7,24 @@ from pathlib import Path
 
 import yaml
 
-from gateway.core.config.admission.admission import KINDS
-from gateway.core.config.admission.queue import LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.load.folder import FILES, read_policies
-from gateway.core.config.retries.breakers import BreakersSet, HoldEntry
-from gateway.core.config.retries.retries import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
+from gateway.core.config.retries import (
+    CLASSES,
+    BackoffEntry,
+    BreakersSet,
+    BudgetEntry,
+    HedgeEntry,
+    HoldEntry,
+    RetriesSet,
+)
 from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
-from gateway.core.config.source.problems import Problem
+from gateway.core.config.source import Problem
 from gateway.core.config.targets.timeouts import read_timeouts
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.snapshot import Counting, Holding, Model
-from gateway.core.types.process import QueueBounds, StoreBounds
-from gateway.core.types.words import LANES
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Counting, Holding, Model
+from gateway.core.types import LANES, QueueBounds, StoreBounds
 from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.features.reuse.rules.rules import Caching
 from gateway.features.runs.config import WorkflowEntry

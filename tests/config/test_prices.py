@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.prices import prices
-from gateway.core.config.prices.prices import fixed_rates, price_finder
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Rates
+from gateway.core.config import prices
+from gateway.core.config.prices import fixed_rates, price_finder
+from gateway.core.snapshot.snapshot import Provider, Rates
 from tests.config.support import NOW, ROOT, load_text
 from tests.rows import rows
 

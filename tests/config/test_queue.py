@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.snapshot.snapshot.snapshot import Holding, PolicySnapshot
-from gateway.core.types.process import QueueBounds
+from gateway.core.snapshot.snapshot import Holding, PolicySnapshot
+from gateway.core.types import QueueBounds
 from tests.config.support import load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.load.load.reload import Reloader, ReloadReport
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.config.load.load import Reloader, ReloadReport
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.config.support import ENVIRON, GOOD, NOW, load
 
 OTHER = GOOD.replace("gpt-4o", "gpt-5")

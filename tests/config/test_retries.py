@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.retries.retries import CLASSES
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
-from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.config.retries import CLASSES
+from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
+from gateway.core.types import ErrorClass
 from tests.config.support import load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.state.shared_limits.shared_limits import FIELDS, share_limits
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.config.state.shared_limits import FIELDS, share_limits
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Counting, PolicySnapshot, Target
-from gateway.core.types.exchange import Clocks
+from gateway.core.snapshot.snapshot import Counting, PolicySnapshot, Provider, Target
+from gateway.core.types import Clocks
 from tests.config.support import ENVIRON, connect, load_text, with_policies
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)

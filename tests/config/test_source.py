@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.core.config.source import source
-from gateway.core.config.source.problems import Problem
-from gateway.core.config.source.source import MAX_FILE_BYTES, read_document
+from gateway.core.config import source
+from gateway.core.config.source import MAX_FILE_BYTES, Problem, read_document
 from tests.rows import rows
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

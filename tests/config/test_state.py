@@ -10,10 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.state.shared_limits.redis_url import SCHEMES, parse_redis_url
+from gateway.core.config.state.shared_limits import SCHEMES, parse_redis_url
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.fleet.lease.lease import SharedState
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import routes
+from gateway.core import peek as passthrough
 from gateway.core.config.schema import TimeoutsSet
-from gateway.core.config.source.problems import Document, Problem
-from gateway.core.config.source.source import read_document
+from gateway.core.config.source import Document, Problem, read_document
 from gateway.core.config.targets import timeouts as timing
 from gateway.core.config.targets.timeouts import ENDPOINTS, Timeouts, read_timeouts
-from gateway.core.peek import passthrough
-from gateway.core.types.exchange import Clocks
-from gateway.core.types.words import LANES
-from gateway.dialects.http.door import door
-from gateway.products.realtime.http.door import REALTIME
+from gateway.core.types import LANES, Clocks
+from gateway.dialects.http import door
+from gateway.products.realtime.http import REALTIME
 from tests.config.support import ROOT
 from tests.rows import rows
 

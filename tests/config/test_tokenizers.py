@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.core.config import prices as tokenizers
 from gateway.core.config.describe import describe
-from gateway.core.config.prices import tokenizers
-from gateway.core.config.prices.tokenizers import MAX_NAME_CHARS, WHOLE_CHARS, load_tokenizers
+from gateway.core.config.prices import TOKENIZERS_MAX_NAME_CHARS as MAX_NAME_CHARS
+from gateway.core.config.prices import WHOLE_CHARS, load_tokenizers
 from tests.config.support import load_text, with_policies
 
 KNOWN = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.explain.call import explain
 from gateway.core.config.describe import describe
-from gateway.core.snapshot.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot.snapshot import Model, PolicySnapshot
 from tests.config.support import load_text, problems_of
 from tests.rows import rows
 
@@ -162,6 +162,6 @@ models:
 """
     said = "cloud/x-realtime can have no realtime sessions: provider cloud is called with a cloud's credential"
     assert [said in one for one in load_text(tmp_path, text).notices if "realtime sessions" in one] == [True]
-    monkeypatch.setattr("gateway.core.config.sections.notices.find_spec", lambda _name: None)
+    monkeypatch.setattr("gateway.core.config.sections.find_spec", lambda _name: None)
     named = [one for one in load_text(tmp_path, text).notices if "pip install '.[realtime]'" in one]
     assert [one.startswith("model gpt-realtime: ") for one in named] == [True]

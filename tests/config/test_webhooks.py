@@ -9,7 +9,7 @@ import orjson
 import trustme
 
 from gateway.core.config.describe import describe
-from gateway.products.jobs.webhooks.rules.rules import WebhookRules
+from gateway.products.jobs.webhooks.rules import WebhookRules
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of
 from tests.rows import rows
 

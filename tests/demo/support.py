@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from gateway.demo.record.record import Fate, Run, Trial
+from gateway.demo.record import Fate, Run, Trial
 
 
 def run_of(seconds: list[tuple[int, int]], *, name: str = "a run", calls: int = 100, rate_per_s: float = 10.0) -> Run:

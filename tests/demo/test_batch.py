@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main.main import main
+from gateway.cli.main import main
 from gateway.demo.batch import BatchDemo
-from gateway.demo.record.reckoning import BatchRun, KillNote, LedgerEntry
-from gateway.demo.show.show.chart import batch_chart
+from gateway.demo.record import BatchRun, KillNote, LedgerEntry
+from gateway.demo.show.show import batch_chart
 from gateway.demo.show.show_batch import batch_line, batch_table
 from tests.demo.test_chart import numbers
 

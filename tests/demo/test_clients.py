@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.demo.storm.clients.clients import (
+from gateway.demo.storm.clients import (
     AnswerBrokenError,
     Ask,
     CallFailedError,
@@ -17,7 +17,7 @@ from gateway.demo.storm.clients.clients import (
     retry_wait_s,
     sdk_client,
 )
-from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.config.config import parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from tests.rows import rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from gateway.demo.record.record import Run
-from gateway.demo.show.show.show import Display, run_line
+from gateway.demo.record import Run
+from gateway.demo.show.show import Display, run_line
 from tests.demo.support import Terminal, run_of
 from tests.rows import rows
 

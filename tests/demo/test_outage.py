@@ -12,26 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.demo.record.record import Trial
-from gateway.demo.show.show import show as show_module
-from gateway.demo.show.show.show import Display, show_outage
-from gateway.demo.storm.clients.clients import Ask, plain_client
-from gateway.demo.storm.storm.outage import (
+from gateway.cli.main import main
+from gateway.demo.record import Trial
+from gateway.demo.show import show as show_module
+from gateway.demo.show.show import Display, show_outage
+from gateway.demo.storm.clients import Ask, plain_client
+from gateway.demo.storm.storm import (
     ACTS,
     ATTEMPTS,
-    DIRECT,
     QUIET,
-    THROUGH,
     Act,
     Outage,
     World,
+    gateway_between,
     play,
     run_outage,
     tries_told,
 )
-from gateway.demo.storm.storm.stage import gateway_between
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.demo.storm.storm import OUTAGE_DIRECT as DIRECT
+from gateway.demo.storm.storm import OUTAGE_THROUGH as THROUGH
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock

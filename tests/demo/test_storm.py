@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.demo.record.record import Run
-from gateway.demo.show.show import show as show_module
-from gateway.demo.show.show.show import Display, show
-from gateway.demo.storm.clients.clients import Ask, CallFailedError, Connect, Heard, plain_client, sdk_client
-from gateway.demo.storm.storm.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.cli.main import main
+from gateway.demo.record import Run
+from gateway.demo.show import show as show_module
+from gateway.demo.show.show import Display, show
+from gateway.demo.storm.clients import Ask, CallFailedError, Connect, Heard, plain_client, sdk_client
+from gateway.demo.storm.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
+from gateway.emulator.config.config import EmulatorConfig
 from tests.demo.support import Terminal
 
 AT_ONCE = EmulatorConfig()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.demo.record.record import Fate, Trial, fate_of, keep_calling
-from gateway.demo.storm.clients.clients import AnswerBrokenError, CallFailedError
+from gateway.demo.record import Fate, Trial, fate_of, keep_calling
+from gateway.demo.storm.clients import AnswerBrokenError, CallFailedError
 
 
 class Clock:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.main.main import main
-from gateway.demo.show.show.chart import workflow_chart
+from gateway.cli.main import main
+from gateway.demo.show.show import workflow_chart
 from gateway.demo.workflow.reckoning import (
     INPUT_USD,
     OUTPUT_USD,
@@ -29,8 +29,7 @@ from gateway.demo.workflow.reckoning import (
     broken_promises,
     step_call,
 )
-from gateway.demo.workflow.scenario.scenario import WorkflowDemo
-from gateway.demo.workflow.scenario.show import workflow_line, workflow_table
+from gateway.demo.workflow.scenario import WorkflowDemo, workflow_line, workflow_table
 from tests.demo.test_chart import numbers
 
 USD = 0.002

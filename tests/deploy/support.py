@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.core.config.load.load import load_snapshot
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.config.support import NOW, connect
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.deploy.support import ROOT, SECRET, tool
 from tests.deploy.test_compose import HAPROXY, without_names

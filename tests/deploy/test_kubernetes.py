@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.deploy.support import (
     DEPLOY,
     SECRET,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.dialects.anthropic.places.translators import ChatOverMessages
-from gateway.dialects.base.base import ModelFacts, ServerFacts
+from gateway.dialects.anthropic.places import ChatOverMessages
+from gateway.dialects.base import ModelFacts, ServerFacts
 
 PAIR = ChatOverMessages()
 USER = {"role": "user", "content": "go"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.base.base import ConvertedRequest, ModelFacts, Reader, ServerFacts
-from gateway.dialects.gemini.translators.translators import ChatOverGenerate
+from gateway.dialects.base import ConvertedRequest, ModelFacts, Reader, ServerFacts
+from gateway.dialects.gemini.translators import ChatOverGenerate
 
 Json = dict[str, Any]
 PAIR = ChatOverGenerate()

@@ -8,7 +8,7 @@ import orjson
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.dialects.base.base import ConvertedRequest, Translator
+from gateway.dialects.base import ConvertedRequest, Translator
 from tests.dialects.cases import events_of
 from tests.dialects.grammar import check_chat
 

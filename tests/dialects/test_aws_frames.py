@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.bedrock.answer import frames as module
-from gateway.dialects.bedrock.answer.frames import Frame, FrameReader, headers_in
+from gateway.dialects.bedrock import answer as module
+from gateway.dialects.bedrock.answer import Frame, FrameReader, headers_in
 from tests.dialects.aws_frames import event, exception, frame
 
 STREAM = event("messageStart", {"role": "assistant"}) + event("x", {}) + exception("throttlingException", "slow")

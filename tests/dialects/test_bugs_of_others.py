@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from gateway.core.openai.usage.usage import read_usage
+from gateway.core.openai.usage import read_usage
 from gateway.core.retry_budgets import cost_usd
-from gateway.core.snapshot.snapshot.snapshot import Rates
-from gateway.core.types.words import How
-from gateway.dialects.base.base import ServerFacts
-from gateway.dialects.registry.registry import pair_of, pairs_for
+from gateway.core.snapshot.snapshot import Rates
+from gateway.core.types import How
+from gateway.dialects.base import ServerFacts
+from gateway.dialects.registry import pair_of, pairs_for
 from gateway.dialects.spoken import Spoken
 from tests.dialects.sdk.callers import PICTURE, SCHEMA, target_forms
 from tests.dialects.sdk.forms import Json

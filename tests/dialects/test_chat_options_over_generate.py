@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.dialects.base.base import ModelFacts
+from gateway.dialects.base import ModelFacts
 from tests.dialects.google import BUDGET, LEVEL, PLAIN, TOOL, facts, gaps, sent
 from tests.rows import rows
 

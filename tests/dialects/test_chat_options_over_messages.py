@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import ModelFacts, ServerFacts
+from gateway.dialects.base import ModelFacts, ServerFacts
 from tests.dialects.claude import (
     ADAPTIVE,
     BOUND,

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.anthropic.out_answer.answer import tool_call
-from gateway.dialects.base.base import MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.anthropic.out_answer import tool_call
+from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.registry import pair_of
 from tests.dialects.claude import (
     ADAPTIVE,
     BOUND,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import MalformedAnswer, ServerFacts
-from gateway.dialects.openai.translators.translators import ChatOverResponses
+from gateway.dialects.base import MalformedAnswer, ServerFacts
+from gateway.dialects.openai.translators import ChatOverResponses
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.core.openai.sse.first_event import first_error
-from gateway.core.openai.sse.sse import is_plain_chat
-from gateway.dialects.anthropic.out_thoughts.thoughts import thought_blocks
-from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ServerFacts
+from gateway.core.openai.sse import first_error, is_plain_chat
+from gateway.dialects.anthropic.out_thoughts import thought_blocks
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
 from tests.dialects.aws_frames import event, exception, frame
 from tests.dialects.cases import events_of

@@ -10,7 +10,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
 from gateway.dialects.embeddings.over_invoke import EmbeddingsOverInvoke
 from tests.rows import rows
 

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.base.hub import HUB
-from gateway.dialects.gemini.in_answer.marks import FOREIGN, held_by, marked, without_marks
-from gateway.dialects.gemini.in_gaps.translators import GenerateOverChat
-from gateway.dialects.gemini.in_request.path import taken_out
-from gateway.dialects.gemini.in_request.schema import json_schema
+from gateway.dialects.base import HUB, ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.gemini.in_answer import FOREIGN, held_by, marked, without_marks
+from gateway.dialects.gemini.in_gaps import GenerateOverChat
+from gateway.dialects.gemini.in_request import json_schema, taken_out
 from gateway.dialects.gemini.places import front_of, put_in
 from tests.dialects.odd import odd_bodies, spoiled
 from tests.rows import rows

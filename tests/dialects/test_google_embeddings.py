@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
 from gateway.dialects.embeddings.over_generate import EmbeddingsAtVertex, EmbeddingsOverGenerate
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import ServerFacts
-from gateway.dialects.base.hub import ThroughChat
-from gateway.dialects.openai.translators.translators import ChatOverResponses, ResponsesOverChat
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import ServerFacts, ThroughChat
+from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
+from gateway.dialects.registry import pair_of
 from gateway.dialects.spoken import Spoken
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_responses

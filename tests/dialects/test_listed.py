@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.base.base import ModelFacts
-from gateway.dialects.known.listed import first_page, read_page
+from gateway.dialects.base import ModelFacts
+from gateway.dialects.known import first_page, read_page
 from tests.rows import rows
 
 _NAMES = st.sampled_from(

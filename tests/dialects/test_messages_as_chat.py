@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.core.openai.sse.first_event import first_error
-from gateway.core.openai.sse.sse import is_plain_chat
-from gateway.dialects.anthropic.places.translators import ChatOverMessages
-from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
+from gateway.core.openai.sse import first_error, is_plain_chat
+from gateway.dialects.anthropic.places import ChatOverMessages
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
 from gateway.dialects.sse import events as module
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat

@@ -11,15 +11,13 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.config.models.policies_models import read_models
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.sse.first_event import first_error
-from gateway.core.types.exchange import Clocks, Outgoing
-from gateway.core.types.provider_errors import UpstreamFailed
-from gateway.core.types.words import Attempt, How
-from gateway.dialects.anthropic.places.envelope import MessagesAtBedrock, MessagesAtVertex
-from gateway.dialects.base.base import ServerFacts
-from gateway.dialects.registry.registry import pair_of
+from gateway.core.openai.sse import first_error
+from gateway.core.types import Attempt, Clocks, How, Outgoing, UpstreamFailed
+from gateway.dialects.anthropic.places import MessagesAtBedrock, MessagesAtVertex
+from gateway.dialects.base import ServerFacts
+from gateway.dialects.registry import pair_of
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import FOLDER, as_bytes, events_of, needs_cases
 from tests.flow.support import JSON, Script, ScriptedUpstream

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.types.words import How
+from gateway.core.types import How
 from gateway.dialects.anthropic.in_answer.ids import id_back, id_for
-from gateway.dialects.anthropic.in_request.thinking import marked, without_marks
-from gateway.dialects.anthropic.in_stream.translator import MessagesOverChat
-from gateway.dialects.base.base import MalformedAnswer, ModelFacts, ServerFacts
+from gateway.dialects.anthropic.in_request import marked, without_marks
+from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
 from tests.dialects.odd import spoiled
 from tests.rows import rows
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.first_event import first_error
-from gateway.core.openai.sse.sse import json_object
-from gateway.core.openai.transcript.transcript import Transcript
-from gateway.core.types.words import Usage
-from gateway.dialects.anthropic.in_answer.answer import blocks, open_blocks
-from gateway.dialects.anthropic.in_stream.translator import MessagesOverChat
-from gateway.dialects.base.base import ConvertedRequest, MalformedAnswer, ServerFacts
+from gateway.core.openai.sse import first_error, json_object
+from gateway.core.openai.transcript import Transcript
+from gateway.core.types import Usage
+from gateway.dialects.anthropic.in_answer import answer as blocks
+from gateway.dialects.anthropic.in_answer import answer as open_blocks
+from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
 from tests.dialects.cases import as_bytes
 from tests.dialects.grammar import check_messages
 from tests.dialects.odd import odd_bodies, spoiled

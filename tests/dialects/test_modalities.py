@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.types.words import How
-from gateway.dialects.base.base import Json, ModelFacts
-from gateway.dialects.known.modalities import gaps_of_modalities
+from gateway.core.types import How
+from gateway.dialects.base import Json, ModelFacts
+from gateway.dialects.known import gaps_of_modalities
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
 from tests.rows import rows
 

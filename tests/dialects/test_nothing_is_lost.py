@@ -14,9 +14,9 @@ import pytest
 
 from gateway.core.config.models.policies_models import read_models
 from gateway.core.errors import InvalidRequest
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import ServerFacts, Translator
-from gateway.dialects.registry.registry import pair_of
+from gateway.core.types import Gap, How
+from gateway.dialects.base import ServerFacts, Translator
+from gateway.dialects.registry import pair_of
 from gateway.dialects.spoken import Spoken
 from tests.dialects.sdk.callers import CALLERS, target_forms
 from tests.dialects.sdk.forms import Forms, Json

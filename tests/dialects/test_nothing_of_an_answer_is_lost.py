@@ -11,8 +11,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from gateway.dialects.base.base import MalformedAnswer, ServerFacts
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import MalformedAnswer, ServerFacts
+from gateway.dialects.registry import pair_of
 from tests.dialects.sdk.callers import forms_of
 from tests.dialects.sdk.forms import Forms, Json, recorded_forms
 from tests.dialects.sdk.streamed import STREAMED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.gemini.out_request.plain_schema import plain_schema
+from gateway.dialects.gemini.out_request import plain_schema
 from tests.dialects.google import TOOL, sent
 from tests.rows import rows
 

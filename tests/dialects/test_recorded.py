@@ -15,9 +15,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
-from gateway.core.types.words import How
-from gateway.dialects.base.base import ConvertedRequest, ServerFacts, Translator
-from gateway.dialects.openai.translators.translators import ChatOverResponses, ResponsesOverChat
+from gateway.core.types import How
+from gateway.dialects.base import ConvertedRequest, ServerFacts, Translator
+from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from tests.dialects.cases import Recorded, as_bytes, events_of, needs_cases, recorded
 from tests.dialects.grammar import check_chat, check_responses
 

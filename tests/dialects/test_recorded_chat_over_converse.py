@@ -8,8 +8,8 @@ import orjson
 from openai.types.chat import ChatCompletion
 
 from gateway.core.config.models.policies_models import read_models
-from gateway.core.types.words import How
-from gateway.dialects.base.base import ConvertedRequest, ServerFacts
+from gateway.core.types import How
+from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import Recorded, needs_cases, recorded

@@ -8,9 +8,9 @@ import orjson
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.core.types.words import How
-from gateway.dialects.base.base import ConvertedRequest, ModelFacts, ServerFacts
-from gateway.dialects.gemini.translators.translators import ChatOverGenerate
+from gateway.core.types import How
+from gateway.dialects.base import ConvertedRequest, ModelFacts, ServerFacts
+from gateway.dialects.gemini.translators import ChatOverGenerate
 from tests.dialects.cases import Recorded, as_bytes, events_of, needs_cases, recorded
 from tests.dialects.grammar import check_chat
 from tests.dialects.streamed_chat import fed

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from openai.types.chat import ChatCompletion
 
-from gateway.core.types.words import How
-from gateway.dialects.anthropic.places.translators import ChatOverMessages
-from gateway.dialects.base.base import ConvertedRequest, ModelFacts, ServerFacts
+from gateway.core.types import How
+from gateway.dialects.anthropic.places import ChatOverMessages
+from gateway.dialects.base import ConvertedRequest, ModelFacts, ServerFacts
 from tests.dialects.cases import Recorded, as_bytes, needs_cases, recorded
 from tests.dialects.streamed_chat import check_streamed
 

@@ -16,10 +16,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 from gateway.core.config.models.policies_models import read_models
-from gateway.core.types.words import How
-from gateway.dialects.base.base import ConvertedRequest, ServerFacts
-from gateway.dialects.registry.pair import Pair
-from gateway.dialects.registry.registry import pair_of
+from gateway.core.types import How
+from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.registry import Pair, pair_of
 from gateway.dialects.spoken import Spoken
 from tests.dialects import test_recorded_chat_over_converse as converse
 from tests.dialects import test_recorded_chat_over_generate as generate

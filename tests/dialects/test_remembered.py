@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.base.base import ModelFacts, ServerFacts
-from gateway.dialects.memory.memory import ThoughtMemory
-from gateway.dialects.memory.remembered import IN_ID, SaidTurn, SignedElsewhere, UnknownMemory
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import ModelFacts, ServerFacts
+from gateway.dialects.memory import IN_ID, SaidTurn, SignedElsewhere, ThoughtMemory, UnknownMemory
+from gateway.dialects.registry import pair_of
 from tests.dialects.claude import ADAPTIVE, BOUND, BUDGET, OTHER, PAIR, REDACTED, THINKING, TOOL, USER, text
 
 MARK = {"type": "ephemeral"}

@@ -9,11 +9,10 @@ import orjson
 import pytest
 
 from gateway.core.config.models.policies_models import read_models
-from gateway.dialects.base.base import ServerFacts
+from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
-from gateway.dialects.memory.memory import ThoughtMemory
-from gateway.dialects.memory.remembered import IN_ID
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.memory import IN_ID, ThoughtMemory
+from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import event
 from tests.dialects.cases import events_of
 from tests.dialects.claude import OTHER, TOOL, USER

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.base.base import ModelFacts, ServerFacts
-from gateway.dialects.gemini.out_answer.signatures import STAND_IN
-from gateway.dialects.gemini.translators.translators import ChatOverGenerate
-from gateway.dialects.memory.memory import ThoughtMemory
+from gateway.dialects.base import ModelFacts, ServerFacts
+from gateway.dialects.gemini.out_answer import STAND_IN
+from gateway.dialects.gemini.translators import ChatOverGenerate
+from gateway.dialects.memory import ThoughtMemory
 
 PAIR = ChatOverGenerate()
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import MalformedAnswer, ServerFacts
-from gateway.dialects.openai.translators.translators import ResponsesOverChat
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import MalformedAnswer, ServerFacts
+from gateway.dialects.openai.translators import ResponsesOverChat
+from gateway.dialects.registry import pair_of
 from gateway.dialects.spoken import facts_of
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows

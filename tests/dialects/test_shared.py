@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.dialects.schema_tools.media import Media, data_url, file_of, text_in
 from gateway.dialects.schema_tools.outline import outline
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, Size, object_schema, size_of, strict_schema
-from gateway.dialects.schema_tools.tools.tools import safe_id, turns
+from gateway.dialects.schema_tools.tools import safe_id, turns
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

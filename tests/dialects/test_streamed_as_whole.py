@@ -9,8 +9,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.base.base import ConvertedRequest, Reader, ServerFacts
-from gateway.dialects.openai.translators.translators import ChatOverResponses, ResponsesOverChat
+from gateway.dialects.base import ConvertedRequest, Reader, ServerFacts
+from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat, check_responses
 

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.dialects.base.base import ConvertedRequest, ServerFacts
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import event
 
 Json = dict[str, Any]

@@ -11,19 +11,19 @@ import yaml
 from pydantic import TypeAdapter
 
 import gateway
-from gateway.core.config.admission.admission import KINDS
-from gateway.core.config.admission.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
-from gateway.core.config.error_tables.error_rule import RuleEntry
+from gateway.core.config.admission import KINDS, LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.core.config.error_tables import RuleEntry
 from gateway.core.config.models.policies_models import ModelFactsEntry
-from gateway.core.config.retries.breakers import BreakersSet, HoldEntry
-from gateway.core.config.retries.retries import (
+from gateway.core.config.retries import (
     ACTIONS,
     CLASSES,
     BackoffEntry,
+    BreakersSet,
     BudgetEntry,
     ClassEntry,
     CostEntry,
     HedgeEntry,
+    HoldEntry,
     RetriesSet,
 )
 from gateway.core.config.schema import (
@@ -48,7 +48,7 @@ from gateway.core.config.schema import (
 )
 from gateway.core.config.state.state import RedisEntry
 from gateway.core.config.targets.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Action
+from gateway.core.retry.balancing import BUILT_IN_RULES, Action
 from gateway.features.degrade_config import ModelDegradeEntry, SlowEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry
 from gateway.features.ownership.config import ObjectsEntry

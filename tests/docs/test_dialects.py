@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
-from gateway.core.types.words import How
+from gateway.core.types import How
 from gateway.dialects.anthropic import in_gaps as messages
-from gateway.dialects.anthropic.out_thoughts import gaps as anthropic
+from gateway.dialects.anthropic import out_thoughts as anthropic
 from gateway.dialects.bedrock import gaps as bedrock
+from gateway.dialects.gemini import in_gaps as generate
 from gateway.dialects.gemini import out_gaps as gemini
-from gateway.dialects.gemini.in_gaps import gaps as generate
 from tests.docs.support import PAGES, ROOT, rows, section, words
 
 DIALECTS = ROOT / "gateway/dialects"
@@ -32,7 +32,7 @@ MESSAGES = (
 )
 TO_GEMINI = ("gemini/out_answer", "gemini/out_gaps", "gemini/out_request")
 GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")
-SHARED = ("schema_tools/tools/tools", "schema_tools/tools/tool_names")
+SHARED = ("schema_tools/tools",)
 FIELDS = ("schema_tools/outline", "schema_tools/schema")
 EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {

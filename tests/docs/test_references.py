@@ -9,15 +9,14 @@ from functools import cache
 
 import pytest
 
-from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
-from gateway.cli.main.main import main
+from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.cli.main import main
 from gateway.core.calllog import CallLog
 from gateway.core.openai import headers as crossing
 from gateway.core.retry.retry import DENIALS
-from gateway.core.telemetry.telemetry import Telemetry
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import FAULTS
+from gateway.core.telemetry import Telemetry
+from gateway.core.types import ErrorClass
+from gateway.emulator.config.config import FAULTS, EmulatorConfig
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
 from tests.test_telemetry import line_of, record, spared
 

@@ -14,8 +14,8 @@ import pytest
 import uvloop
 from starlette.routing import compile_path
 
-from gateway.core.config.error_tables.errors import ErrorTables
-from gateway.core.error_tables.rules import ErrorRule
+from gateway.core.config.error_tables import ErrorTables
+from gateway.core.error_tables import ErrorRule
 from tests.e2e.harness import Running, start_gateway
 
 READ_BUILT_IN = ErrorTables._read_built_in

@@ -21,8 +21,7 @@ import openai
 import trustme
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.config.config import EmulatorConfig, parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, Running

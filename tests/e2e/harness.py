@@ -20,9 +20,8 @@ import yaml
 from openai import AsyncOpenAI, OpenAI
 
 from gateway.app import Gateway
-from gateway.core.edge.served.inflight import InFlight
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.core.edge.served import InFlight
+from gateway.emulator.config.config import EmulatorConfig, parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from gateway.settings import Settings
 from tests.loopback import blocking_plain_http, plain_http

@@ -15,8 +15,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from gateway.cli.main.main import main
-from gateway.core.http.server.protocol import GatewayProtocol
+from gateway.cli.main import main
+from gateway.core.http.server import GatewayProtocol
 from gateway.workers.channel import listeners
 from gateway.workers.supervisor import heartbeat, supervisor
 from tests.e2e.harness import connect, get, until
@@ -86,7 +86,7 @@ async def life(
     Its standard output goes to `output` if that is given, else to where its standard error goes.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gateway.app", "gateway.cli.main.main", "tests.e2e.lives"])
+    context.set_forkserver_preload(["gateway.app", "gateway.cli.main", "tests.e2e.lives"])
     said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
     process = context.Process(target=_serve, args=(command, config, said, output, arguments, before), daemon=True)
     process.start()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.cli.main import main
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
-from gateway.products.batches.http import shown_batches
-from gateway.products.jobs.cli.own_gateway import own_gateway
+from gateway.products.batches import http as shown_batches
+from gateway.products.jobs.cli import own_gateway
 from tests.e2e.batches import asked_of, input_of, line, names
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import PATIENCE_S, WEB_KEY, to_yaml, until
@@ -111,8 +111,8 @@ async def test_who_interrupts_it_goes_on_by_the_batchs_id(
 
 ELSEWHERE = """
 import sys
-from gateway.products.jobs.cli.own_gateway import own_gateway
-from gateway.cli.main.main import main
+from gateway.products.jobs.cli import own_gateway
+from gateway.cli.main import main
 own_gateway.DEFAULT_URL = "{url}"
 sys.exit(main())
 """

@@ -11,12 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.cli.operate.client import LONGEST_NAME, AdminRefused, question
-from gateway.cli.operate.showing import cache_table, purged, size, stats_table, story
-from gateway.core.types.process import StoreBounds
-from gateway.features.reuse.http.cache_views import show_cache, show_savings
-from gateway.features.reuse.inspect.stats import PROVIDER, Savings
+from gateway.cli.main import main
+from gateway.cli.operate import LONGEST_NAME, AdminRefused, cache_table, purged, question, size, stats_table, story
+from gateway.core.types import StoreBounds
+from gateway.features.reuse.http import show_cache, show_savings
+from gateway.features.reuse.inspect import PROVIDER, Savings
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.rows import rows

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
+from gateway.cli.main import main
 from gateway.core.clock import SteadyClock
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from tests.e2e.caches import (
     CHAT,
     EMBEDDINGS,

@@ -18,10 +18,10 @@ import orjson
 import pytest
 import yaml
 
-from gateway.core.http.client.exchange.exchange import Exchange
-from gateway.core.http.client.wire.redaction.redaction import GuardedAnswer, Seam, Secrets
+from gateway.core.http.client.exchange import Exchange
+from gateway.core.http.client.wire.redaction import GuardedAnswer, Seam, Secrets
 from gateway.core.http.client.wire.wire import HttpAnswer
-from gateway.core.openai.sse.sse import PENDING_LIMIT
+from gateway.core.openai.sse import PENDING_LIMIT
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post, until
 from tests.upstream.raw_server import CLOSE, READ, Cut, RawServer, Script

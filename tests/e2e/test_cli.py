@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.cli.main.main import main
+from gateway.cli.main import main
 from tests.e2e.harness import KEYS, NIGHTLY_KEY, PROVIDER_KEY, WEB_KEY, chat, config_of
 
 ROOT = Path(__file__).parents[2]

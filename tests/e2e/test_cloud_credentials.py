@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.credentials.sources.sources import live
+from gateway.credentials.sources import sources as live
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, until
 from tests.upstream.credentials.servers import Asked, Said, is_signed, serving

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.products.jobs.dead_letters.service import keeping
+from gateway.products.jobs.dead_letters import service as keeping
 from tests.e2e.batches import begin, line
 from tests.e2e.batches import end_of as end_of_batch
 from tests.e2e.conftest import StartGateway

@@ -15,8 +15,8 @@ import orjson
 import pytest
 import yaml
 
-from gateway.core.openai.sse import sse
-from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.core.openai import sse
+from gateway.emulator.config.config import parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post

@@ -14,15 +14,21 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.cli.operate.client import AdminRefused
-from gateway.emulator.config.config.faults import parse_rule
-from gateway.products.batches.files_http.upload_form import UploadForm
-from gateway.products.batches.http import shown_batches
-from gateway.products.jobs.cli.caller import patience
-from gateway.products.jobs.cli.caller.caller import CallerClient, _form, _pieces
-from gateway.products.jobs.cli.caller.progress import ProgressLine
-from gateway.products.jobs.cli.caller.showing import batch_problems, job_facts, jobs_table
+from gateway.cli.main import main
+from gateway.cli.operate import AdminRefused
+from gateway.emulator.config.config import parse_rule
+from gateway.products.batches import http as shown_batches
+from gateway.products.batches.files_http import UploadForm
+from gateway.products.jobs.cli import caller as patience
+from gateway.products.jobs.cli.caller import (
+    CallerClient,
+    ProgressLine,
+    _form,
+    _pieces,
+    batch_problems,
+    job_facts,
+    jobs_table,
+)
 from tests.e2e.batches import begin, input_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, ask, end_of, look, new_job, take, with_jobs

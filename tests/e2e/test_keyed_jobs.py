@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.products.jobs.model.job import JobFlag, NewJob
-from gateway.products.jobs.redis.store import RedisJobStore
-from gateway.products.jobs.redis_records.acceptance.acceptance import Sent
+from gateway.products.jobs.model import JobFlag, NewJob
+from gateway.products.jobs.redis import RedisJobStore
+from gateway.products.jobs.redis_records.acceptance import Sent
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, get, post, until

@@ -12,8 +12,8 @@ import openai
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.cli.operate.client import AdminClient, AdminRefused
+from gateway.cli.main import main
+from gateway.cli.operate import AdminClient, AdminRefused
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import NOT_FOUND, PREFIXES, ObjectsProvider

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.cli.main.main import main
+from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import WEB, ask, end_of, look, new_job, policies, result_of, take, with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, get, post, until

@@ -21,7 +21,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.harness import PATIENCE_S, chat, config_of, connect, get, post
 from tests.e2e.lives import life

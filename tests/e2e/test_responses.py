@@ -14,9 +14,8 @@ import orjson
 import pytest
 from openai.types.responses import Response
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import Fault, FaultRule
-from gateway.products.jobs.http.events import events
+from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
+from gateway.products.jobs.http import events
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, get, post, until

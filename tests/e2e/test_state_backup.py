@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.cli.operate.client import AdminRefused, save
+from gateway.cli.main import main
+from gateway.cli.operate import AdminRefused, save
 from gateway.drivers.sqlite_store.opening import damage_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, config_of, connect, get, post
@@ -96,7 +96,7 @@ async def test_a_disk_without_room_for_it_is_said(
     gateway = await start(lambda url: on_file(tmp_path / "state.db", url))
     taken = tmp_path / "state.db.aa.backup"
     taken.write_text("in the way")
-    monkeypatch.setattr("gateway.admin.operations.backup.token_hex", lambda _: "aa")
+    monkeypatch.setattr("gateway.admin.operations.token_hex", lambda _: "aa")
 
     code, _, errors = await run(capsys, str(tmp_path / "copy"), "--url", gateway.url, "--admin-key", ADMIN_KEY)
 

@@ -9,8 +9,8 @@ import openai
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
-from gateway.cli.operate.showing import sentence, table
+from gateway.cli.main import main
+from gateway.cli.operate import sentence, table
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, WEB_KEY, Running, config_of, connect, post
 from tests.rows import rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.durable import new_job, take, with_jobs
 from tests.e2e.harness import until

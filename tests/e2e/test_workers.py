@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.cli.main.main import main
+from gateway.cli.main import main
 from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, WEB_KEY, Peer, connect, get, post, until
 from tests.e2e.lives import HANG, Life, life, lose_patience, share_a_listener, share_nothing
 from tests.e2e.test_process import CHAT, STREAM, Provider, provider, rewrite, status_of, write

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from gateway.emulator.app.app import Emulator
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 
 StartServer = Callable[..., Awaitable[EmulatorServer]]

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.responses.writer.vectors import unit_vector
-from gateway.emulator.responses.writer.writer import example_of
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.responses.writer import example_of, unit_vector
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
 from tests.rows import rows
 

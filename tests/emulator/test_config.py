@@ -5,10 +5,11 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.emulator.config.config.config import EmulatedLimits, EmulatorConfig
-from gateway.emulator.config.config.faults import (
+from gateway.emulator.config.config import (
     CONNECTION_FAULTS,
     FAULTS,
+    EmulatedLimits,
+    EmulatorConfig,
     Fault,
     FaultRule,
     parse_rule,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from tests.emulator.conftest import (
     WALL_S,
     FakeClock,

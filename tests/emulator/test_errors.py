@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from tests.emulator.conftest import chat_body, client_of
 
 _NAMES = st.sampled_from(

@@ -8,8 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_script_entry
+from gateway.emulator.config.config import EmulatorConfig, parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.emulator.answers.reply import EmulatedReply
-from gateway.emulator.app.call.limits import EmulatedBucket, EmulatedWindow, go_duration
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects.dialects import EmulatedAccount, RequestDemand, open_account
-from gateway.emulator.problems.problems import EmulatedRefusal
+from gateway.emulator.app.call import EmulatedBucket, EmulatedWindow, go_duration
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.dialects.dialects import EmulatedAccount, RequestDemand, open_account
+from gateway.emulator.problems import EmulatedRefusal
 from tests.emulator.conftest import FakeClock
 from tests.rows import rows
 

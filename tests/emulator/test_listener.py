@@ -8,8 +8,7 @@ import socket
 import httpx
 import pytest
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_rule
+from gateway.emulator.config.config import EmulatorConfig, parse_rule
 from gateway.emulator.server.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Later, NewsItem
-from gateway.fleet.news.news import FleetNews
+from gateway.fleet.news import FleetNews
 from tests.flow.outage import City, Fate, Provider
 from tests.flow.virtual import LoopClock
 

@@ -17,15 +17,14 @@ import orjson
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.http.client.wire.redaction.phase import with_phase
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.http.client.wire.redaction import with_phase
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.ledger.answer_headers import answer_headers
+from gateway.core.ledger import answer_headers
 from gateway.core.render import error_body, error_headers
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Clocks, RawHeaders
-from gateway.core.types.provider_errors import Phase
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Clocks, Phase, RawHeaders
 from tests.flow.support import JSON, SSE, Bench, ScriptedUpstream, read_all
 from tests.flow.virtual import LoopClock, Sweep
 

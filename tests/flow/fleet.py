@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Counting, Key
-from gateway.core.types.words import Usage
-from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply
+from gateway.core.snapshot.snapshot import Counting, Key
+from gateway.core.types import Usage
+from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.flow.virtual import LoopClock
 from tests.policy.pool import Pool

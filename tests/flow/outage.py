@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, cast
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.limits.target_limits.gate.gate import Gate
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.retry.balancing import Retries
+from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
 from tests.flow.faults import leftovers
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, ScriptedUpstream, read_all, streamed, whole
 from tests.flow.virtual import LoopClock, Sweep

@@ -8,30 +8,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call, Reply, Settled
-from gateway.core.config.error_tables.errors import read_error_tables
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.config.error_tables import read_error_tables
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.usage.capabilities import Capabilities
+from gateway.core.openai.usage import Capabilities
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Store
-from gateway.core.retry.balancing.balancing import Choice
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Retries
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import (
-    Counting,
-    Holding,
-    Key,
-    Model,
-    PolicySnapshot,
-    Rates,
-    Target,
+from gateway.core.retry.balancing import BUILT_IN_RULES, Choice, Retries
+from gateway.core.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.core.types import (
+    Clocks,
+    Endpoint,
+    ErrorClass,
+    Outgoing,
+    Phase,
+    QueueBounds,
+    Server,
+    StoreBounds,
+    UpstreamFailed,
 )
-from gateway.core.types.exchange import Clocks, Outgoing
-from gateway.core.types.process import QueueBounds, Server, StoreBounds
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Endpoint
 from gateway.drivers.memory_store import MemoryStore
 from gateway.features.reuse.rules.rules import Caching
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from gateway.core.call import Reply
-from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import (
     GatewayError,
     NoTargetAvailable,
@@ -22,14 +22,12 @@ from gateway.core.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation import entry, refusal
+from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation as refusal
+from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Endpoint, Usage
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import Endpoint, ErrorClass, Outgoing, QueueBounds, Usage
 from tests.flow.support import (
     ANSWER,
     SPEECH,

@@ -9,11 +9,10 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, NoTargetAvailable
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Action, ClassRule, Retries
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Attempt, Endpoint
+from gateway.core.retry.balancing import BUILT_IN_RULES, Action, ClassRule, Retries
+from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed
 from tests.flow.faults import leftovers
 from tests.flow.outage import City, Provider, answers, fails, gone, refuses, streams
 from tests.flow.support import Bench, Script, ScriptedUpstream, failed, whole

@@ -8,12 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.core.admission.keys.retry_budgets import token_cost
+from gateway.core.admission.keys import token_cost
 from gateway.core.errors import BudgetExceeded
-from gateway.core.retry.balancing.rules import CostRule, Retries
-from gateway.core.snapshot.snapshot.snapshot import Key, Rates
-from gateway.core.types.provider_errors import ErrorClass, Phase
-from gateway.core.types.words import Attempt, Endpoint
+from gateway.core.retry.balancing import CostRule, Retries
+from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.flow.outage import City, Provider, answers, fails
 from tests.flow.support import Bench, ScriptedUpstream, whole

@@ -13,14 +13,13 @@ from itertools import product
 import pytest
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.exchange import RawHeaders
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.emulator.app.call.limits import EmulatedBucket
-from gateway.fleet.news.news import FleetNews
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import ErrorClass, RawHeaders
+from gateway.emulator.app.call import EmulatedBucket
+from gateway.fleet.news import FleetNews
 from tests.flow.bus import Bus, BusNews
 from tests.flow.fleet import SharedPools
 from tests.flow.support import Bench, ScriptedUpstream

@@ -13,11 +13,10 @@ import pytest
 
 from gateway.core.call import Call, Reply
 from gateway.core.errors import KeyRateLimited
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Model
+from gateway.core.snapshot.snapshot import Model, Provider
 from gateway.features.reuse.rules.rules import SemanticRule
 from gateway.features.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
-from gateway.features.semantic.lookup.question.ports import Embedder, EmbeddingFailed
+from gateway.features.semantic.lookup.question import Embedder, EmbeddingFailed
 from gateway.routes import ENDPOINTS
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream
 from tests.rows import rows

@@ -13,7 +13,7 @@ from email.utils import formatdate
 import httpx
 import pytest
 
-from gateway.core.types.provider_errors import Phase
+from gateway.core.types import Phase
 from tests.flow.faults import (
     ANSWER,
     DONE,

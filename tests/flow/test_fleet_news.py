@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
-from gateway.core.admission.gates.gates import MOST_NAMED
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.health.target_health.target_health.fleet_view import FleetView
-from gateway.core.limits.headers.provider_headers import Learned, Reading
+from gateway.core.admission.gates import MOST_NAMED
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.target_health.target_health import FleetView
+from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import NewsItem
-from gateway.core.snapshot.snapshot.snapshot import Counting, Model, Target
+from gateway.core.snapshot.snapshot import Counting, Model, Target
+from gateway.fleet import news as hand_news
 from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S
-from gateway.fleet.news import hand_news
-from gateway.fleet.news.codec import (
+from gateway.fleet.news import (
+    FIRST_GO,
+    HAND_S,
+    LIMIT_GRAIN_S,
+    MOST_KEPT,
+    REMIND_S,
     BreakerMove,
+    FleetNews,
     read_hand,
     read_limits,
     read_move,
@@ -26,9 +32,6 @@ from gateway.fleet.news.codec import (
     write_limits,
     write_move,
 )
-from gateway.fleet.news.hand_news import HAND_S, REMIND_S
-from gateway.fleet.news.news import FIRST_GO, LIMIT_GRAIN_S, FleetNews
-from gateway.fleet.news.news_memory import MOST_KEPT
 from tests.flow.bus import Bus, BusNews, Fleet, Replica
 from tests.flow.outage import answers, fails, refuses, soon
 from tests.flow.support import CLOCKS, ERRORS

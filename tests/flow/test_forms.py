@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.core.types.words import Kept
+from gateway.core.types import Kept
 from gateway.features.reuse.layers.entries import SMALL_BYTES, Forms, in_form
 from tests.flow.support import Bench, ScriptedUpstream
 

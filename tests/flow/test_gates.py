@@ -11,18 +11,15 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.core.admission.gates import gates as gates_module
-from gateway.core.admission.queue.queue.held import Held, Option, WaitingLine
+from gateway.core.admission import gates as gates_module
+from gateway.core.admission.queue.queue import Held, Option, WaitingLine
 from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation import entry
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.provider import LimitsAre
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Usage
+from gateway.core.snapshot.snapshot import LimitsAre, Target
+from gateway.core.types import ErrorClass, Outgoing, Usage
 from tests.flow.support import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
 
 QUOTA = (

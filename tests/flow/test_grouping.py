@@ -13,12 +13,10 @@ import pytest
 from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.snapshot import Key, Rates
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Endpoint
-from gateway.features.grouping.bodies.rules import GroupRules
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
+from gateway.features.grouping.bodies import GroupRules
 from gateway.features.reuse.rules.rules import Caching
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, failed, whole
 from tests.flow.virtual import LoopClock, run

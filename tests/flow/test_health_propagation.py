@@ -14,10 +14,10 @@ from random import Random
 import pytest
 
 from gateway.core.admission.admission.candidates import PROBED_AFTER_S
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.retry.balancing import Retries
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.flow.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
 from tests.flow.support import RATES, Broken, Script, streamed, whole
 from tests.flow.virtual import LoopClock, run

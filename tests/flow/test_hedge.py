@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Reply
 from gateway.core.errors import InvalidRequest
-from gateway.core.health.target_health.target_health.target_health import UNHEALTHY
-from gateway.core.limits.reservation import entry
+from gateway.core.health.target_health.target_health import UNHEALTHY
+from gateway.core.limits import reservation as entry
 from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate.gate import Gate
-from gateway.core.racing.hedge import CANCELLED
-from gateway.core.retry.balancing.rules import Backoff, Hedging, Retries
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Attempt
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.racing import CANCELLED
+from gateway.core.retry.balancing import Backoff, Hedging, Retries
+from gateway.core.types import Attempt, ErrorClass, Outgoing, Phase, UpstreamFailed
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'

@@ -20,11 +20,9 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Endpoint
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
 from gateway.features.semantic.index.index import VectorIndex
 from gateway.features.semantic.lookup.lookup import Semantic

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call
-from gateway.core.snapshot.snapshot.snapshot import Holding
-from gateway.core.types.words import Attempt
-from gateway.core.waiting.keepalive import MAX_COMMENTS, KeepAlive, waiting_for
+from gateway.core.snapshot.snapshot import Holding
+from gateway.core.types import Attempt
+from gateway.core.waiting import MAX_COMMENTS, KeepAlive, waiting_for
 from tests.flow.support import Bench
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import KeyRateLimited
-from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Usage
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import ErrorClass, Usage
 from tests.flow.support import Bench, ScriptedUpstream, failed, streamed, whole
 
 DONE = b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from gateway.core.call import Call, Reply
-from gateway.features.reuse.single_flight.last_word import LastWord
+from gateway.features.reuse.single_flight import LastWord
 from tests.flow.support import streamed
 from tests.flow.test_reuse import EVENTS, STREAM, turns
 from tests.flow.test_steps import step, steps

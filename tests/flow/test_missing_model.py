@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from gateway.admin.views import show_targets
-from gateway.core.admission.outcomes.health import MISSING_REMEDY
+from gateway.core.admission.outcomes import MISSING_REMEDY
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError, NotFound
-from gateway.core.health.detector.signs_of_life import LOST_AFTER
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.snapshot import Model
+from gateway.core.health.detector import LOST_AFTER
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Model
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole
 
 NO_MODEL = whole(b'{"error":{"message":"The model `m` does not exist","code":"model_not_found"}}', 404)

@@ -10,9 +10,8 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.table.rules import Limits
-from gateway.core.racing.moving import Moves
-from gateway.core.racing.suspects import Suspects
-from gateway.core.retry.balancing.rules import Hedging, Retries
+from gateway.core.racing import Moves, Suspects
+from gateway.core.retry.balancing import Hedging, Retries
 from tests.flow.outage import City, Fate, Provider, answers, fails, gone
 from tests.flow.support import Script
 from tests.flow.test_suspects import SDK_S, calls, served, silence

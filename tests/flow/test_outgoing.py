@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.attempts.outgoing.outgoing import outgoing_of
-from gateway.core.peek.large_bodies import LargeBodies
-from gateway.core.peek.peek import Peeked
-from gateway.core.types.splice import Spliced
-from gateway.core.types.words import Attempt
+from gateway.core.attempts.outgoing import outgoing_of
+from gateway.core.peek import LargeBodies, Peeked
+from gateway.core.types import Attempt, Spliced
 from gateway.routes import ENDPOINTS
 from tests.flow.support import Bench, ScriptedUpstream
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
-from gateway.core.limits.estimate.cost import Cost
+from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Backoff, Hedging, Retries
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, Rates, Target
+from gateway.core.retry.balancing import Backoff, Hedging, Retries
+from gateway.core.snapshot.snapshot import Key, Model, Rates, Target
 from gateway.features.degrade.lower import LoweredCall
-from gateway.features.output.rules.rules import AtLast, OutputRule
-from gateway.features.output.schema.schema import compile_schema
-from gateway.features.output.service.overlong.invalid import OutputInvalid
+from gateway.features.output.rules import AtLast, OutputRule
+from gateway.features.output.schema import compile_schema
+from gateway.features.output.service.overlong import OutputInvalid
 from gateway.features.reuse.rules.rules import Caching, ExactRule
 from tests.flow.support import (
     CLOCKS,
@@ -549,7 +549,7 @@ async def test_a_held_stream_ends_with_the_callers_time() -> None:
 
 
 async def test_a_stream_too_long_to_be_held_back_is_given_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.features.output.judging.held.MOST_HELD", 200)
+    monkeypatch.setattr("gateway.features.output.judging.MOST_HELD", 200)
     bench = bench_of(streamed(*events(BAD)))
     reply, body = await bench.serve(output=replace(RULE, stream="buffer"), body=BODY, stream=True)
     assert reply.chunks is not None
@@ -569,8 +569,8 @@ async def test_what_takes_long_is_checked_by_a_process_of_its_own() -> None:
 
 
 async def test_a_failure_of_that_process_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.features.output.judging.apart.CPU_S", 0)
-    monkeypatch.setattr("gateway.features.output.judging.apart.MEMORY_BYTES", 1)
+    monkeypatch.setattr("gateway.features.output.judging.CPU_S", 0)
+    monkeypatch.setattr("gateway.features.output.judging.MEMORY_BYTES", 1)
     long = orjson.dumps({"total": "x" * 200_000}).decode()
     bench = bench_of(whole(answer(long)))
     reply, _ = await bench.serve(output=RULE, body=BODY)

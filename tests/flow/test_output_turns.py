@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.output.judging import turns as module
-from gateway.features.output.judging.apart import CheckerProcess
-from gateway.features.output.judging.judging import Judge
-from gateway.features.output.judging.turns import MOST_WAITING, FairTurns, NoTurn
-from gateway.features.output.rules.answers import OutputText
-from gateway.features.output.rules.rules import OutputResult, Violation
-from gateway.features.output.schema.schema import OutputSchema, compile_schema
+from gateway.features.output import judging as module
+from gateway.features.output.judging import MOST_WAITING, CheckerProcess, FairTurns, Judge, NoTurn
+from gateway.features.output.rules import OutputResult, OutputText, Violation
+from gateway.features.output.schema import OutputSchema, compile_schema
 
 SCHEMA = compile_schema(b'{"type": "object"}')
 DEAR = '{"text": "' + "x" * 200_000 + '"}'

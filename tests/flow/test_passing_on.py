@@ -10,11 +10,9 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.http.client.exchange.exchange import TAP_BYTES, Carrier, Exchange
-from gateway.core.http.client.exchange.wire import WireTimeouts
-from gateway.core.relay.relay import SseRelay
-from gateway.core.types.exchange import Answer, Clocks, Upstream
-from gateway.core.types.words import Usage
+from gateway.core.http.client.exchange import TAP_BYTES, Carrier, Exchange, WireTimeouts
+from gateway.core.relay import SseRelay
+from gateway.core.types import Answer, Clocks, Upstream, Usage
 from tests.flow.support import CLOCKS, FakeClock, ScriptedUpstream
 from tests.flow.test_relay import DELTA, DONE, FINISH, USAGE, bench
 

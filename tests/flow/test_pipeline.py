@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Endpoint
+from gateway.core.types import Endpoint, ErrorClass
 from tests.flow.support import (
     ANSWER,
     RESPONSES,

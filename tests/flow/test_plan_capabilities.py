@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.usage.capabilities import Capabilities
+from gateway.core.openai.usage import Capabilities
 from tests.flow.support import Bench, ScriptedUpstream, whole
 from tests.rows import rows
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gateway.core.waiting.shedding import PEAK_BYTES, GiveBack
-from gateway.process.memory import find_trim, resident_bytes
+from gateway.core.waiting import PEAK_BYTES, GiveBack
+from gateway.process import find_trim, resident_bytes
 
 MIB = 1024 * 1024
 LIMIT = 100 * MIB

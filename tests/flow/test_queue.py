@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.admission.queue.queue.held import Held, Left, Option, WaitingLine
-from gateway.core.admission.queue.queue.queue import DelayQueue
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation import entry
+from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate.gate import Gate
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.words import LANES, Lane
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import LANES, Lane, QueueBounds
 from tests.flow.support import FakeClock
 
 PACED = Counting(learns=False, style=Style(request_burst=0.0))

@@ -9,12 +9,9 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.core.openai.sse.sse import PENDING_LIMIT
-from gateway.core.relay.raw_relay import StreamBroken
-from gateway.core.relay.relay import OPENING_LIMIT, SseRelay
-from gateway.core.types.exchange import Answer, Upstream
-from gateway.core.types.provider_errors import ErrorClass, UpstreamFailed
-from gateway.core.types.words import Endpoint, Usage
+from gateway.core.openai.sse import PENDING_LIMIT
+from gateway.core.relay import OPENING_LIMIT, SseRelay, StreamBroken
+from gateway.core.types import Answer, Endpoint, ErrorClass, Upstream, UpstreamFailed, Usage
 from tests.flow.support import (
     CHAT,
     CLOCKS,

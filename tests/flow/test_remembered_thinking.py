@@ -9,14 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import THINKING
-from gateway.dialects.base.base import ModelFacts
-from gateway.dialects.memory.memory import KEPT_FOR_S, ThoughtMemory
-from gateway.dialects.memory.shared import SharedTurns
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import THINKING, StoreBounds
+from gateway.dialects.base import ModelFacts
+from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from gateway.drivers.memory_store import MemoryStore
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL
 from tests.dialects.test_remembered import SAID, events

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import BudgetReserved, GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.usage.free_endpoints import costs_nothing
+from gateway.core.openai.usage import costs_nothing
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
-from gateway.core.snapshot.snapshot.snapshot import Key, Rates
-from gateway.core.types.words import Endpoint
+from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.types import Endpoint
 from gateway.features import background_charges as deferred
 from tests.flow.fleet import Replica, SharedPools
 from tests.flow.outage import City, Fate, Provider, streams

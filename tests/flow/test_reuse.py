@@ -12,11 +12,11 @@ import pytest
 
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from gateway.drivers.memory_store import MemoryStore
-from gateway.features.reuse.layers.layers.eligibility import plan_reuse
-from gateway.features.reuse.rules.keys.keys import LARGE_BYTES
+from gateway.features.reuse.layers.layers import plan_reuse
+from gateway.features.reuse.rules.keys import LARGE_BYTES
 from gateway.features.reuse.rules.rules import Caching, ExactRule
 from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 

@@ -17,21 +17,33 @@ from gateway.core.call import Call, Settled
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
 from gateway.core.pipeline import Pipeline
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.words import Attempt, Usage
-from gateway.features.runs.http.run_object.parts import MOST_NAMES, RunParts
-from gateway.features.runs.http.run_object.run_object import Ladder
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import Attempt, Usage
+from gateway.features.runs.http.run_object import MOST_NAMES, Ladder, RunParts
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
-from gateway.features.runs.rules.codec import decode_run, encode_run
-from gateway.features.runs.rules.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
-from gateway.features.runs.rules.run import MOST_TASKS, RunChange, RunRecord, begun, merged, told
-from gateway.features.runs.rules.workflow import RunOutcome, RunPart, RunWords, StepAsk, WorkflowRules
-from gateway.features.runs.step.part import RUN, STEP, TASK, WORKFLOW, part_of, run_words
-from gateway.features.runs.step.step import Close, nobody_waits
-from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
+from gateway.features.runs.rules import (
+    MOST_TASKS,
+    RunBudgetExceeded,
+    RunBudgetReserved,
+    RunChange,
+    RunOutcome,
+    RunPart,
+    RunRecord,
+    RunsUnavailable,
+    RunWords,
+    StepAsk,
+    WorkflowRules,
+    begun,
+    decode_run,
+    encode_run,
+    merged,
+    told,
+)
+from gateway.features.runs.step import RUN, STEP, TASK, WORKFLOW, Close, nobody_waits, part_of, run_words
+from gateway.features.runs.steps.kept_steps import DurableRuns
 from gateway.features.runs.table.fuse import RunFuse
 from gateway.features.runs.table.table import RunTable
-from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.memory import MemoryJobStore
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream, failed, whole
 
 INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
@@ -337,7 +349,7 @@ def test_a_page_of_runs_unpacks_no_more_than_it_shows(monkeypatch: pytest.Monkey
         unpacked += 1
         return decode_run(raw)
 
-    monkeypatch.setattr("gateway.features.runs.shelf.shelf.decode_run", decode)
+    monkeypatch.setattr("gateway.features.runs.shelf.decode_run", decode)
 
     async def story() -> None:
         for number in range(300):

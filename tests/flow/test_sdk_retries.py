@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import Reply
-from gateway.core.edge.served.inflight import Serving as Serving_
+from gateway.core.edge.served import Serving as Serving_
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import ErrorClass
 from tests.flow.support import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'

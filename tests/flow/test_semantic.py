@@ -14,11 +14,10 @@ import pytest
 from gateway.core.call import Call, Replay
 from gateway.core.ports import Later, VectorRow, Vectors
 from gateway.features.reuse.rules.rules import SemanticRule
-from gateway.features.semantic.guards.facts import facts_of
+from gateway.features.semantic.guards.reading import facts_of
+from gateway.features.semantic.index import vectors as questions_module
 from gateway.features.semantic.index.index import VectorIndex
-from gateway.features.semantic.index.vectors import vectors as questions_module
-from gateway.features.semantic.index.vectors.partitions import FEW_ROWS, MOST_LATE
-from gateway.features.semantic.index.vectors.vectors import FIRST_PAUSE_S, SHORT_CHARS
+from gateway.features.semantic.index.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS
 from gateway.features.semantic.lookup import lookup as semantic_module
 from gateway.features.semantic.lookup.lookup import (
     LATE,
@@ -29,8 +28,7 @@ from gateway.features.semantic.lookup.lookup import (
     TOO_LONG,
     Semantic,
 )
-from gateway.features.semantic.lookup.question.ports import EmbeddingFailed
-from gateway.features.semantic.lookup.question.question import MOST_CHARS, SemanticQuery
+from gateway.features.semantic.lookup.question import MOST_CHARS, EmbeddingFailed, SemanticQuery
 from gateway.features.semantic.lookup.tasks import Background, result_by
 from tests.flow.support import Bench, FakeClock
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call, Settled
 from gateway.core.clock import Timer
-from gateway.core.ledger.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
-from gateway.core.types.exchange import Clocks, Upstream
-from gateway.core.types.words import Attempt, Endpoint, Usage
+from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
+from gateway.core.types import Attempt, Clocks, Endpoint, Upstream, Usage
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Reply
 from gateway.core.errors import NoTargetAvailable
-from gateway.core.relay.raw_relay import StreamBroken
-from gateway.features.reuse.single_flight.shared_answer import SLOW_READER, AnswerReader, SharedAnswer
+from gateway.core.relay import StreamBroken
+from gateway.features.reuse.single_flight import SLOW_READER, AnswerReader, SharedAnswer
 from tests.flow.support import Bench, ScriptedUpstream
 
 ROOM = 1000

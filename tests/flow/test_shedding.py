@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.words import LANES
-from gateway.core.waiting.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
-from gateway.process.memory import container_bytes, resident_bytes
+from gateway.core.types import LANES, QueueBounds
+from gateway.core.waiting import CALM_S, MAX_LEVEL, LoopLag, Shedding
+from gateway.process import container_bytes, resident_bytes
 from tests.rows import rows
 
 GIB = 1024**3

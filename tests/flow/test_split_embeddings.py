@@ -9,11 +9,11 @@ import pytest
 
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Model
-from gateway.core.types.words import Endpoint
-from gateway.dialects.base.base import ModelFacts
+from gateway.core.snapshot.snapshot import Model
+from gateway.core.types import Endpoint
+from gateway.dialects.base import ModelFacts
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from tests.flow.support import Bench, Script, ScriptedUpstream, whole
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call, Replay
-from gateway.core.types.words import Attempt, Kept, Usage
-from gateway.features.reuse.inspect.stats import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
+from gateway.core.types import Attempt, Kept, Usage
+from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.flow.support import Bench, ScriptedUpstream
 
 LAYERS = ("idempotency", "single_flight", "exact", "semantic")

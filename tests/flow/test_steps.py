@@ -11,17 +11,15 @@ import pytest
 
 from gateway.core.call import OutputCheck
 from gateway.core.errors import GatewayError
-from gateway.core.relay.raw_relay import StreamBroken
+from gateway.core.relay import StreamBroken
 from gateway.drivers.memory_store import MemoryStore
-from gateway.features.output.rules.rules import OutputResult
+from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.rules.rules import Caching, ExactRule
-from gateway.features.runs.rules.workflow import RunPart, StepAsk
-from gateway.features.runs.step.part import OTHERS
-from gateway.features.runs.step.step import StoredStep
-from gateway.features.runs.step.step_errors import StepChanged, StepRunning, StepTooLarge
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import JobsOff, JobsUnavailable
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.features.runs.rules import RunPart, StepAsk
+from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import JobsOff, JobsUnavailable
+from gateway.products.jobs.store import JobStore
 from tests.flow.support import (
     ANSWER,
     BOUNDS,
@@ -267,7 +265,7 @@ async def test_an_answer_that_cannot_be_kept_is_held_and_not_given() -> None:
 
 async def test_an_answer_that_is_too_large_is_not_paid_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole or streamed: it cannot be kept, so it is not given, and that is known of the step."""
-    monkeypatch.setattr("gateway.features.runs.steps.kept_steps.kept_steps.MOST_BYTES", 60)
+    monkeypatch.setattr("gateway.features.runs.steps.kept_steps.MOST_BYTES", 60)
     monkeypatch.setattr("gateway.features.runs.steps.step_calls.MOST_BYTES", 60)
     bench, _ = steps(whole(), streamed(*EVENTS))
     for name in ("whole", "streamed"):

@@ -17,12 +17,10 @@ import pytest
 from openai._streaming import SSEDecoder
 
 from gateway.core.call import Call
-from gateway.core.openai.sse.sse import split_events
-from gateway.core.openai.transcript.transcript import Transcript
-from gateway.core.relay.relay import SseRelay
-from gateway.core.types.exchange import Answer, Upstream
-from gateway.core.types.provider_errors import ErrorClass, UpstreamFailed
-from gateway.core.types.words import Endpoint, Usage
+from gateway.core.openai.sse import split_events
+from gateway.core.openai.transcript import Transcript
+from gateway.core.relay import SseRelay
+from gateway.core.types import Answer, Endpoint, ErrorClass, Upstream, UpstreamFailed, Usage
 from tests.flow.support import CHAT, CLOCKS, RESPONSES, Bench, Broken, ScriptedUpstream
 
 STREAMS = Path(__file__).parent / "streams"

@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.core.attempts.outgoing.deadlines import Open
-from gateway.core.health.times.latency import Latency
+from gateway.core.attempts.outgoing import Open
+from gateway.core.health.times import Latency
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Hedging, Retries
-from gateway.core.snapshot.snapshot.snapshot import Rates
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.retry.balancing import Hedging, Retries
+from gateway.core.snapshot.snapshot import Rates
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.flow.outage import City, Fate, Provider, Told, answers, fails, gone, streams
 from tests.flow.support import ANSWER, CLOCKS, SSE, Script, streamed
 from tests.flow.virtual import LoopClock, run

@@ -10,11 +10,11 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.bodies.large_body import Large
-from gateway.core.openai.usage.capabilities import needs_of
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
+from gateway.core.openai.bodies import Large
+from gateway.core.openai.usage import needs_of
+from gateway.core.snapshot.snapshot import Model, Target
 from gateway.dialects.spoken import Spoken
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from tests.flow.support import RESPONSES, Bench, Script, ScriptedUpstream, whole
 
 REFUSED = {"model": "m", "input": "hi", "conversation": "conv_1"}

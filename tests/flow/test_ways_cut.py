@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import GatewayError
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.dialects.base.base import Reader, ServerFacts
-from gateway.dialects.registry.registry import pair_of
+from gateway.core.types import ErrorClass
+from gateway.dialects.base import Reader, ServerFacts
+from gateway.dialects.registry import pair_of
 from tests.flow.support import Broken
 from tests.flow.ways import ASKED, FRAMED, LANGUAGES, MODELS, STREAMS, WAYS, Ways, heard, stream_of
 

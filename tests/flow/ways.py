@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.config.error_tables.errors import read_error_tables
+from gateway.core.config.error_tables import read_error_tables
 from gateway.core.config.models.policies_models import read_models
-from gateway.core.openai.sse.sse import split_events
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
-from gateway.core.types.words import Endpoint
+from gateway.core.openai.sse import split_events
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import Endpoint
 from gateway.dialects.spoken import Spoken, languages_of
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event as frame
 from tests.flow.support import CHAT, RESPONSES, Bench, Script, ScriptedUpstream
 

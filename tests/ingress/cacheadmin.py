@@ -12,11 +12,11 @@ import yaml
 
 from gateway.core.call import Replay
 from gateway.core.errors import GatewayError
-from gateway.core.http.server.server import HttpServer, bind
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.core.types.words import Attempt, Endpoint, Usage
-from gateway.features.reuse.http.caches import cache_routes
-from gateway.features.reuse.inspect.stats import Savings
+from gateway.core.http.server import HttpServer, bind
+from gateway.core.snapshot.snapshot import Policies
+from gateway.core.types import Attempt, Endpoint, Usage
+from gateway.features.reuse.http import cache_routes
+from gateway.features.reuse.inspect import Savings
 from gateway.routes import build_app
 from tests.config.support import load_text
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of

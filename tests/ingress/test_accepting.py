@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.http.server import accepting
-from gateway.core.http.server.accepting import PER_TURN, Acceptor
-from gateway.core.http.server.server import bind
+from gateway.core.http import server as accepting
+from gateway.core.http.server import PER_TURN, Acceptor, bind
 from tests.e2e.harness import Running, connect, get, until
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.openai.json_edit.json_edit import with_model
-from gateway.core.peek.peek import peek
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.core.openai.json_edit import with_model
+from gateway.core.peek import peek
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post

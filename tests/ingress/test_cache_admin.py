@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.admin.operations.operations import MOST_BYTES
+from gateway.admin.operations import MOST_BYTES
 from gateway.core.errors import NotFound
-from gateway.features.reuse.inspect.stats import Savings
+from gateway.features.reuse.inspect import Savings
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, Response, chat, connect, get, post
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.admin.explain.languages.error import explain_error, read_headers
-from gateway.cli.main.main import main
+from gateway.admin.explain.languages import explain_error, read_headers
+from gateway.cli.main import main
 from gateway.core.errors import InvalidRequest
 from tests.policy.error_rows import TOO_LARGE, WALL, openai
 from tests.policy.tables import table_of

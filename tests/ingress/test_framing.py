@@ -10,8 +10,8 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from gateway.core.http.server import protocol
-from gateway.core.http.writing.framing import MAX_TRAILER_BYTES, MAX_TRAILER_LINES, Trailers, TrailersTooLarge
+from gateway.core.http import server as protocol
+from gateway.core.http.writing import MAX_TRAILER_BYTES, MAX_TRAILER_LINES, Trailers, TrailersTooLarge
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

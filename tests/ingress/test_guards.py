@@ -17,8 +17,8 @@ import orjson
 import pytest
 from starlette.routing import Route
 
-from gateway.core.http.server.server import HttpServer
-from gateway.products.jobs.model.ids import BATCH, FILE, JOB, RESPONSE, new_id
+from gateway.core.http.server import HttpServer
+from gateway.products.jobs.model import BATCH, FILE, JOB, RESPONSE, new_id
 from gateway.products.routes.own_routes import ObjectRoute, OwnRoute
 from gateway.routes import Front, PassThrough, Upgrade
 from tests.e2e.conftest import StartGateway

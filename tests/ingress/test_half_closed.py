@@ -9,7 +9,7 @@ import struct
 import orjson
 import pytest
 
-from gateway.core.http.connection import half_closed
+from gateway.core.http import connection as half_closed
 from tests.e2e.harness import Running, chat, connect, get, post, until
 
 CHAT = "/v1/chat/completions"

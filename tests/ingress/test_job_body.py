@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.peek.large_bodies import LargeBodies
-from gateway.products.jobs.http.events.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
+from gateway.core.peek import LargeBodies
+from gateway.products.jobs.http.events import MOST_REST_BYTES, Parts, split_job, split_large_job
 from gateway.products.jobs.service.job_request import JobOptions, read_option_headers, read_options
 from tests.rows import rows
 

@@ -18,13 +18,12 @@ import pytest
 from openai import APIError, AsyncOpenAI
 
 from gateway.core.call import Call
-from gateway.core.edge.edge.edge import Edge
-from gateway.core.edge.served.inflight import InFlight
-from gateway.core.http.server.server import HttpServer, bind
-from gateway.core.snapshot.snapshot.snapshot import Key, Policies
-from gateway.core.types.words import LANES
-from gateway.core.waiting.keepalive import KeepAlive, waiting_for
-from gateway.core.waiting.shedding import Shedding
+from gateway.core.edge.edge import Edge
+from gateway.core.edge.served import InFlight
+from gateway.core.http.server import HttpServer, bind
+from gateway.core.snapshot.snapshot import Key, Policies
+from gateway.core.types import LANES
+from gateway.core.waiting import KeepAlive, Shedding, waiting_for
 from gateway.routes import build_front
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, chat, config_of, connect, post, until

@@ -12,8 +12,8 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from gateway.admin.operations.operations import health_routes
-from gateway.core.edge.served.inflight import InFlight
+from gateway.admin.operations import health_routes
+from gateway.core.edge.served import InFlight
 from gateway.core.ports import StoreHealth
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (

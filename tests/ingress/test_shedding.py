@@ -26,9 +26,8 @@ from gateway.core.errors import (
     WaitTooLong,
 )
 from gateway.core.render import error_headers
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.words import LANES, Lane
+from gateway.core.snapshot.snapshot import Key
+from gateway.core.types import LANES, Lane, QueueBounds
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, Script

@@ -11,13 +11,11 @@ import orjson
 import pytest
 from uvicorn.server import ServerState
 
-from gateway.core.http.writing.cycle import AsgiCycle, CycleOwner
-from gateway.core.http.writing.response import WholeResponse
-from gateway.products.batches.http import shown_batches
-from gateway.products.batches.http.shown_batches import ShownBatches
-from gateway.products.batches.output import marks
-from gateway.products.jobs.model.ids import BATCH, new_id
-from gateway.products.jobs.model.job import Job, JobKind, JobState
+from gateway.core.http.writing import AsgiCycle, CycleOwner, WholeResponse
+from gateway.products.batches import http as shown_batches
+from gateway.products.batches import output as marks
+from gateway.products.batches.http import ShownBatches
+from gateway.products.jobs.model import BATCH, Job, JobKind, JobState, new_id
 
 BATCH_JOB = Job(
     id=new_id(BATCH, bytes(16)),

@@ -12,8 +12,8 @@ import socket
 import orjson
 import pytest
 
-from gateway.core.http.connection.connection import sweep_connections
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.core.http.connection import sweep_connections
+from gateway.emulator.config.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until
 

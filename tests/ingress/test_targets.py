@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from gateway.admin.views import breaker_states, retry_levels, show_targets
 from gateway.core.errors import CircuitOpen
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.health.target_health.target_health.target_health import TargetHealth
-from gateway.core.limits.reservation import entry
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.target_health.target_health import TargetHealth
+from gateway.core.limits import reservation as entry
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Retries
+from gateway.core.retry.balancing import Retries
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

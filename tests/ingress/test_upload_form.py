@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.products.batches.files_http.upload_form import MOST_FIELD_BYTES, UploadForm, plain_name
+from gateway.products.batches.files_http import MOST_FIELD_BYTES, UploadForm, plain_name
 from tests.rows import rows
 
 BOUNDARY = "X--bound"

@@ -16,24 +16,21 @@ from starlette.routing import Route
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
-from gateway.core.config.load.load.load import load_snapshot
+from gateway.core.config.load.load import load_snapshot
 from gateway.core.errors import NoTargetAvailable
-from gateway.core.http.server.server import HttpServer, bind
-from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
-from gateway.core.types.exchange import Upstream
+from gateway.core.http.server import HttpServer, bind
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.types import Upstream
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.batches.files_http.files import FileRoutes
-from gateway.products.batches.finish.partial import PartialFiles
-from gateway.products.batches.http.batches import BatchRoutes
-from gateway.products.batches.http.merged_lists import MergedLists
-from gateway.products.batches.service.batch_service import BatchService
-from gateway.products.batches.service.file_service import FileService
-from gateway.products.jobs.http.events.events import EventReaders
-from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.batches.files_http import FileRoutes
+from gateway.products.batches.finish import PartialFiles
+from gateway.products.batches.http import BatchRoutes, MergedLists
+from gateway.products.batches.service import BatchService, FileService
+from gateway.products.jobs.http.events import EventReaders
+from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.rules import Jobs, JobSettings
-from gateway.products.jobs.store.blobs import Blobs
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.upkeep.watchers import Watchers
+from gateway.products.jobs.store import Blobs, JobStore
+from gateway.products.jobs.upkeep import Watchers
 from gateway.routes import build_app
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
 from tests.loopback import plain_http

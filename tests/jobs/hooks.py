@@ -8,16 +8,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.products.jobs.model.job import Job, JobKind, JobPage, JobQuery
+from gateway.products.jobs.model import Job, JobKind, JobPage, JobQuery
 from gateway.products.jobs.rules import SegmentRules
-from gateway.products.jobs.webhooks.outward.job_ports_outward import OutwardAnswer, Unreachable
-from gateway.products.jobs.webhooks.rules.events import deliveries_of
-from gateway.products.jobs.webhooks.rules.rules import WebhookRules
-from gateway.products.jobs.webhooks.service.deliveries import Deliveries, delivery_segments
-from gateway.products.jobs.webhooks.service.endpoints import Endpoints
-from gateway.products.jobs.webhooks.service.requested import RequestedUrls
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.webhooks.outward import OutwardAnswer, Unreachable
+from gateway.products.jobs.webhooks.rules import WebhookRules, deliveries_of
+from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
+from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.flow.virtual import LoopClock
 from tests.jobs.stage import Stage
 

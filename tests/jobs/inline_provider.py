@@ -7,9 +7,14 @@ from typing import Any
 
 import orjson
 
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.products.batches.native.formats.message_batch import read_message_batch
-from gateway.products.batches.native.formats.remote import NeverSent, NotToldYet, ProviderRefused, RemoteBatch
+from gateway.core.snapshot.snapshot import Provider
+from gateway.products.batches.native.formats import (
+    NeverSent,
+    NotToldYet,
+    ProviderRefused,
+    RemoteBatch,
+    read_message_batch,
+)
 from tests.jobs.native_provider import ScriptedBatches, _Batch
 
 ERRORS = {400: "invalid_request_error", 503: "overloaded_error"}

@@ -10,11 +10,10 @@ import orjson
 
 from gateway.core.call import Call, Reply
 from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing.rules import Retries
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import UpstreamFailed
-from gateway.products.jobs.calls.ports.ports import StoredRequest
+from gateway.core.retry.balancing import Retries
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import Outgoing, UpstreamFailed
+from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.flow.support import Bench, ScriptedAnswer, whole
 from tests.flow.virtual import LoopClock, Sweep

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
-from gateway.products.jobs.calls.ports.one_call import CallServer
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import JobQuery
+from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.jobs.calls.ports import CallServer
+from gateway.products.jobs.model import JobQuery, JobsUnavailable
 from gateway.products.jobs.runner import CallJobs
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import JobWorker
 from tests.jobs.stage import Stage
 
 LONGEST_S = 600.0

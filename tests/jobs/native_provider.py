@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.products.batches.native.formats.remote import NeverSent, ProviderRefused, RemoteBatch, read_batch
-from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
+from gateway.core.snapshot.snapshot import Provider
+from gateway.products.batches.native.formats import NeverSent, ProviderRefused, RemoteBatch, read_batch
+from gateway.products.jobs.webhooks.outward import Unreachable
 from tests.flow.virtual import LoopClock
 
 

@@ -15,21 +15,18 @@ from typing import Any, cast
 import orjson
 import yaml
 
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.snapshot.snapshot.snapshot import Key, Policies, PolicySnapshot
-from gateway.core.types.exchange import Upstream
-from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
-from gateway.products.batches.input.index import IndexEntry, pack_entry
-from gateway.products.batches.native.rules.choice import plan_parts
-from gateway.products.batches.native.service.charges import PartCharges
-from gateway.products.batches.native.service.parts import NativeParts
-from gateway.products.batches.output.marks import INDEX, INPUT, LINES_PER_CHUNK, MODELS, NATIVE, PARALLEL
-from gateway.products.jobs.calls.ports.one_call import CallServer
-from gateway.products.jobs.calls.ports.ports import ProviderBatches
-from gateway.products.jobs.model.job import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
+from gateway.core.config.load.load import load_snapshot
+from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.types import Upstream
+from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.input import IndexEntry, pack_entry
+from gateway.products.batches.native.rules import plan_parts
+from gateway.products.batches.native.service import NativeParts, PartCharges
+from gateway.products.batches.output import INDEX, INPUT, LINES_PER_CHUNK, MODELS, NATIVE, PARALLEL
+from gateway.products.jobs.calls.ports import CallServer, ProviderBatches
+from gateway.products.jobs.model import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
 from gateway.products.jobs.rules import BatchRules, JobRules, NativeRules, SegmentRules
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.flow.virtual import LoopClock
 from tests.jobs.inline_provider import InlineBatches
 from tests.jobs.native_provider import Lies, ScriptedBatches

@@ -10,17 +10,13 @@ from typing import Any, cast
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.types.words import Attempt
-from gateway.products.jobs.model.ids import RUN, new_id
-from gateway.products.jobs.model.job import Job, JobKind, JobState, NewJob
+from gateway.core.types import Attempt
+from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.pipelines.compile.compiling.compiling import compile_plan
-from gateway.products.pipelines.rules.carried import AT_ONCE, DIGEST, PIPELINE, CarriedRun
-from gateway.products.pipelines.rules.rules import rules_of_items
-from gateway.products.pipelines.service.children import RunChildren
-from gateway.products.pipelines.service.looking import RunLooks
-from gateway.products.pipelines.service.run import PipelineRuns
+from gateway.products.jobs.worker import RunningWork
+from gateway.products.pipelines.compile.compiling import compile_plan
+from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, CarriedRun, rules_of_items
+from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
 from tests.jobs.stage import few_lines
 from tests.jobs.town import Process, Town, View
 

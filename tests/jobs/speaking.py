@@ -10,16 +10,14 @@ from typing import Any
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.openai.sse.sse import event_json, split_events
-from gateway.core.types.words import Usage
-from gateway.products.jobs.calls.ports.one_call import CallServer
-from gateway.products.jobs.model.job import JobKind
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.responses.log.reader.live import LiveLogs
-from gateway.products.responses.log.reader.reading import EventReading
-from gateway.products.responses.rules.response_object.response_object import PREVIOUS, STORES, STREAMS
-from gateway.products.responses.rules.response_object.stored_response import ASKED, ECHO
-from gateway.products.responses.runner.runner import ResponseJobs
+from gateway.core.openai.sse import event_json, split_events
+from gateway.core.types import Usage
+from gateway.products.jobs.calls.ports import CallServer
+from gateway.products.jobs.model import JobKind
+from gateway.products.jobs.worker import RunningWork
+from gateway.products.responses.log.reader import EventReading, LiveLogs
+from gateway.products.responses.rules.response_object import ASKED, ECHO, PREVIOUS, STORES, STREAMS
+from gateway.products.responses.runner import ResponseJobs
 from tests.jobs.town import Process
 
 WORDS = 12

@@ -13,17 +13,15 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.errors import GatewayError
 from gateway.core.metrics import Metrics
-from gateway.core.types.words import Usage
+from gateway.core.types import Usage
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.batches.chunk.chunk.chunk import ChunkRunner
-from gateway.products.batches.input.chunks import plan_chunks
-from gateway.products.batches.input.index import IndexEntry, pack_entry
-from gateway.products.batches.output.marks import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
-from gateway.products.jobs.calls.ports.one_call import CallServer
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
+from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
+from gateway.products.jobs.calls.ports import CallServer, StoredRequest
+from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.metrics import JobCounter
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
     ClaimedWork,
@@ -37,8 +35,7 @@ from gateway.products.jobs.model.job import (
 )
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.flow.virtual import LoopClock
 
 BODY = b'{"model":"m","messages":[]}'

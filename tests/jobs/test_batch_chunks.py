@@ -13,15 +13,12 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, NoTargetAvailable, QueueFull
-from gateway.products.batches.chunk.chunk_input.chunk_input import MOST_MISSING, ChunkInput, InputLine, MissingInputs
-from gateway.products.batches.chunk.chunk_input.line_calls import LineCalls
-from gateway.products.batches.output.marks import BRAKED_BY
-from gateway.products.batches.output.tier import with_tier
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.products.batches.chunk.chunk_input import MOST_MISSING, ChunkInput, InputLine, LineCalls, MissingInputs
+from gateway.products.batches.output import BRAKED_BY, with_tier
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable
 from gateway.products.jobs.rules import BatchRules, SegmentRules
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import BODY, Script, Stage, few_lines
 

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.limits.table.rules import Limits
-from gateway.core.types.words import Endpoint
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.model.job import JobFlag, JobState
+from gateway.core.types import Endpoint
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.model import JobFlag, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.limited import LimitedStage, in_window
 from tests.sim.limits import Refill

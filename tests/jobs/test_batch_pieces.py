@@ -14,37 +14,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.core.types.words import Usage
+from gateway.core.snapshot.snapshot import Policies
+from gateway.core.types import Usage
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.batches.finish import check as check_module
-from gateway.products.batches.finish.check import BatchChecks
-from gateway.products.batches.finish.finalise import BatchEnds
-from gateway.products.batches.finish.segment import write_chunk
-from gateway.products.batches.input.chunks import lines_of
-from gateway.products.batches.input.index import read_index
-from gateway.products.batches.output import marks
-from gateway.products.batches.output.batch_object import batch_object
-from gateway.products.batches.output.output import LineIdentity, answered_line
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.ids import BATCH, derived_file_id, line_id, new_id
-from gateway.products.jobs.model.job import (
+from gateway.products.batches import finish as check_module
+from gateway.products.batches import output as marks
+from gateway.products.batches.finish import BatchChecks, BatchEnds, write_chunk
+from gateway.products.batches.input import lines_of, read_index
+from gateway.products.batches.output import LineIdentity, answered_line, batch_object
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import (
+    BATCH,
     CHECK,
     FINALISE,
     ClaimAsk,
     ClaimedWork,
+    FileQuery,
     Job,
     JobFlag,
     JobState,
+    JobsUnavailable,
+    LineResult,
     NewJob,
     Stage,
     Tally,
+    derived_file_id,
+    line_id,
+    new_id,
 )
-from gateway.products.jobs.model.lines import LineResult
-from gateway.products.jobs.model.stored_file import FileQuery
 from gateway.products.jobs.rules import BatchRules, JobRules
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.support import FakeClock
 from tests.jobs.edge import snapshot
 from tests.policy.test_batch_lines import jsonl, line

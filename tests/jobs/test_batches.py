@@ -16,22 +16,29 @@ import pytest
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
 from gateway.core.errors import DeadlineExceeded
-from gateway.core.types.words import Usage
+from gateway.core.types import Usage
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.batches.finish.check import BatchChecks
-from gateway.products.batches.finish.finalise import BatchEnds
-from gateway.products.batches.finish.partial import PartialFile, PartialFiles
-from gateway.products.batches.finish.segment import write_chunk
-from gateway.products.batches.input.chunks import lines_of
-from gateway.products.batches.output import marks
-from gateway.products.batches.output.output import LineIdentity, answered_line
-from gateway.products.jobs.http.events import events
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.ids import BATCH, FILE, is_ours, new_id
-from gateway.products.jobs.model.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag
+from gateway.products.batches import output as marks
+from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFile, PartialFiles, write_chunk
+from gateway.products.batches.input import lines_of
+from gateway.products.batches.output import LineIdentity, answered_line
+from gateway.products.jobs.http import events
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import (
+    BATCH,
+    CHECK,
+    FILE,
+    FINALISE,
+    ClaimAsk,
+    ClaimedWork,
+    Job,
+    JobFlag,
+    is_ours,
+    new_id,
+)
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
 from tests.jobs.edge import FEW_KEY, OTHER_KEY, JobEdge, job_edge
 from tests.policy.test_batch_lines import jsonl, line

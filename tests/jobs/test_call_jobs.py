@@ -12,11 +12,11 @@ import orjson
 import pytest
 
 from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
-from gateway.products.jobs.worker import worker as worker_module
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

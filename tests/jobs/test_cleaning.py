@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobKind, JobState, NewJob
-from gateway.products.jobs.model.stored_file import StoredFile
-from gateway.products.jobs.upkeep.cleaning import AT_ONCE, MOST_STEPS, JobCleaning
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
+from gateway.products.jobs.upkeep import AT_ONCE, MOST_STEPS, JobCleaning
 from tests.flow.support import FakeClock
 from tests.policy.test_batch_output import batch
 

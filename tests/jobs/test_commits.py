@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.products.batches.chunk.chunk.commits import BEAT_S
-from gateway.products.jobs.model.job import ClaimedWork, WriteResult
-from gateway.products.jobs.model.lines import LineResult
+from gateway.products.batches.chunk.chunk import BEAT_S
+from gateway.products.jobs.model import ClaimedWork, LineResult, WriteResult
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.flow.virtual import START_S, LoopClock, run
 from tests.jobs.stage import Script, Stage

@@ -15,14 +15,21 @@ from typing import Any
 
 import pytest
 
-from gateway.products.batches.output import marks
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.model import ids
-from gateway.products.jobs.model.ids import derived_file_id, new_id
-from gateway.products.jobs.model.job import FINALISE, JobEnd, JobFlag, JobState, StoredAnswer
-from gateway.products.jobs.model.lines import LineResult
-from gateway.products.jobs.model.stored_file import FileQuery
-from gateway.products.jobs.upkeep.cleaning import JobCleaning
+from gateway.products.batches import output as marks
+from gateway.products.jobs import model as ids
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.model import (
+    FINALISE,
+    FileQuery,
+    JobEnd,
+    JobFlag,
+    JobState,
+    LineResult,
+    StoredAnswer,
+    derived_file_id,
+    new_id,
+)
+from gateway.products.jobs.upkeep import JobCleaning
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import few_lines
 from tests.jobs.town import KINDS, Process, Town, Where, town

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from gateway.core.errors import StoreUnusable
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.engine import RETRY_S, JobEngine
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import JobsUnavailable
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RETRY_S, JobEngine
 from tests.flow.support import FakeClock
 
 

@@ -11,11 +11,9 @@ import openai
 import orjson
 import pytest
 
-from gateway.drivers.blobs.directory.directory import DirectoryBlobs
+from gateway.drivers.blobs.directory import DirectoryBlobs
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.jobs.model.errors import JobsUnavailable, TenantStorageFull
-from gateway.products.jobs.model.ids import FILE, is_ours, new_id
-from gateway.products.jobs.model.job import NewJob
+from gateway.products.jobs.model import FILE, JobsUnavailable, NewJob, TenantStorageFull, is_ours, new_id
 from tests.e2e.harness import WEB_KEY, Response, connect, get, until
 from tests.jobs.edge import OTHER_KEY, JobEdge, job_edge
 from tests.policy.test_batch_output import batch

@@ -13,21 +13,27 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.snapshot.snapshot.snapshot import Key
-from gateway.products.jobs.model.job import JobState
+from gateway.core.snapshot.snapshot import Key
+from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs.model import JobState
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.webhooks.outward.job_ports_outward import FetchRefused, Unreachable
-from gateway.products.jobs.webhooks.rules.events import ENDPOINT
-from gateway.products.jobs.webhooks.rules.rules import REQUESTED
-from gateway.products.jobs.webhooks.rules.schedule import IN_FLIGHT, SCHEDULE_S, TENANT_IN_FLIGHT, DeliveryResult
-from gateway.products.jobs.webhooks.service.requested import (
+from gateway.products.jobs.webhooks.outward import FetchRefused, Unreachable
+from gateway.products.jobs.webhooks.rules import (
+    ENDPOINT,
+    IN_FLIGHT,
+    REQUESTED,
+    SCHEDULE_S,
+    TENANT_IN_FLIGHT,
+    DeliveryResult,
+)
+from gateway.products.jobs.webhooks.service import (
     MOST_HOSTS,
+    AttemptResult,
+    DeliveryTurn,
     RequestedUrls,
     WebhookNotAllowed,
     refuse_request_url,
 )
-from gateway.products.jobs.webhooks.service.standing import AttemptResult, DeliveryTurn
-from gateway.products.jobs.worker import worker as worker_module
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.hooks import SECRET, Hooks, hook
 from tests.policy.test_webhooks import JOB

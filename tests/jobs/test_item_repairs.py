@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.products.jobs.model.job import JobQuery, JobState
+from gateway.products.jobs.model import JobQuery, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import CALL_USD, RUN_ID, CountingView, Ledger, RunProcess, call, run_process
 from tests.jobs.town import Town, Where, town

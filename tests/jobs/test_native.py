@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model.job import JobFlag, JobState
+from gateway.products.jobs.model import JobFlag, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.native_provider import Lies
 from tests.jobs.native_stage import PRICE_USD, NativeStage, native_rules

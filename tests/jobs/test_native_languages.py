@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.exchange import Upstream
-from gateway.features.output.rules.rules import OutputRule
-from gateway.products.batches.native.rules.choice import NoPart, plan_parts, targets_of
-from gateway.products.batches.output.marks import ENDPOINT
-from gateway.products.jobs.model.job import Job
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Upstream
+from gateway.features.output.rules import OutputRule
+from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
+from gateway.products.batches.output import ENDPOINT
+from gateway.products.jobs.model import Job
 from tests.jobs.native_stage import native_rules, snapshot
 
 ELSEWHERE: Any = {"/responses": cast(Upstream, SimpleNamespace())}

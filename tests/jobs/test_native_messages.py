@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.products.batches.native.rules import part as parts
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.model.job import JobState
+from gateway.products.batches.native import rules as parts
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.model import JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.native_provider import Lies
 from tests.jobs.native_stage import PRICE_USD, NativeStage, native_rules

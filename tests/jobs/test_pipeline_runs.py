@@ -11,13 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.products.jobs.model.ids import BATCH, JOB, RUN, derived_child_id, new_id
-from gateway.products.jobs.model.job import Job, JobFlag, JobQuery, JobState
-from gateway.products.pipelines.advance.advance import advance
-from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
-from gateway.products.pipelines.rules.rules import run_segment
-from gateway.products.pipelines.rules.states import Decision, RunStates
-from gateway.products.pipelines.service.run import MOST_DEATHS
+from gateway.products.jobs.model import BATCH, JOB, RUN, Job, JobFlag, JobQuery, JobState, derived_child_id, new_id
+from gateway.products.pipelines.advance import advance
+from gateway.products.pipelines.compile.compiling import PipelinePlan
+from gateway.products.pipelines.rules import Decision, RunStates, run_segment
+from gateway.products.pipelines.service import MOST_DEATHS
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import CALL_USD, RUN_ID, STAGES, CountingView, Ledger, RunProcess, call, run_process, stages_say
 from tests.jobs.stage import few_lines
@@ -318,7 +316,7 @@ def test_a_condition_of_many_items_is_judged_beside_the_loop(
         decided.append(threading.current_thread() is threading.main_thread())
         return decision
 
-    monkeypatch.setattr("gateway.products.pipelines.service.run.advance", noted)
+    monkeypatch.setattr("gateway.products.pipelines.service.advance", noted)
 
     async def story(here: Town) -> None:
         process = run_process(here, Ledger(lambda _prompt, _time: "fine"))

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from gateway.products.batches.guards.poison import MOST_CRASHES, WINDOW
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterKind
-from gateway.products.jobs.model.job import JobState
+from gateway.products.batches.guards import MOST_CRASHES, WINDOW
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.dead_letters.rules import LetterKind
+from gateway.products.jobs.model import JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.lives import Lives

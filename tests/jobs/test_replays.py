@@ -11,18 +11,17 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.products.batches.guards.poison import MOST_CRASHES
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.dead_letters.replay.replay.again import Again
-from gateway.products.jobs.dead_letters.replay.replay.replay import LetterFilter, ReplaySpec, replay_job
+from gateway.products.batches.guards import MOST_CRASHES
+from gateway.products.jobs.calls.ports import StoredRequest
+from gateway.products.jobs.dead_letters.replay.replay import Again, LetterFilter, ReplaySpec, replay_job
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadGroup, LetterState, derived_letter_id
-from gateway.products.jobs.dead_letters.service.service import DeadLetterService
-from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
+from gateway.products.jobs.dead_letters.service import DeadLetterService
+from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.rules import JobRules, SegmentRules
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.webhooks.rules.events import MESSAGE_ID
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.webhooks.rules import MESSAGE_ID
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.lives import Lives
 from tests.jobs.stage import Stage, few_lines

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.products.jobs.model.job import JobFlag, JobState
+from gateway.products.jobs.model import JobFlag, JobState
 from gateway.products.jobs.rules import ResponseRules
-from gateway.products.responses.events.own_events import GENERATION_STEP
+from gateway.products.responses.events import GENERATION_STEP
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.speaking import RESPONSE, WORDS, Json, Speaker, text_of, tries_in
 from tests.jobs.stage import few_lines

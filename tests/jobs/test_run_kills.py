@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model.job import JobQuery, JobState
+from gateway.products.jobs.model import JobQuery, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import RUN_ID, Ledger, call, run_process
 from tests.jobs.town import Town, View, Where, town

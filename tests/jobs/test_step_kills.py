@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.core.pipeline import Pipeline
-from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
+from gateway.features.runs.steps.kept_steps import DurableRuns
 from gateway.features.runs.table.table import RunTable
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from tests.flow.support import Bench, ScriptedUpstream, whole
 from tests.flow.test_reuse import sent
 from tests.flow.test_steps import REPLAYED, step

@@ -8,11 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.features.runs.rules.outcome import outcome_of, use_of
-from gateway.features.runs.rules.run import RunChange, RunRecord, begun
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.job import JobFlag, JobState
-from gateway.products.jobs.upkeep.ends import CountedEnds
+from gateway.features.runs.rules import RunChange, RunRecord, begun, outcome_of, use_of
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import JobFlag, JobState
+from gateway.products.jobs.upkeep import CountedEnds
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.runs import RUN_ID, Ledger, call, run_process
 from tests.jobs.town import Town, Where, town

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.drivers.blobs.directory.directory import DirectoryBlobs
-from gateway.products.batches.output.marks import chunk_blob, index_blob
-from gateway.products.batches.service.file_service import blob_of
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.ids import BATCH, FILE, new_id
-from gateway.products.jobs.model.job import CHECK, ClaimAsk, JobEnd, JobState, NewJob
-from gateway.products.jobs.model.stored_file import StoredFile
-from gateway.products.jobs.upkeep.sweeping import LEAST_AGE_S, BlobSweep
+from gateway.drivers.blobs.directory import DirectoryBlobs
+from gateway.products.batches.output import chunk_blob, index_blob
+from gateway.products.batches.service import blob_of
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import BATCH, CHECK, FILE, ClaimAsk, JobEnd, JobState, NewJob, StoredFile, new_id
+from gateway.products.jobs.upkeep import LEAST_AGE_S, BlobSweep
 from tests.flow.support import FakeClock
 from tests.policy.test_batch_output import batch
 

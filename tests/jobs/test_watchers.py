@@ -7,11 +7,10 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import ClaimAsk, Job, JobEnd, JobState
-from gateway.products.jobs.upkeep.watchers import Watchers
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import ClaimAsk, Job, JobEnd, JobState, JobsUnavailable
+from gateway.products.jobs.upkeep import Watchers
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest, NotFound
-from gateway.products.jobs.model.ids import JOB, new_id
-from gateway.products.jobs.model.job import JobState
-from gateway.products.jobs.webhooks.http.desk import WebhookDesk
-from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
-from gateway.products.jobs.webhooks.rules.rules import REQUESTED
-from gateway.products.jobs.worker import worker as worker_module
+from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs.model import JOB, JobState, new_id
+from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.webhooks.rules import REQUESTED
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.hooks import Hooks, hook
 from tests.jobs.test_hook_urls import URL, told

@@ -13,10 +13,10 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.products.jobs.model.job import JobFlag, JobState
-from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
-from gateway.products.jobs.webhooks.rules.schedule import IN_FLIGHT, SCHEDULE_S
-from gateway.products.jobs.worker import worker as worker_module
+from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs.model import JobFlag, JobState
+from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.webhooks.rules import IN_FLIGHT, SCHEDULE_S
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.hooks import SECRET, Hooks, hook
 from tests.jobs.stage import fine

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, WriteResult
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import ClaimAsk, ClaimedWork, WriteResult
 from gateway.products.jobs.rules import SegmentRules
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import NOT_OURS
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 

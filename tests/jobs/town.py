@@ -22,15 +22,14 @@ from gateway.core.call import Call, Reply
 from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.drivers.redis.job import Part
 from gateway.drivers.redis.link import Link, Script
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.batches.finish.finalise import BatchEnds
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.ids import derived_file_id
-from gateway.products.jobs.model.job import FINALISE, ClaimedWork, Job
-from gateway.products.jobs.redis.opening import partitions_of
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.batches.finish import BatchEnds
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
+from gateway.products.jobs.redis import partitions_of
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork
 from tests.flow.virtual import LoopClock, VirtualLoop
 from tests.jobs.stage import Stage, few_lines
 from tests.store.jobs.redis_support import PATIENT_S, JobLender, end_leases

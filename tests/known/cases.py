@@ -14,9 +14,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-from gateway.demo.storm.storm.stage import gateway_of, provider
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_rule
+from gateway.demo.storm.storm import gateway_of, provider
+from gateway.emulator.config.config import EmulatorConfig, parse_rule
 from gateway.emulator.server.server import EmulatorServer
 
 MODEL = "gpt-4o"

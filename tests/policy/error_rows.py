@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.types.provider_errors import ErrorClass, Phase
+from gateway.core.types import ErrorClass, Phase
 
 WALL = float(timegm((2026, 11, 20, 12, 0, 0)))
 HALF_AN_HOUR = 1800.0

@@ -17,9 +17,8 @@ from math import inf
 from random import Random
 from typing import Literal
 
-from gateway.core.limits.bucket.bucket import Bucket
-from gateway.core.limits.bucket.windows import Window
-from gateway.core.limits.rate_search.rate_search import RateSearch, SearchPolicy
+from gateway.core.limits.bucket import Bucket, Window
+from gateway.core.limits.rate_search import RateSearch, SearchPolicy
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from gateway.core.config.error_tables.errors import ErrorTables, read_error_tables
-from gateway.core.error_tables.classify import ErrorTable
+from gateway.core.config.error_tables import ErrorTables, read_error_tables
+from gateway.core.error_tables import ErrorTable
 
 
 @cache

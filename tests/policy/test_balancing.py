@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.times.latency import FORGET_S, Latency
-from gateway.core.retry.balancing.balancing import Choice, Tiers, arrange
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.exchange import Clocks, Upstream
+from gateway.core.health.times import FORGET_S, Latency
+from gateway.core.retry.balancing import Choice, Tiers, arrange
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Clocks, Upstream
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

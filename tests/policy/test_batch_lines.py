@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.batches.input.index import ENTRY_BYTES, IndexEntry, pack_entry, read_index
-from gateway.products.batches.input.input import MOST_PROBLEMS, InputCheck, LineCutter
-from gateway.products.batches.input.lines import CheckedLine, LineProblem, LineRules, check_line, read_line
+from gateway.products.batches.input import (
+    ENTRY_BYTES,
+    MOST_PROBLEMS,
+    CheckedLine,
+    IndexEntry,
+    InputCheck,
+    LineCutter,
+    LineProblem,
+    LineRules,
+    check_line,
+    pack_entry,
+    read_index,
+    read_line,
+)
 from gateway.products.jobs.rules import BatchRules
 from tests.rows import rows
 

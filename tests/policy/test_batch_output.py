@@ -11,14 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Batch, FileObject
 
-from gateway.core.types.words import Usage
-from gateway.products.batches.input.lines import LineProblem
-from gateway.products.batches.output.batch_object import batch_object, batch_status, problem_objects
-from gateway.products.batches.output.output import LineIdentity, answered_line, stopped_line, unanswered_line
-from gateway.products.batches.service.file_object import file_object
-from gateway.products.jobs.model.job import Job, JobKind, JobState, Stage, Tally
-from gateway.products.jobs.model.list_page import list_page
-from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.core.types import Usage
+from gateway.products.batches.input import LineProblem
+from gateway.products.batches.output import (
+    LineIdentity,
+    answered_line,
+    batch_object,
+    batch_status,
+    problem_objects,
+    stopped_line,
+    unanswered_line,
+)
+from gateway.products.batches.service import file_object
+from gateway.products.jobs.model import Job, JobKind, JobState, Stage, StoredFile, Tally, list_page
 from gateway.products.jobs.transitions.transitions import counted
 from tests.rows import rows
 

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.bodies.body_edits import BodyEdits
+from gateway.core.openai.bodies import BodyEdits
 from tests.rows import rows
 
 NAMES = st.sampled_from(["a", "b", "top_p", "é", "x-y"])

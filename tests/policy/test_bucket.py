@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.bucket.bucket import Bucket, Limit
-from gateway.core.limits.bucket.windows import Slots, Window
+from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

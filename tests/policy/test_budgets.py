@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.core.retry.balancing.rules import CostRule, Retries
+from gateway.core.retry.balancing import CostRule, Retries
 from gateway.core.retry_budgets import (
     RetryBudget,
     RetryTokens,
@@ -19,7 +19,7 @@ from gateway.core.retry_budgets import (
     attempts_by_cost,
     cost_usd,
 )
-from gateway.core.snapshot.snapshot.snapshot import Rates
+from gateway.core.snapshot.snapshot import Rates
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

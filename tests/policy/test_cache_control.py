@@ -7,13 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.reuse.rules.keys.cache_control import (
-    ANYTHING,
-    Directives,
-    answer_headers,
-    read_directives,
-    serves,
-)
+from gateway.features.reuse.rules.keys import ANYTHING, Directives, answer_headers, read_directives, serves
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

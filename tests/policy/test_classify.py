@@ -10,14 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.error_tables import body as error_body
-from gateway.core.error_tables.body import BODY_BYTES, TEXT_CHARS, normalised, numberless, read_body
-from gateway.core.error_tables.classify import Diagnosis, ErrorTable, error_object, in_band_status, is_openai_shaped
-from gateway.core.error_tables.rules import ErrorRule, Phrase
-from gateway.core.types.provider_errors import ErrorClass, Phase
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects.dialects import RequestDemand, open_account
-from gateway.emulator.problems.problems import CDN_PAGE, FAULT_PROBLEMS
+from gateway.core import error_tables as error_body
+from gateway.core.error_tables import (
+    BODY_BYTES,
+    TEXT_CHARS,
+    Diagnosis,
+    ErrorRule,
+    ErrorTable,
+    Phrase,
+    error_object,
+    in_band_status,
+    is_openai_shaped,
+    normalised,
+    numberless,
+    read_body,
+)
+from gateway.core.types import ErrorClass, Phase
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.dialects.dialects import RequestDemand, open_account
+from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS
 from tests.policy.error_rows import BY_STATUS, ROWS, WALL, Row
 from tests.policy.mutations import mutated
 from tests.policy.tables import built_in, table_of

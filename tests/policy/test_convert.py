@@ -9,9 +9,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.sse import event_json, split_events
-from gateway.core.openai.transcript.transcript import Transcript
-from gateway.dialects.conversion.chat.chat import PIECE_LENGTH
+from gateway.core.openai.sse import event_json, split_events
+from gateway.core.openai.transcript import Transcript
+from gateway.dialects.conversion.chat import PIECE_LENGTH
 from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
 from tests.policy.answers import Json, frame_of, plainly
 from tests.rows import rows

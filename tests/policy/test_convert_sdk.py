@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.transcript.transcript import Transcript
+from gateway.core.openai.transcript import Transcript
 from gateway.dialects.conversion.convert import as_stream, as_whole, with_usage, without_usage
 from tests.policy.answers import (
     CHATS,

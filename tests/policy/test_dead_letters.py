@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.jobs.calls.ports.outcomes import failure_of
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import MOST_TEMPLATE, template_of
+from gateway.products.jobs.calls.ports import failure_of
+from gateway.products.jobs.dead_letters.rules import MOST_TEMPLATE, template_of
 from tests.rows import rows
 
 WORDS = st.lists(st.sampled_from(["request", "timed", "out", "after", "model", "limit"]), min_size=1, max_size=6)

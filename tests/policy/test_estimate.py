@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.estimate.calibration import Calibration
-from gateway.core.limits.estimate.cost import Cost, charge
-from gateway.core.limits.estimate.estimate import estimate_input_tokens
+from gateway.core.limits.estimate import Calibration, Cost, charge, estimate_input_tokens
 from gateway.core.limits.table.rules import ChargeRule
 from tests.rows import rows
 

@@ -14,10 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.core.admission.fair_queue.fair_queue import FairQueue
-from gateway.core.admission.fair_queue.lane_line import Ticket, Waiter
-from gateway.core.limits.estimate.cost import NOTHING, Cost
-from gateway.core.types.words import LANES, Lane
+from gateway.core.admission.fair_queue import FairQueue, Ticket, Waiter
+from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.types import LANES, Lane
 from tests.sweeps import sampled
 
 LOW = LANES.index("background")

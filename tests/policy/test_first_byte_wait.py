@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.health.times.first_byte_wait import (
+from gateway.core.health.times import (
     LEAST_ROOM_S,
     MIN_SAMPLES,
     UNKNOWN,
     UNKNOWN_MEDIAN_S,
+    Latency,
     UsualTimes,
     first_event_s,
     is_deserted,
@@ -22,7 +23,6 @@ from gateway.core.health.times.first_byte_wait import (
     silence_s,
     usual_of,
 )
-from gateway.core.health.times.latency import Latency
 from tests.rows import rows
 
 seconds = st.floats(0.01, 1000.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.first_event import FAILED_REASONS, FirstEventKind, first_error, first_word
+from gateway.core.openai.sse import FAILED_REASONS, FirstEventKind, first_error, first_word
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

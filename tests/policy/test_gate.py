@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.error_tables.classify import Diagnosis
-from gateway.core.limits.estimate.cost import NOTHING, Cost
-from gateway.core.limits.headers.provider_headers import Learned, never_fits, retry_delay_s
-from gateway.core.limits.reservation import entry
-from gateway.core.limits.reservation.grant import Grant
-from gateway.core.limits.reservation.refusal import Refusal, refused
+from gateway.core.error_tables import Diagnosis
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.headers import Learned, never_fits, retry_delay_s
+from gateway.core.limits.reservation import Grant, Refusal, refused
 from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Usage
+from gateway.core.limits.target_limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import ErrorClass, Usage
 from tests.rows import rows
 
 WALL = 1_800_000_000.0

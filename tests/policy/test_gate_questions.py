@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.error_tables.classify import Diagnosis
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation import entry
-from gateway.core.limits.reservation.grant import Grant
-from gateway.core.limits.reservation.refusal import refused
-from gateway.core.limits.table.limit_table.limit_table import Shared
+from gateway.core.error_tables import Diagnosis
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import Grant, refused
+from gateway.core.limits.table.limit_table import Shared
 from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate.gate import Gate
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Usage
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import ErrorClass, Usage
 from gateway.fleet.parts.leased_part import Share
 
 WALL = 1_800_000_000.0

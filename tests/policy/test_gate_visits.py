@@ -8,15 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.error_tables.classify import Diagnosis
-from gateway.core.limits.reservation import entry
-from gateway.core.limits.reservation.grant import Grant
-from gateway.core.limits.reservation.refusal import refused
+from gateway.core.error_tables import Diagnosis
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.reservation import Grant, refused
 from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate.gate import Gate, GateState
-from gateway.core.snapshot.snapshot.snapshot import Counting
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Usage
+from gateway.core.limits.target_limits.gate import Gate, GateState
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import ErrorClass, Usage
 
 WALL = 1_700_000_000.0
 LIMITS = st.builds(

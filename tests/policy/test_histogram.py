@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.times.histogram import DecayingHistogram
+from gateway.core.health.times import DecayingHistogram
 
 BOUNDED = settings(deadline=None, derandomize=True)
 STEP = 2**0.25

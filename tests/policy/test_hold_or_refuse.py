@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.admission.fair_queue.hold_or_refuse import Decision, Verdict, decide
+from gateway.core.admission.fair_queue import Decision, Verdict, decide
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

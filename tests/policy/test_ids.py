@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.batches.input.chunks import lines_of, plan_chunks
-from gateway.products.jobs.model.ids import (
+from gateway.products.batches.input import lines_of, plan_chunks
+from gateway.products.jobs.model import (
     BATCH,
     FILE,
     JOB,

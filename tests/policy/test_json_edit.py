@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.json_edit.json_edit import (
+from gateway.core.openai.json_edit import (
     find_fields,
     insert_field,
     is_written_once,

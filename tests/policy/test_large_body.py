@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.limits.estimate.estimate import estimate_input_tokens
-from gateway.core.openai.bodies.large_body import Large, edited, is_parsed, large_of
-from gateway.core.openai.json_edit import json_edit as small
-from gateway.core.openai.json_edit.outline import read_contents, read_outline
-from gateway.core.openai.usage.capabilities import Needs
-from gateway.core.types.splice import Spliced, pieces_of
+from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.openai import json_edit as small
+from gateway.core.openai.bodies import Large, edited, is_parsed, large_of
+from gateway.core.openai.json_edit import read_contents, read_outline
+from gateway.core.openai.usage import Needs
+from gateway.core.types import Spliced, pieces_of
 from tests.policy.test_outline import done, outline_of
 from tests.rows import rows
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.times.latency import DECAY_S, FORGET_S, LONGEST_S, MIN_SAMPLES, SHORTEST_S, Latency
+from gateway.core.health.times import DECAY_S, FORGET_S, LONGEST_S, SHORTEST_S, Latency
+from gateway.core.health.times import LATENCY_MIN_SAMPLES as MIN_SAMPLES
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.learning.latency_cap import AdaptiveCap
+from gateway.core.limits.learning import AdaptiveCap
 
 BOUNDED = settings(deadline=None, derandomize=True)
 FIRST_TOKEN_S = 0.2

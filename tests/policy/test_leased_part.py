@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.lease.lease import LeaseAsk, LeaseReply, LimitKind
 from gateway.fleet.lease.leased_amount import FORGOTTEN_S, REFRESH_S
 from gateway.fleet.parts.leased_part import Share
 from tests.policy.pool import Pool

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.bucket.bucket import Bucket
-from gateway.core.limits.estimate.cost import NOTHING, Cost
-from gateway.core.limits.headers.provider_headers import Learned, Reading
-from gateway.core.limits.table.limit_table import levels
-from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.limits.bucket import Bucket
+from gateway.core.limits.estimate import NOTHING, Cost
+from gateway.core.limits.headers import Learned, Reading
+from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits, Style
 from tests.rows import rows
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.bodies.multipart import MAX_PARTS, MultipartError, boundary_of, find_fields
+from gateway.core.openai.bodies import MAX_PARTS, MultipartError, boundary_of, find_fields
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

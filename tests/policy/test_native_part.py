@@ -8,24 +8,24 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.batches.native.formats.message_batch import read_message_batch, read_result
-from gateway.products.batches.native.formats.remote import RemoteBatch, read_batch
+from gateway.products.batches.native import rules as parts
+from gateway.products.batches.native.formats import RemoteBatch, read_batch, read_message_batch, read_result
 from gateway.products.batches.native.lines.lines import part_line, read_answer
-from gateway.products.batches.native.rules import part as parts
-from gateway.products.batches.native.rules.choice import _turn
-from gateway.products.batches.native.rules.events import (
+from gateway.products.batches.native.rules import (
     BatchThere,
     Done,
     Failed,
     FileThere,
     Gone,
     NotListed,
+    Part,
     PartEvent,
+    PartPhase,
     Refused,
     Unsent,
     Unsure,
+    _turn,
 )
-from gateway.products.batches.native.rules.part import Part, PartPhase
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -20,9 +20,8 @@ from gateway.features.ownership.rules.objects import (
     read_path,
     scope_of,
 )
-from gateway.features.ownership.rules.rules.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
-from gateway.features.ownership.rules.rules.rules import ObjectRules
-from gateway.features.ownership.service.answers import Announcements, Filling, Page, ids_in_answer, read_page
+from gateway.features.ownership.rules.rules import FIELDS, TREE_BYTES, ObjectRules, ids_in_body, may_name
+from gateway.features.ownership.service import Announcements, Filling, Page, ids_in_answer, read_page
 from tests.rows import rows
 
 JSON = b"application/json"

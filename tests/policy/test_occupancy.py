@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.admission.fair_queue.occupancy import Occupancy
-from gateway.core.types.process import QueueBounds
+from gateway.core.admission.fair_queue import Occupancy
+from gateway.core.types import QueueBounds
 
 BOUNDS = QueueBounds(max_calls=4, max_bytes=100, max_percent_per_tenant=50)
 

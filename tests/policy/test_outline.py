@@ -13,9 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import BodyTooComplex
-from gateway.core.openai.json_edit import json_text, outline
-from gateway.core.openai.json_edit.json_text import MAX_DEPTH, MalformedJson, is_too_deep
-from gateway.core.openai.json_edit.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
+from gateway.core.openai import json_edit as json_text
+from gateway.core.openai import json_edit as outline
+from gateway.core.openai.json_edit import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    UNREAD,
+    MalformedJson,
+    Outline,
+    is_too_deep,
+    read_contents,
+    read_outline,
+)
 from tests.rows import rows
 
 T = TypeVar("T")

@@ -10,14 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.sse import json_object
+from gateway.core.openai.sse import json_object
 from gateway.dialects.conversion.convert import as_stream
-from gateway.features.output.rules.answers import OutputText, added_usage, texts_of, with_texts
-from gateway.features.output.rules.check import NO_JSON, violation_of
-from gateway.features.output.rules.repair import repair_request, repaired_text
-from gateway.features.output.rules.rules import OutputResult, OutputRule, Violation
-from gateway.features.output.rules.streamed import StreamedTexts
-from gateway.features.output.schema.schema import MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema, depth_of
+from gateway.features.output.rules import (
+    NO_JSON,
+    OutputResult,
+    OutputRule,
+    OutputText,
+    StreamedTexts,
+    Violation,
+    added_usage,
+    repair_request,
+    repaired_text,
+    texts_of,
+    violation_of,
+    with_texts,
+)
+from gateway.features.output.schema import MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema, depth_of
 
 Json = dict[str, Any]
 LEAVES: list[Json] = [{"type": "string"}, {"type": "integer"}, {"enum": [1, "a"]}, {"type": "null"}, {}]

@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.responses.events.own_events import GENERATION_STEP, OwnEvents, frame
+from gateway.products.responses.events import GENERATION_STEP, OwnEvents, frame
 
 KINDS = st.sampled_from(
     ["response.output_text.delta", "response.refusal.delta", "response.function_call_arguments.delta"]

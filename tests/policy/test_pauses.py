@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.target_limits.gate.pauses import (
-    LONGEST_BACKOFF_S,
-    REFUSED_WITHIN_S,
-    RESUME_S,
-    Pauses,
-    ResumeCap,
-)
+from gateway.core.limits.target_limits.gate import LONGEST_BACKOFF_S, REFUSED_WITHIN_S, RESUME_S, Pauses, ResumeCap
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jmespath.exceptions import JMESPathError
 
-from gateway.products.pipelines.advance.advance import advance
-from gateway.products.pipelines.compile.compiling.compiling import compile_plan
-from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
-from gateway.products.pipelines.rules.states import (
+from gateway.products.pipelines.advance import advance
+from gateway.products.pipelines.compile.compiling import PipelinePlan, compile_plan
+from gateway.products.pipelines.rules import (
     RUN_BUDGET_EXCEEDED,
     TOO_MUCH_WORK,
     RunFailed,
@@ -25,7 +24,7 @@ from gateway.products.pipelines.rules.states import (
     StepState,
 )
 from gateway.products.pipelines.templates.splitting import Hurry, TooLong, TooMuchWork, Work
-from gateway.products.pipelines.templates.templates.judging import ConditionJudge
+from gateway.products.pipelines.templates.templates import ConditionJudge
 
 EXPRESSIONS = (
     "contains(a, b)", "a == b", "a != b", "a < b", "a[?x > `1`].x", "a[*].x", "*.x", "a[]", "a[0:2]", "a[0]",

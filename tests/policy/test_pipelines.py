@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.products.pipelines.advance.advance import advance, wanted_values
-from gateway.products.pipelines.advance.results import values_of, values_of_many
-from gateway.products.pipelines.compile.compiling.compiling import compile_plan
-from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
-from gateway.products.pipelines.rules.schemas import misfit_of, schema_problem, with_defaults
-from gateway.products.pipelines.rules.states import (
+from gateway.products.pipelines.advance import advance, values_of, values_of_many, wanted_values
+from gateway.products.pipelines.compile.compiling import PipelinePlan, compile_plan
+from gateway.products.pipelines.rules import (
     RUN_BUDGET_EXCEEDED,
     TOO_MANY_FAILED,
     VALUE_MISSING,
@@ -28,11 +25,20 @@ from gateway.products.pipelines.rules.states import (
     StepPart,
     StepPhase,
     StepState,
+    misfit_of,
+    schema_problem,
+    with_defaults,
 )
 from gateway.products.pipelines.templates.splitting import split_text
-from gateway.products.pipelines.templates.templates.problems import PlanProblem
-from gateway.products.pipelines.templates.templates.reading import read_place, read_template
-from gateway.products.pipelines.templates.templates.templates import Scope, StepFilling, ValueMissing, fill
+from gateway.products.pipelines.templates.templates import (
+    PlanProblem,
+    Scope,
+    StepFilling,
+    ValueMissing,
+    fill,
+    read_place,
+    read_template,
+)
 from tests.rows import rows
 
 
@@ -318,7 +324,7 @@ def test_an_answer_that_is_nested_too_deep_is_a_text_and_no_value() -> None:
 
 
 def test_all_requests_for_the_items_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.products.pipelines.advance.requests.MOST_REQUESTS_CHARS", 10_000)
+    monkeypatch.setattr("gateway.products.pipelines.advance.MOST_REQUESTS_CHARS", 10_000)
     plan = plan_of({"a": {"for_each": "input.items", **call("{{ input.text }} {{ item }}"), "on_failure": "continue"}})
     large = RunStates({"items": ["x"] * 100, "text": "t" * 1000}, {})
     assert isinstance(advance(plan, replace(large, input={"items": ["x"], "text": "t" * 1000})), Start)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.headers.provider_headers import (
+from gateway.core.limits.headers import (
     READING_OF,
     Learned,
     Reading,
     never_fits,
+    parse_reset,
     provider_of,
     read_limit_headers,
     retry_delay_s,
 )
-from gateway.core.limits.headers.reset_times import parse_reset
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.rate_search.rate_search import RateSearch, SearchPolicy
+from gateway.core.limits.rate_search import RateSearch, SearchPolicy
 from tests.policy.storm import Provider, Storm
 from tests.sweeps import sampled
 

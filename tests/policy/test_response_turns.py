@@ -13,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import BodyTooComplex, InvalidRequest
-from gateway.core.openai.json_edit.json_text import MalformedJson
-from gateway.core.openai.json_edit.outline import Outline, read_outline
-from gateway.core.openai.sse.sse import response_error
-from gateway.products.responses.socket.memory import MOST_EACH, MOST_EACH_BYTES, ConversationMemory
-from gateway.products.responses.socket_turns.frames import EventFrames, error_frame, with_fields
-from gateway.products.responses.socket_turns.turns import read_turn, turn_body, with_output
+from gateway.core.openai.json_edit import MalformedJson, Outline, read_outline
+from gateway.core.openai.sse import response_error
+from gateway.products.responses.socket import MOST_EACH, MOST_EACH_BYTES, ConversationMemory
+from gateway.products.responses.socket_turns import (
+    EventFrames,
+    error_frame,
+    read_turn,
+    turn_body,
+    with_fields,
+    with_output,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
@@ -129,7 +134,7 @@ def test_the_memory_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert (memory.find(2, "r3"), memory.find(3, "r3")) == (b"y", None)
     memory.remember(2, "long", b"x" * (MOST_EACH_BYTES + 1))
     assert memory.find(2, "long") is None
-    monkeypatch.setattr("gateway.products.responses.socket.memory.MOST_BYTES", 1000)
+    monkeypatch.setattr("gateway.products.responses.socket.MOST_BYTES", 1000)
     memory.remember(2, "last", b"z" * 600)
     assert memory.bytes <= 1000
     assert memory.find(2, "last") is not None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Action, Backoff, Retries
+from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, Retries
 from gateway.core.retry.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
@@ -26,10 +26,8 @@ from gateway.core.retry.retry import (
     next_step,
     rule_for,
 )
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.exchange import Clocks, Upstream
-from gateway.core.types.provider_errors import ErrorClass, Phase
-from gateway.core.types.words import Attempt
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, Upstream
 from tests.rows import rows
 
 NOW = 1000.0

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import Call
-from gateway.core.types.words import Endpoint
-from gateway.features.reuse.rules.keys.keys import (
+from gateway.core.types import Endpoint
+from gateway.features.reuse.rules.keys import (
     digest,
     exact_key,
     fingerprint,

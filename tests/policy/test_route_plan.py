@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core.snapshot.route_plan import MOST_PLANS, RoutePlans, plan_route
-from gateway.core.snapshot.snapshot.snapshot import Holding, Key
-from gateway.core.types.words import Endpoint
+from gateway.core.snapshot.snapshot import Holding, Key
+from gateway.core.types import Endpoint
 from tests.flow.support import Bench, ScriptedUpstream
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")

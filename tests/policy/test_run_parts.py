@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.features.runs.rules.workflow import WorkflowRules
-from gateway.features.runs.step.part import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
+from gateway.features.runs.rules import WorkflowRules
+from gateway.features.runs.step import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
 from tests.rows import rows
 
 INVOICE = WorkflowRules("invoice", ("extract", "check"))

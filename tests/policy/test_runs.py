@@ -11,10 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.runs.rules.codec import decode_run, encode_run
-from gateway.features.runs.rules.outcome import count_once, is_rescued, outcome_of
-from gateway.features.runs.rules.run import MORE_TASKS, MOST_TASKS, PER_USD, RunChange, begun, merged, one_call, told
-from gateway.features.runs.rules.workflow import RunOutcome, WorkflowRules
+from gateway.features.runs.rules import (
+    MORE_TASKS,
+    MOST_TASKS,
+    PER_USD,
+    RunChange,
+    RunOutcome,
+    WorkflowRules,
+    begun,
+    count_once,
+    decode_run,
+    encode_run,
+    is_rescued,
+    merged,
+    one_call,
+    outcome_of,
+    told,
+)
 from tests.rows import rows
 
 NOW = 1_763_800_000.0

@@ -9,8 +9,8 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
-from gateway.core.types.process import Server
+from gateway.core.snapshot.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
+from gateway.core.types import Server
 from tests.rows import rows
 
 

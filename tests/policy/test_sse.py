@@ -10,9 +10,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.error_tables.body import error_object as diagnosis_error
-from gateway.core.error_tables.body import is_openai_shaped
-from gateway.core.openai.sse.sse import (
+from gateway.core.error_tables import error_object as diagnosis_error
+from gateway.core.error_tables import is_openai_shaped
+from gateway.core.openai.sse import (
     PENDING_LIMIT,
     EventCutter,
     answer_object,

@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.stream_clock import StreamClock
-from gateway.core.types.exchange import Clocks
+from gateway.core.openai.sse import StreamClock
+from gateway.core.types import Clocks
 
 
 def clocks(total_s: float = 3600, least: float = 0.0, window_s: float = 60.0) -> Clocks:

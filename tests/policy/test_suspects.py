@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.health.detector.suspects import FIRST_WINDOW, SPAN_S, SilentAttempt, Suspicion, is_suspect
+from gateway.core.health.detector import FIRST_WINDOW, SPAN_S, SilentAttempt, Suspicion, is_suspect
 
 
 def queue(count: int, every_s: float, oldest_s: float, usual_s: float = 4.0) -> list[SilentAttempt]:

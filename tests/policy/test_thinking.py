@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.openai.transcript.thinking import asks_for_reasoning, is_thinker
+from gateway.core.openai.transcript import asks_for_reasoning, is_thinker
 from tests.rows import rows
 
 

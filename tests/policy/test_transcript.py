@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.sse.sse import (
+from gateway.core.openai.sse import (
     PENDING_LIMIT,
     EventCutter,
     Form,
@@ -18,8 +18,8 @@ from gateway.core.openai.sse.sse import (
     is_plain_message,
     is_plain_response,
 )
-from gateway.core.openai.transcript.transcript import Transcript
-from gateway.core.types.words import Usage
+from gateway.core.openai.transcript import Transcript
+from gateway.core.types import Usage
 from tests.policy.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
 from tests.rows import rows
 

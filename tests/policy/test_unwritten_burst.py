@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.headers.provider_headers import Learned, Reading
-from gateway.core.limits.learning.unwritten_burst import AGAIN_S, UNREFUSED_S
-from gateway.core.limits.table.limit_table import levels
-from gateway.core.limits.table.limit_table.limit_set import LimitSet
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.headers import Learned, Reading
+from gateway.core.limits.learning import AGAIN_S, UNREFUSED_S
+from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import Limits
 
 RPM = 600.0

@@ -7,8 +7,8 @@ from typing import cast
 
 from gateway.core.call import Call
 from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
-from gateway.core.types.exchange import Clocks, Upstream
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import Clocks, Upstream
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)
 

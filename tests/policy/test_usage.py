@@ -9,8 +9,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.usage.usage import estimate_tokens, estimate_usage, find_usage, read_usage
-from gateway.core.types.words import Usage
+from gateway.core.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
+from gateway.core.types import Usage
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

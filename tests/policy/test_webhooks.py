@@ -8,15 +8,15 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.jobs.model.ids import DELIVERY, EVENT, is_ours
-from gateway.products.jobs.model.job import ENDS, Job, JobKind, JobState
-from gateway.products.jobs.webhooks.rules.events import EVENTS, deliveries_of
-from gateway.products.jobs.webhooks.rules.rules import WebhookRules
-from gateway.products.jobs.webhooks.rules.schedule import (
+from gateway.products.jobs.model import DELIVERY, ENDS, EVENT, Job, JobKind, JobState, is_ours
+from gateway.products.jobs.webhooks.rules import (
     DEADLINE_S,
+    EVENTS,
     JITTER,
     SCHEDULE_S,
     DeliveryResult,
+    WebhookRules,
+    deliveries_of,
     next_attempt_s,
     rest_s,
     result_of,

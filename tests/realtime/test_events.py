@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.snapshot.snapshot.snapshot import Rates
-from gateway.core.types.words import SpokenUsage, Usage
-from gateway.products.realtime.http.credentials import read_subprotocols
-from gateway.products.realtime.rules.events import added, error_event, is_read, read_event
-from gateway.products.realtime.rules.price import session_usd
+from gateway.core.snapshot.snapshot import Rates
+from gateway.core.types import SpokenUsage, Usage
+from gateway.products.realtime.http import read_subprotocols
+from gateway.products.realtime.rules import added, error_event, is_read, read_event, session_usd
 from tests.realtime.provider import created, delta, done
 
 JSON = st.recursive(

@@ -13,8 +13,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.products.responses.socket.connection import ResponseConnection
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.products.responses.socket import ResponseConnection
 from tests.dialects.grammar import check_responses
 from tests.e2e.conftest import StartGateway, _no_traceback, _shared_process, pytest_asyncio_loop_factories, start
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, to_yaml, until

@@ -13,7 +13,7 @@ from typing import Any
 async def child(target: Callable[..., None], *arguments: Any) -> AsyncIterator[BaseProcess]:
     """Runs `target` until the end of the block."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gateway.app", "gateway.cli.main.main", "tests.e2e.lives", "tests.replicas.fleet"])
+    context.set_forkserver_preload(["gateway.app", "gateway.cli.main", "tests.e2e.lives", "tests.replicas.fleet"])
     process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     try:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.emulator.app.call.stats import Stats
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.app.call import Stats
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.replicas.processes import child
 from tests.soak.support import wait_for

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from gateway.core.admission.queue.queue.held import Held
+from gateway.core.admission.queue.queue import Held
 from gateway.core.call import Call
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.words import Endpoint, Lane
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Endpoint, Lane
 from tests.sim.provider import Demand
 
 MODEL = "m"

@@ -1,5 +1,5 @@
 """How providers limit, seen from their side: written from their documentation and apart from
-`gateway/core/limits/bucket/bucket.py`.
+`gateway/core/limits/bucket.py`.
 
 So the two can disagree, and a test shows it. Continuous refill is the generic cell rate algorithm (ATM Forum, 1996)
 instead of a level; windows lie on a grid of the provider's own clock. Invariant: a limit never lets through more than

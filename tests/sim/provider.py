@@ -13,7 +13,7 @@ from random import Random
 from time import gmtime, strftime
 from typing import Literal, overload
 
-from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types import ErrorClass
 from tests.sim.clock import START_S, WALL_S
 from tests.sim.limits import ProviderLimit
 

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 
-from gateway.core.types.words import LANES, Lane
+from gateway.core.types import LANES, Lane
 
 
 class Score:

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot.snapshot import Counting, Holding
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.words import LANES, Lane
+from gateway.core.snapshot.snapshot import Counting, Holding
+from gateway.core.types import LANES, Lane, QueueBounds
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider
 from tests.sim.score import jain, percentile

@@ -9,14 +9,11 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
-from gateway.core.types.exchange import Answer, Outgoing
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Lane
+from gateway.core.types import Answer, ErrorClass, Lane, Outgoing, Phase, StoreBounds, UpstreamFailed
 from gateway.drivers.memory_store import MemoryStore
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.types.words import Lane
+from gateway.core.types import Lane
 from tests.sim.cases import requests_site, slots_site
 from tests.sim.clock import Task
 from tests.sim.oracle import Oracle, leftovers

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.admission.fair_queue.fair_queue import FairQueue, Next
-from gateway.core.admission.queue.queue.held import Held
-from gateway.core.admission.queue.queue.queue import DelayQueue
-from gateway.core.limits.estimate.cost import Cost
-from gateway.core.limits.reservation import entry
-from gateway.core.limits.reservation.grant import Grant
-from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.admission.fair_queue import FairQueue, Next
+from gateway.core.admission.queue.queue import DelayQueue, Held
+from gateway.core.limits import reservation as entry
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import Grant
+from gateway.core.limits.target_limits.gate import Gate
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot.snapshot import Holding
-from gateway.core.types.process import QueueBounds
-from gateway.core.types.words import Lane
+from gateway.core.snapshot.snapshot import Holding
+from gateway.core.types import Lane, QueueBounds
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers

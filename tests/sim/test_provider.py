@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.headers.provider_headers import read_limit_headers
+from gateway.core.limits.headers import read_limit_headers
 from tests.sim.clock import START_S, WALL_S, Turn, VirtualClock
 from tests.sim.limits import ProviderLimit, Refill, Windows
 from tests.sim.provider import Demand, Fault, Provider

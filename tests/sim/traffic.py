@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gateway.core.types.words import Lane
+from gateway.core.types import Lane
 from tests.sim.call import SimCall
 from tests.sim.clock import until
 from tests.sim.provider import Demand

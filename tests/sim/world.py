@@ -17,20 +17,17 @@ from typing import Protocol, cast
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.attempt import LIMITS_RATE
-from gateway.core.config.error_tables.errors import read_error_tables
-from gateway.core.error_tables.classify import Diagnosis
+from gateway.core.config.error_tables import read_error_tables
+from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import AdmissionDenied, GatewayError
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.limits.headers.provider_headers import never_fits, retry_delay_s
-from gateway.core.limits.reservation.refusal import Refusal
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.limits.headers import never_fits, retry_delay_s
+from gateway.core.limits.reservation import Refusal
 from gateway.core.limits.table.rules import Limits
 from gateway.core.ports import Meter
-from gateway.core.retry.balancing.rules import BUILT_IN_RULES, Retries
-from gateway.core.snapshot.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
-from gateway.core.types.exchange import Clocks, RawHeaders, Upstream
-from gateway.core.types.process import QueueBounds, Server
-from gateway.core.types.provider_errors import ErrorClass, Phase
-from gateway.core.types.words import Attempt, Usage
+from gateway.core.retry.balancing import BUILT_IN_RULES, Retries
+from gateway.core.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
+from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, QueueBounds, RawHeaders, Server, Upstream, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until
 from tests.sim.provider import ERROR_OF, Answer, Provider

@@ -28,8 +28,8 @@ from typing import Any
 
 import uvloop
 
-from gateway.cli.main.main import main
-from gateway.process.memory import find_trim
+from gateway.cli.main import main
+from gateway.process import find_trim
 from tests.soak.support import rss_kib
 
 _SUMMARY = re.compile(r"# bytes in allocated blocks += +([\d,]+)")

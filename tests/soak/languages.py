@@ -14,10 +14,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.config.models.policies_models import read_models
-from gateway.dialects.base.base import ConvertedRequest, ServerFacts
-from gateway.dialects.memory.memory import ThoughtMemory
-from gateway.dialects.registry.pair import Pair
-from gateway.dialects.registry.registry import pair_of
+from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.memory import ThoughtMemory
+from gateway.dialects.registry import Pair, pair_of
 from gateway.dialects.spoken import Spoken
 
 Json = dict[str, Any]

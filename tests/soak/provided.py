@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.batches import becomes, begin, line, names
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, connect, post

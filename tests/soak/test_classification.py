@@ -10,7 +10,7 @@ from math import inf
 
 import pytest
 
-from gateway.core.types.provider_errors import ErrorClass
+from gateway.core.types import ErrorClass
 from tests.policy.error_rows import ROWS, WALL
 from tests.policy.mutations import mutated
 from tests.policy.tables import table_of

@@ -15,12 +15,11 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
-from gateway.products.jobs.calls.ports.one_call import CallServer, TryResult
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterPage
-from gateway.products.jobs.model.job import ClaimAsk, JobEnd, JobError, JobState
+from gateway.products.jobs.calls.ports import CallServer, StoredRequest, TryResult
+from gateway.products.jobs.dead_letters.rules import LetterPage
+from gateway.products.jobs.model import ClaimAsk, JobEnd, JobError, JobState
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.e2e.batch_kills import sdk_of

@@ -14,10 +14,10 @@ from functools import partial
 import orjson
 import pytest
 
-from gateway.credentials.aws.sigv4 import SigV4, hash_of
-from gateway.credentials.google.minted import AwsKeys
+from gateway import process as interpreter
+from gateway.credentials.aws import SigV4, hash_of
+from gateway.credentials.google import AwsKeys
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
-from gateway.process import interpreter
 from tests.soak.conftest import Report
 from tests.soak.language_streams import STREAMS
 from tests.soak.languages import MODELS, ROUNDS, TARGETS, TURNS, WORDS, Json, Way, conversation, cost_us, way

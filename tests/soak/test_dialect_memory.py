@@ -34,7 +34,7 @@ CHILD = """
 import asyncio, gc, json, sys, time
 from pathlib import Path
 
-import gateway.cli.main.main, gateway.cli.serve
+import gateway.cli.main, gateway.cli.serve
 from gateway.app import Gateway
 from gateway.cli.arguments.arguments import build_parser
 from gateway.settings import Settings

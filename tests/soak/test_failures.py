@@ -20,8 +20,7 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import parse_rule
+from gateway.emulator.config.config import EmulatorConfig, parse_rule
 from gateway.emulator.server.server import EmulatorServer
 from tests.soak.conftest import Report
 from tests.soak.provided import provided

@@ -13,12 +13,12 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from gateway.core.openai.sse.sse import event_data, split_events
-from gateway.core.openai.transcript.transcript import Transcript
-from gateway.dialects.base.base import Reader, ServerFacts
-from gateway.dialects.bedrock.answer.frames import FrameReader
-from gateway.dialects.memory.memory import ThoughtMemory
-from gateway.dialects.registry.registry import pair_of
+from gateway.core.openai.sse import event_data, split_events
+from gateway.core.openai.transcript import Transcript
+from gateway.dialects.base import Reader, ServerFacts
+from gateway.dialects.bedrock.answer import FrameReader
+from gateway.dialects.memory import ThoughtMemory
+from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import frame
 from tests.flow.ways import ASKED, CALLERS, LANGUAGES, MODELS, STREAMS
 

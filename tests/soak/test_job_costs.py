@@ -18,8 +18,8 @@ import orjson
 import pytest
 import yaml
 
-from gateway.process import interpreter
-from gateway.products.jobs.model.job import ClaimAsk
+from gateway import process as interpreter
+from gateway.products.jobs.model import ClaimAsk
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.bench import load

@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.model.job import FINALISE, ClaimAsk, ClaimedWork, JobQuery, JobState, nothing_follows
-from gateway.products.jobs.model.lines import ChunkPlan, LineResult
-from gateway.products.jobs.redis.opening import open_store
-from gateway.products.jobs.redis.store import RedisJobStore
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.model import (
+    FINALISE,
+    ChunkPlan,
+    ClaimAsk,
+    ClaimedWork,
+    JobQuery,
+    JobState,
+    LineResult,
+    nothing_follows,
+)
+from gateway.products.jobs.redis import RedisJobStore, open_store
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.soak.conftest import Report
 from tests.store.jobs import crowd

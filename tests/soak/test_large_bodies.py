@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gateway.core.errors import GatewayError
-from gateway.core.peek.large_bodies import LargeBodies
-from gateway.features.ownership.rules.rules.item_refs import references_searched
+from gateway.core.peek import LargeBodies
+from gateway.features.ownership.rules.rules import references_searched
 from gateway.routes import ENDPOINTS
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post

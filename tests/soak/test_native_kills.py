@@ -20,10 +20,10 @@ import pytest
 import yaml
 from openai.types import Batch
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
-from gateway.products.batches.native.formats.remote import RemoteBatch
-from gateway.products.batches.native.providers.by_dialect import HttpProviderBatches
+from gateway.products.batches.native.formats import RemoteBatch
+from gateway.products.batches.native.providers import HttpProviderBatches
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import BATCH_ENDS, becomes, begin, check_end, line, names
 from tests.e2e.durable import policies, with_jobs

@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.limits.target_limits.gate.gate import Gate
+from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import NewsItem
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.fleet.news.news import FleetNews
-from gateway.fleet.redis.news import RedisNews
+from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.news import FleetNews
+from gateway.fleet.redis import RedisNews
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream
 from tests.soak.conftest import Report
 from tests.store.redis_servers import redis_server

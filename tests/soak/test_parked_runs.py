@@ -13,10 +13,11 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.model.job import (
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
+    ChunkPlan,
     ClaimAsk,
     ClaimedWork,
     JobEnd,
@@ -25,14 +26,12 @@ from gateway.products.jobs.model.job import (
     NewJob,
     nothing_follows,
 )
-from gateway.products.jobs.model.lines import ChunkPlan
-from gateway.products.jobs.redis.opening import open_store
+from gateway.products.jobs.redis import open_store
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.jobs.worker.worker import JobWorker
+from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.soak.conftest import Report
 from tests.store.jobs.support import Jobs, chunk, line
 from tests.store.redis_servers import redis_server

@@ -18,8 +18,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import Fault, FaultRule
+from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.harness import Response, chat, post
 from tests.soak.conftest import Report

@@ -17,7 +17,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, Response, Running, chat, config_of, connect, post

@@ -6,8 +6,8 @@ from secrets import token_hex
 from typing import Any
 
 from gateway.drivers.blobs_redis import RedisBlobs
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.store.blobs import Blobs
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.store import Blobs
 
 
 def blobs_in(url: str, namespace: str | None = None, **options: Any) -> RedisBlobs:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
 
-from gateway.core.types.process import StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.drivers.memory_store import MemoryStore
 from tests.store.conformance import kept
 

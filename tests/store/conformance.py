@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway.core.ports import Claim, Later, Store, VectorRow
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import Kept, Usage
+from gateway.core.types import Kept, StoreBounds, Usage
 
 T = TypeVar("T")
 KIB = 1024

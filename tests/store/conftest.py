@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.ports import Store
-from gateway.core.types.process import StoreBounds
+from gateway.core.types import StoreBounds
 from tests.store.conformance import MakeStore, Wall
 from tests.store.redis_servers import RedisCluster, RedisServer
 from tests.store.redis_support import Lender, lender

@@ -14,10 +14,10 @@ from typing import Any
 from redis import Redis
 
 from gateway.core.ports import VectorRow
-from gateway.core.types.process import StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import Link, Script, StoreGone, StoreUnheard
 from gateway.drivers.redis_store.store import RedisStore
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.lease.lease import SharedState
 from tests.store.conformance import settle
 
 PATIENT_S = 5.0

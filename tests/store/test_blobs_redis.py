@@ -11,16 +11,14 @@ from redis import Redis
 
 from gateway.drivers import blobs_redis as blobs_module
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.batches.finish.partial import PartialFile, PartialFiles
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
-from gateway.products.jobs.model.stored_file import StoredFile
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.batches.finish import PartialFile, PartialFiles
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown, StoredFile
 from gateway.products.jobs.redis_partitions import durability
 from gateway.products.jobs.redis_partitions.durability import BlobDurability
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.store.opening import open_redis_blobs
-from gateway.products.jobs.upkeep.sweeping import BlobSweep
+from gateway.products.jobs.store import JobStore, open_redis_blobs
+from gateway.products.jobs.upkeep import BlobSweep
 from tests.flow.support import FakeClock
 from tests.store.blob_support import blobs_in, put, whole
 from tests.store.redis_servers import RedisCluster, RedisServer

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.ports import Store, VectorRow
-from gateway.core.types.words import Kept, Usage
+from gateway.core.types import Kept, Usage
 from gateway.drivers.memory_store import MemoryStore
 from tests.store.conformance import (
     KIB,

@@ -12,9 +12,16 @@ import pytest
 from redis import Redis
 
 from gateway.drivers.redis_store.store import RedisStore
-from gateway.features.reuse.redis.answers.answers import MOST_SHARDS, SHARD_BYTES, shards_of
-from gateway.features.reuse.redis.answers.purges import MOST_PENDING, Selection, decode_selection, encode_selection
-from gateway.features.reuse.redis.answers.values import unframed
+from gateway.features.reuse.redis.answers import (
+    MOST_PENDING,
+    MOST_SHARDS,
+    SHARD_BYTES,
+    Selection,
+    decode_selection,
+    encode_selection,
+    shards_of,
+    unframed,
+)
 from tests.rows import rows
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept, row, settle, ticked
 from tests.store.redis_servers import redis_server

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.drivers.redis_health import health
-from gateway.drivers.redis_health.health import ServerHealth
+from gateway.drivers import redis_health as health
+from gateway.drivers.redis_health import ServerHealth
 
 
 class Server:

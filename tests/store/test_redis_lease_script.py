@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.drivers.redis.link import load_script
-from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply
-from gateway.fleet.redis.leases import pack_ask, read_reply
+from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
+from gateway.fleet.redis import pack_ask, read_reply
 from tests.store.lease_fleet import (
     BEGIN,
     NEAR,

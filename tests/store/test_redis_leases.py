@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.drivers.redis.link import Link, StoreGone
-from gateway.fleet.lease.lease.lease import LeaseAsk
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.fleet.redis.leases import LATE_S, RedisLeases
+from gateway.fleet.lease.lease import LeaseAsk, SharedState
+from gateway.fleet.redis import LATE_S, RedisLeases
 from tests.store.lease_fleet import (
     BEGIN,
     BUCKET,

@@ -17,14 +17,14 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
-import gateway.drivers.redis_cluster.server as redis_server_module
+import gateway.drivers.redis_cluster as redis_server_module
+from gateway.drivers import redis_health as subscriber
 from gateway.drivers.redis import job
 from gateway.drivers.redis.connect import PATIENCE_S, address_of, always, connect, master_of
 from gateway.drivers.redis.job import OperationCounts, StoreCommand
 from gateway.drivers.redis.link import Link, StoreGone, StoreRefused, load_script, script_of
-from gateway.drivers.redis_cluster.server import ServerOptions, StoreServer
-from gateway.drivers.redis_health import subscriber
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.drivers.redis_cluster import ServerOptions, StoreServer
+from gateway.fleet.lease.lease import SharedState
 from tests.rows import rows
 from tests.store.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 

@@ -13,8 +13,8 @@ import pytest
 
 from gateway.core.ports import NewsItem
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.fleet.redis.news import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
+from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.redis import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from tests.store.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 
 PATIENT_S, BRISK_S = 5.0, 0.3
@@ -242,7 +242,7 @@ async def test_who_comes_soon_after_hears_that_it_is_over(
             one.news.tell(PAUSE._replace(name=name), lasts=True)
             one.news.tell(PAUSE._replace(name=name, left_s=0.0), lasts=True)
         one.news.tell(PAUSE._replace(name="b", left_s=5.0), lasts=True)
-        monkeypatch.setattr("gateway.fleet.redis.news.OVER_S", 0.001)
+        monkeypatch.setattr("gateway.fleet.redis.OVER_S", 0.001)
         one.news.tell(PAUSE._replace(name="c", left_s=0.0), lasts=True)
         await until(lambda: not one.news._telling)
         async with joined(server.url, namespace) as late:
@@ -477,7 +477,7 @@ async def test_what_is_kept_is_read_later_if_it_cannot_be_read_now(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile what others tell is heard all the same."""
-    monkeypatch.setattr("gateway.fleet.redis.news.AGAIN_S", 0.01)
+    monkeypatch.setattr("gateway.fleet.redis.AGAIN_S", 0.01)
     async with fleet(server, namespace, 2) as (one, two):
         one.news.tell(PAUSE, lasts=True)
         await told(one, two)
@@ -498,7 +498,7 @@ async def test_what_waits_to_be_told_again_gives_way_to_what_is_newer(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the newer one went."""
-    monkeypatch.setattr("gateway.fleet.redis.news.AGAIN_S", 0.05)
+    monkeypatch.setattr("gateway.fleet.redis.AGAIN_S", 0.05)
     async with fleet(server, namespace, 2) as (one, two):
         lost = asyncio.get_running_loop().create_future()
         lost.set_exception(ConnectionError("lost"))

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from redis import Redis
 
 from gateway.core.ports import Claim, Store
-from gateway.core.types.words import Kept
+from gateway.core.types import Kept
 from gateway.drivers.redis_store.store import RedisStore
+from gateway.features.reuse.redis_records import records as record_answers
 from gateway.features.reuse.redis_records.offline_records import FIRST_SHARED_FENCE, OfflineRecords
-from gateway.features.reuse.redis_records.records import record_answers
 from tests.store.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
 from tests.store.redis_support import Lender, Lent, until
 from tests.store.test_conformance import record_steps

@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.features.runs.rules.errors import RunsUnavailable
-from gateway.features.runs.rules.outcome import count_once
-from gateway.features.runs.rules.run import RunRecord, one_call
-from gateway.features.runs.rules.workflow import RunOutcome
+from gateway.features.runs.rules import RunOutcome, RunRecord, RunsUnavailable, count_once, one_call
 from tests.store.conformance import ROOMY, Wall
 from tests.store.redis_support import Lender
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.ports import NewsItem
 from gateway.drivers.redis_store.store import RedisStore
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.lease.lease import SharedState
 from tests.store.conformance import KIB, ROOMY, digest, entries, kept, row, settle
 from tests.store.redis_servers import RedisServer, free_port, redis_cluster, redis_server
 from tests.store.redis_support import loaded, until

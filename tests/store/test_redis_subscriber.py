@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.drivers import redis_health as subscriber
 from gateway.drivers.redis.link import Link
-from gateway.drivers.redis_health import subscriber
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.lease.lease import SharedState
 from tests.store.redis_servers import RedisServer
 
 
@@ -25,7 +25,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "LAST_DELAY_S", 0.01)
+    monkeypatch.setattr(subscriber, "SUBSCRIBER_LAST_DELAY_S", 0.01)
 
 
 @contextlib.asynccontextmanager

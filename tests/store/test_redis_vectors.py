@@ -12,10 +12,10 @@ import pytest
 from gateway.core.ports import NewsItem, VectorRow
 from gateway.drivers.redis_store import store as redis
 from gateway.drivers.redis_store.store import RedisStore
-from gateway.features.reuse.redis.answers.purges import Selection, decode_selection
+from gateway.features.reuse.redis.answers import Selection, decode_selection
 from gateway.features.semantic import redis as vectors
 from gateway.features.semantic.redis import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
-from gateway.fleet.redis import registry
+from gateway.fleet import redis as registry
 from tests.store.conformance import ROOMY, Wall, digest, entries, row, settle, ticked
 from tests.store.redis_support import Lender, Lent, loaded
 

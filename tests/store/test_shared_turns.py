@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from gateway.core.ports import Answers, Later
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import THINKING, Kept
-from gateway.dialects.memory.memory import UNKNOWN_FOR_S, OwnTurns, ThoughtMemory
-from gateway.dialects.memory.remembered import SaidTurn, SignedElsewhere
-from gateway.dialects.memory.shared import MOST_LOOKED_FOR, PATIENCE_S, SHARED_FOR_S, SharedTurns
+from gateway.core.types import THINKING, Kept, StoreBounds
+from gateway.dialects.memory import (
+    MOST_LOOKED_FOR,
+    PATIENCE_S,
+    SHARED_FOR_S,
+    UNKNOWN_FOR_S,
+    OwnTurns,
+    SaidTurn,
+    SharedTurns,
+    SignedElsewhere,
+    ThoughtMemory,
+)
 from tests.store.conformance import MakeStore, Wall, settle
 
 BOUNDS = StoreBounds({THINKING: 1_000_000}, 1_000_000)
@@ -145,7 +152,7 @@ async def test_a_store_that_hangs_is_not_waited_for(wall: Wall, monkeypatch: pyt
     async def wait(futures: Any, **options: Any) -> None:
         waited.append(options["timeout"])
 
-    monkeypatch.setattr("gateway.dialects.memory.shared.asyncio.wait", wait)
+    monkeypatch.setattr("gateway.dialects.memory.asyncio.wait", wait)
     hung = Hung()
     memory = process(hung, wall)  # type: ignore[arg-type]  # of its methods only `get` is asked
     numbers = range(MOST_LOOKED_FOR + 20)

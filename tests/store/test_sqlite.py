@@ -16,14 +16,16 @@ import orjson
 import pytest
 
 from gateway.core.errors import StoreUnusable
-from gateway.core.types.process import StoreBounds
-from gateway.drivers.sqlite import file, thread
-from gateway.drivers.sqlite_store.eviction import eviction, schema
-from gateway.drivers.sqlite_store.eviction.schema import STATE_FILE
+from gateway.core.types import StoreBounds
+from gateway.drivers import sqlite as file
+from gateway.drivers import sqlite as thread
+from gateway.drivers.sqlite_store import eviction
+from gateway.drivers.sqlite_store import eviction as schema
+from gateway.drivers.sqlite_store.eviction import STATE_FILE
 from gateway.drivers.sqlite_store.opening import open_file
 from gateway.drivers.sqlite_store.store import SqliteStore
-from gateway.features.reuse.memory.entry_codec import about, restored
-from gateway.features.reuse.sqlite import answers
+from gateway.features.reuse import sqlite as answers
+from gateway.features.reuse.memory import about, restored
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, connect_hastily
 

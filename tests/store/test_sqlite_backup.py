@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.drivers.sqlite import file
+from gateway.drivers import sqlite as file
 from gateway.drivers.sqlite_store.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, kept, settle
 from tests.store.sqlite_support import Disk, connect_hastily

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from gateway.core.ports import VectorRow
 from gateway.features.semantic import nearest
 from gateway.features.semantic.index.index import NOT_INSTALLED, VectorIndex
-from gateway.features.semantic.index.vectors.sketch import reach
-from gateway.features.semantic.lookup.question.ports import Near
+from gateway.features.semantic.index.vectors import reach
+from gateway.features.semantic.lookup.question import Near
 from gateway.features.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
 from tests.rows import rows
 

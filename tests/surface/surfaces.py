@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 import uvloop
 
-from gateway.admin.operations.operations import LIVE_PATHS, READY_PATHS
-from gateway.cli.main.main import main
+from gateway.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.cli.main import main
 from gateway.settings import Settings
 from tests.docs.support import constants, modules
 from tests.docs.test_config_reference import IN_WORDS, TABLES, names_of

@@ -12,7 +12,7 @@ import pytest
 import trustme
 import uvloop
 
-from gateway.core.http.client.httpx_transport.httpx_transport import HttpxTransport
+from gateway.core.http.client.httpx_transport import HttpxTransport
 from gateway.core.http.client.transport import Http1Transport
 
 

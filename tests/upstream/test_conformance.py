@@ -12,8 +12,8 @@ import trustme
 import uvloop
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.http.client.wire.redaction.phase import phase_of
-from gateway.core.types.provider_errors import Phase
+from gateway.core.http.client.wire.redaction import phase_of
+from gateway.core.types import Phase
 from tests.upstream.answers import RECORDED, Recorded, chunked, head, lowered
 from tests.upstream.conftest import fetch, read_body, server_tls
 from tests.upstream.raw_server import CLOSE, DROP, READ, READ_HEAD, RESET, Cut, RawServer, Script, Step

@@ -11,14 +11,11 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.errors import InvalidRequest
-from gateway.core.types.exchange import Answer, Clocks, Outgoing
-from gateway.core.types.provider_errors import UpstreamFailed
-from gateway.core.types.splice import Spliced
-from gateway.core.types.words import Attempt
-from gateway.dialects.registry import pair
+from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
+from gateway.dialects import registry as pair
+from gateway.dialects import upstream as module
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
-from gateway.dialects.upstream import converting as module
-from gateway.dialects.upstream.converting import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
+from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
 from tests.flow.support import JSON, Broken, Script, ScriptedUpstream
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)

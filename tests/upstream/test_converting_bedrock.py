@@ -14,12 +14,10 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.models.policies_models import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Clocks, Outgoing
-from gateway.core.types.provider_errors import UpstreamFailed
-from gateway.core.types.words import Attempt
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Attempt, Clocks, Outgoing, UpstreamFailed
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
-from gateway.dialects.upstream.converting import Converting
+from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import events_of
 from tests.flow.support import JSON, Script, ScriptedAnswer, ScriptedUpstream

@@ -14,14 +14,12 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.httpx_transport.httpx_transport import HttpxTransport
+from gateway.core.http.client.httpx_transport import HttpxTransport
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.http.client.wire import wire as upstream
-from gateway.core.http.client.wire.redaction.phase import phase_of
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Clocks, Outgoing
-from gateway.core.types.provider_errors import Phase
-from gateway.core.types.splice import Spliced
+from gateway.core.http.client.wire.redaction import phase_of
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Clocks, Outgoing, Phase, Spliced
 from tests.upstream.conftest import fetch, server_tls
 from tests.upstream.provider_server import BODY, EVENT, ProviderServer, Wire, digest
 

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.core.http.client.pool.pool import Origin
-from gateway.products.jobs.webhooks.outward.guard import AddressGuard
-from gateway.products.jobs.webhooks.outward.guarded import MOST_LOOKUPS, GuardedOutward, Resolver
-from gateway.products.jobs.webhooks.outward.job_ports_outward import FetchRefused, OutwardAnswer, Unreachable
+from gateway.core.http.client.pool import Origin
+from gateway.products.jobs.webhooks.outward import (
+    MOST_LOOKUPS,
+    AddressGuard,
+    FetchRefused,
+    GuardedOutward,
+    OutwardAnswer,
+    Resolver,
+    Unreachable,
+)
 from tests.policy.ssrf_table import ALLOWED, NAMES, SPELLINGS
 from tests.receiver import OK, Receiver
 from tests.upstream.conftest import server_tls

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.http.client.exchange.head import split_head
+from gateway.core.http.client.exchange import split_head
 from tests.rows import rows
 from tests.upstream.test_http1_protocol import connect
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.connection.connection import STALE_WITHIN_S
+from gateway.core.http.client.connection import STALE_WITHIN_S
 from gateway.core.http.client.transport import Http1Transport, PoolStats, phase_of
-from gateway.core.types.provider_errors import Phase
+from gateway.core.types import Phase
 from tests.upstream.answers import chunked, head
 from tests.upstream.conftest import FakeClock, fetch, read_body, server_tls
 from tests.upstream.raw_server import (

@@ -8,13 +8,17 @@ from math import inf
 import httpx
 import pytest
 
-from gateway.core.http.client.connection.connection import HIGH_WATER_BYTES, Http1Connection
-from gateway.core.http.client.connection.turns import LoopTurns
-from gateway.core.http.client.exchange.exchange import Exchange
-from gateway.core.http.client.exchange.head import MAX_HEAD_BYTES
-from gateway.core.http.client.exchange.wire import EncodedRequest, WireTimeouts, encode, read_timeouts
-from gateway.core.http.client.wire.redaction.phase import phase_of
-from gateway.core.types.provider_errors import Phase
+from gateway.core.http.client.connection import HIGH_WATER_BYTES, Http1Connection, LoopTurns
+from gateway.core.http.client.exchange import (
+    MAX_HEAD_BYTES,
+    EncodedRequest,
+    Exchange,
+    WireTimeouts,
+    encode,
+    read_timeouts,
+)
+from gateway.core.http.client.wire.redaction import phase_of
+from gateway.core.types import Phase
 from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
 

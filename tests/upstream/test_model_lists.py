@@ -11,9 +11,8 @@ import pytest
 
 from gateway.core.http.client import model_lists
 from gateway.core.http.client.model_lists import EVERY_S, ModelLists
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Outgoing, Upstream
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import ErrorClass, Outgoing, Phase, Upstream, UpstreamFailed
 from tests.flow.support import FakeClock
 
 CLAUDES = Provider("a", "anthropic", "https://a.example/v1", api_key="k", group="a", learns_models=True)

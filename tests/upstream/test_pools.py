@@ -11,9 +11,9 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.pools.pools.pools import EmulatedTransport, Pools
+from gateway.core.http.client.pools.pools import EmulatedTransport, Pools
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot import Provider
 from tests.upstream.conftest import fetch, server_tls
 from tests.upstream.raw_server import READ, RawServer
 

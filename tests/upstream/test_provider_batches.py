@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.products.batches.native.formats.remote import FULL, NeverSent, NotToldYet, ProviderRefused
-from gateway.products.batches.native.providers.by_dialect import HttpProviderBatches
-from gateway.products.jobs.webhooks.outward.job_ports_outward import Unreachable
+from gateway.core.snapshot.snapshot import Provider
+from gateway.products.batches.native.formats import FULL, NeverSent, NotToldYet, ProviderRefused
+from gateway.products.batches.native.providers import HttpProviderBatches
+from gateway.products.jobs.webhooks.outward import Unreachable
 from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
 
 SECRET = "sk-canary-0123456789abcdef"

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.http.client.wire.redaction.redaction import MIN_BYTES, Seam, Secrets, secrets_of
+from gateway.core.http.client.wire.redaction import MIN_BYTES, Seam, Secrets, secrets_of
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Answer
-from gateway.core.types.provider_errors import UpstreamFailed
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Answer, UpstreamFailed
 from tests.rows import rows
 from tests.upstream.test_wire import CHAT, read
 

@@ -13,14 +13,11 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.splice import Spliced
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import ErrorClass, Outgoing, Phase, Spliced, UpstreamFailed
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.google.minted import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
-from gateway.credentials.sources.sources.live import LiveCredential
-from gateway.credentials.sources.sources.signing import LARGE_BYTES, Signed
+from gateway.credentials.google import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
+from gateway.credentials.sources.sources import LARGE_BYTES, LiveCredential, Signed
 from tests.flow.support import FakeClock
 from tests.upstream.credentials.servers import Answers, Asked, LocalServer, Said, is_signed, serving
 from tests.upstream.test_wire import CHAT, read

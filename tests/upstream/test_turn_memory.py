@@ -7,18 +7,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import THINKING
-from gateway.dialects.memory.memory import (
+from gateway.core.types import THINKING, StoreBounds
+from gateway.dialects.memory import (
     ENTRY_BYTES,
     KEPT_FOR_S,
     MOST_SHARED_CHARACTERS,
     MOST_UNKNOWN,
     UNKNOWN_FOR_S,
+    SaidTurn,
+    SharedTurns,
     ThoughtMemory,
 )
-from gateway.dialects.memory.remembered import SaidTurn
-from gateway.dialects.memory.shared import SharedTurns
 from gateway.drivers.memory_store import MemoryStore
 
 TENANTS = ("a", "b")

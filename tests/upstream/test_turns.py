@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.http.client.connection import connection as http1_connection
-from gateway.core.http.client.connection.turns import LONG_TURN_S, MOST_PIECES, LoopTurns
-from gateway.core.http.client.exchange.exchange import Exchange
-from gateway.core.http.client.pool import pool as http1_pool
+from gateway.core.http.client import connection as http1_connection
+from gateway.core.http.client import pool as http1_pool
+from gateway.core.http.client.connection import LONG_TURN_S, MOST_PIECES, LoopTurns
+from gateway.core.http.client.exchange import Exchange
 from tests.upstream.test_http1_protocol import connect
 
 READERS = 300

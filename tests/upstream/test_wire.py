@@ -10,9 +10,8 @@ import pytest
 import respx
 
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Answer, Clocks, Outgoing
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Answer, Clocks, ErrorClass, Outgoing, Phase, UpstreamFailed
 
 OPENAI = Provider(
     "openai", "openai", "https://api.openai.test/v1", api_key="sk-provider", headers=(("X-Team", "search"),)

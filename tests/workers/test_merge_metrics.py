@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from gateway.core.calllog import CallLog
-from gateway.core.telemetry.telemetry import Telemetry
+from gateway.core.telemetry import Telemetry
 from gateway.workers.metrics.merge_metrics import (
     ADDED,
     LEAST,

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gateway.admin.explain.languages.keeping import explain_keeping
-from gateway.admin.explain.languages.languages import explain_conversion, explain_sent
+from gateway.admin.explain.languages import explain_conversion, explain_keeping, explain_sent
+from gateway.core import peek as passthrough
 from gateway.core.errors import NotFound, Unauthorised
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.intake import parse
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.usage.capabilities import Capabilities
-from gateway.core.peek import passthrough
-from gateway.core.peek.peek import Peeked, peek
-from gateway.core.retry.balancing.balancing import Choice
-from gateway.core.retry.balancing.rules import Action, ClassRule, Retries
+from gateway.core.openai.usage import Capabilities
+from gateway.core.peek import Peeked, peek
+from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.snapshot.route_plan import strangers_of
-from gateway.core.snapshot.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
-from gateway.core.types.exchange import Clocks
-from gateway.core.types.words import Endpoint
-from gateway.dialects.http.door import door as generate
+from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
+from gateway.core.types import Clocks, Endpoint
+from gateway.dialects.http import door as generate
 from gateway.features.degrade.lower import FIELDS_AT
-from gateway.features.grouping.bodies.bodies import RESULTS
-from gateway.features.output.rules.rules import CHECKED, OutputRule
+from gateway.features.grouping.bodies import RESULTS
+from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.reuse.rules.rules import Caching, applies
-from gateway.features.runs.rules.workflow import OTHER, RunPart
-from gateway.features.runs.step.part import part_of, run_words
+from gateway.features.runs.rules import OTHER, RunPart
+from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin.explaining_jobs import explain_job
 from gateway.routes import ENDPOINTS
 

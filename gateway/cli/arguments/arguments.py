@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gateway.admin.operations.operations import ACTIONS
+from gateway.admin.operations import ACTIONS
 from gateway.cli.arguments.values import DEFAULT_URL, between, port_number
-from gateway.core.config.admission.admission import KINDS
+from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli.run_arguments import add_runs, add_workflows
 from gateway.products.jobs.cli.arguments import Actions, add_batch, add_jobs, add_webhooks
 from gateway.products.jobs.dead_letters.cli.dead_letter_arguments import add_dead_letters
@@ -48,7 +48,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_config(command)
     _add_listen(command, "admin.listen or server.host", "that port")
     _add_log(command)
-    command.set_defaults(command="gateway.products.jobs.cli.own_gateway.work:run_worker")
+    command.set_defaults(command="gateway.products.jobs.cli.own_gateway:run_worker")
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)
@@ -92,12 +92,12 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     command.add_argument("action", nargs="?", choices=ACTIONS, help="what to do; absent: show them all")
     command.add_argument("name", nargs="?", help="of a target (openai/gpt-4o) or an account (openai)")
     _add_admin(command, key_flag="--key")
-    command.set_defaults(command="gateway.cli.operate.operate:targets")
+    command.set_defaults(command="gateway.cli.operate:targets")
 
     command = commands.add_parser("stats", help="what a running gateway has saved, in calls, tokens and money")
     command.add_argument("--by", choices=("layer", "model", "key"), default="layer", help="default: %(default)s")
     _add_admin(command)
-    command.set_defaults(command="gateway.cli.operate.operate:stats")
+    command.set_defaults(command="gateway.cli.operate:stats")
 
     _add_cache(
         commands.add_parser(
@@ -173,9 +173,11 @@ EMULATOR_FLAGS = {
 def _add_demo(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway demo`; no other command needs to import the demo and what it is made of."""
     from gateway.demo.batch import BatchDemo  # as said above
-    from gateway.demo.storm.storm.outage import Outage  # as said above
-    from gateway.demo.storm.storm.storm import Storm  # as said above
-    from gateway.demo.workflow.scenario.scenario import WorkflowDemo  # as said above
+
+    # as said above
+    # as said above
+    from gateway.demo.storm.storm import Outage, Storm
+    from gateway.demo.workflow.scenario import WorkflowDemo  # as said above
 
     storm, outage, batch, workflow = Storm(), Outage(), BatchDemo(), WorkflowDemo()
     command.add_argument("--calls", type=_COUNT, default=storm.calls, help="made at once (default: %(default)s)")
@@ -223,8 +225,9 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
 
 def _add_emulator(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway emulate`; no other command needs to import the emulator."""
-    from gateway.emulator.config.config.config import DIALECTS  # as said above
-    from gateway.emulator.config.config.faults import FAULTS  # as said above
+    # as said above
+    # as said above
+    from gateway.emulator.config.config import DIALECTS, FAULTS
 
     command.epilog = "faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items())
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
@@ -245,7 +248,7 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
 
     action = actions.add_parser("show", help="how much is kept, how much may be, and what it has saved")
     _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate.operate:cache_show")
+    action.set_defaults(command="gateway.cli.operate:cache_show")
 
     action = actions.add_parser(
         "purge",
@@ -257,7 +260,7 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action.add_argument("--tenant", help="of the key that called")
     action.add_argument("--all", action="store_true", help="everything of everybody")
     _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate.operate:cache_purge")
+    action.set_defaults(command="gateway.cli.operate:cache_purge")
 
     action = actions.add_parser(
         "why",
@@ -270,7 +273,7 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action.add_argument("--endpoint", help="of that body: chat, responses, embeddings … (default: chat)")
     action.add_argument("--tenant", help="whose request it is (default: the only one of the config)")
     _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate.operate:cache_why")
+    action.set_defaults(command="gateway.cli.operate:cache_why")
 
 
 def _add_state(command: argparse.ArgumentParser) -> None:
@@ -287,7 +290,7 @@ def _add_backup(actions: Actions[argparse.ArgumentParser], name: str, setting: s
     )
     action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
     _add_admin(action)
-    action.set_defaults(command=f"gateway.cli.operate.operate:{name}_backup")
+    action.set_defaults(command=f"gateway.cli.operate:{name}_backup")
 
 
 def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
@@ -295,7 +298,7 @@ def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
         action = actions.add_parser(name, help=f"{does}, whosever they are")
         action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
         _add_admin(action)
-        action.set_defaults(command="gateway.cli.operate.operate:flag_jobs", flag=name)
+        action.set_defaults(command="gateway.cli.operate:flag_jobs", flag=name)
     action = actions.add_parser(
         "retry",
         help="try jobs again that failed for good, and the dead lines of batches",
@@ -304,7 +307,7 @@ def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
     )
     action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
     _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate.operate:retry_jobs")
+    action.set_defaults(command="gateway.cli.operate:retry_jobs")
 
 
 def _add_objects(command: argparse.ArgumentParser) -> None:
@@ -322,7 +325,7 @@ def _add_objects(command: argparse.ArgumentParser) -> None:
     action.add_argument("--provider", help="where they are (default: that of passthrough, or the only one)")
     action.add_argument("--move", action="store_true", help="also those that are another tenant's")
     _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate.operate:claim")
+    action.set_defaults(command="gateway.cli.operate:claim")
 
 
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:

@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 from gateway.admin.explain.call import explain
-from gateway.admin.explain.languages.error import explain_error, read_headers
+from gateway.admin.explain.languages import explain_error, read_headers
 from gateway.cli.check.config import compile_config, settings_of
-from gateway.cli.main.exits import FAILED, OK, UNUSABLE, fail
+from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
 from gateway.core.config.describe import describe
-from gateway.core.config.error_tables.errors import ErrorTables, read_error_tables
+from gateway.core.config.error_tables import ErrorTables, read_error_tables
 from gateway.core.config.load.folder import list_error_files
-from gateway.core.config.load.load.load import locate_policies
-from gateway.core.config.source.problems import Problem
+from gateway.core.config.load.load import locate_policies
+from gateway.core.config.source import Problem
 from gateway.core.errors import ConfigError, GatewayError, NotFound
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel.listeners import require_shared
 

@@ -6,11 +6,10 @@ import argparse
 import os
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.load.load.load import load_snapshot
-from gateway.core.http.client.pools.pools.pools import Pools
+from gateway.core.config.load.load import load_snapshot
+from gateway.core.http.client.pools.pools import Pools
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
 from gateway.settings import Settings
 
 

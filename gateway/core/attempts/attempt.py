@@ -14,21 +14,18 @@ from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, FirstAnswer, dispatch
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.error_tables.classify import Diagnosis, error_object, is_openai_shaped
+from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
 from gateway.core.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
-from gateway.core.limits.reservation.refusal import Refusal
+from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing.hedge import Hedges
-from gateway.core.racing.moving import Moves, is_final
-from gateway.core.racing.suspects import Suspects
-from gateway.core.retry.balancing.rules import Action
+from gateway.core.racing import Hedges, Moves, Suspects, is_final
+from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.provider_errors import ErrorClass, Phase, Unsayable, UpstreamFailed
-from gateway.core.types.words import Attempt, shown
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Attempt, ErrorClass, Phase, Unsayable, UpstreamFailed, shown
 from gateway.dialects.sse.relayed_errors import for_generate, for_messages, for_openai, openai_error, told_status
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))

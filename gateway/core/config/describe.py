@@ -13,24 +13,16 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from gateway.core.config.admission.admission import windows_of
+from gateway.core.config.admission import windows_of
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.bodies.body_edits import BodyEdits
-from gateway.core.retry.balancing.rules import Action, ClassRule, Retries
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import (
-    Counting,
-    Key,
-    Model,
-    PolicySnapshot,
-    Rates,
-    Target,
-)
-from gateway.core.types.process import Server
-from gateway.features.output.rules.rules import OutputRule
+from gateway.core.openai.bodies import BodyEdits
+from gateway.core.retry.balancing import Action, ClassRule, Retries
+from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.core.types import Server
+from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import Caching
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.pipelines.compile.compiling.plan import PipelinePlan
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.pipelines.compile.compiling import PipelinePlan
 
 
 def plain(value: object) -> Any:

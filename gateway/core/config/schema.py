@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gateway.core.config.fields.fields.env import EnvText
-from gateway.core.config.fields.fields.fields import (
+from gateway.core.config.fields.fields import (
     Address,
     Amount,
     ApiKey,
@@ -20,6 +19,7 @@ from gateway.core.config.fields.fields.fields import (
     CallerDigest,
     Count,
     Duration,
+    EnvText,
     FailClosed,
     FirstEvent,
     Flag,
@@ -36,10 +36,9 @@ from gateway.core.config.fields.fields.fields import (
     Usd,
 )
 from gateway.core.limits.table.rules import ChargeRule
-from gateway.core.retry.balancing.balancing import Choice
-from gateway.core.snapshot.snapshot.provider import Dialect, LimitsAre
-from gateway.core.snapshot.snapshot.snapshot import OnLoss
-from gateway.features.grouping.bodies.rules import GroupRules
+from gateway.core.retry.balancing import Choice
+from gateway.core.snapshot.snapshot import Dialect, LimitsAre, OnLoss
+from gateway.features.grouping.bodies import GroupRules
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 
 Kind = Literal[

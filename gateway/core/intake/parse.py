@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core.edge.served.pages import refuse_pages
+from gateway.core.edge.served import refuse_pages
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types.exchange import RawHeaders
-from gateway.core.types.words import LANES, Endpoint, Lane
-from gateway.features.runs.step import part as run_parts
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
+from gateway.features.runs import step as run_parts
 
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 SDK_MARGIN_S = 0.15

@@ -5,7 +5,7 @@ Hop-by-hop fields, `host`, cookies, lengths and encodings never pass: they belon
 
 from __future__ import annotations
 
-from gateway.core.types.exchange import RawHeaders
+from gateway.core.types import RawHeaders
 
 _MEMO_LIMIT = 512
 

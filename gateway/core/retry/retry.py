@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from gateway.core.retry.balancing.rules import Action, Backoff, ClassRule, Retries
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.provider_errors import ErrorClass, Phase
-from gateway.core.types.words import Attempt
+from gateway.core.retry.balancing import Action, Backoff, ClassRule, Retries
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Attempt, ErrorClass, Phase
 
 _FINAL = ClassRule(Action.PASS_THROUGH)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.core.snapshot.snapshot.request import Request
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot, Target
-from gateway.core.types.words import Endpoint, Lane
-from gateway.features.output.rules.rules import CHECKED, OutputRule
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Request, Target
+from gateway.core.types import Endpoint, Lane
+from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.products.responses.rules.keeping import keeping_of
-from gateway.products.responses.rules.response_object.asked import Keeping
+from gateway.products.responses.rules.response_object import Keeping
 
 MOST_PLANS = 4096
 """The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""

@@ -14,9 +14,9 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from gateway.core.http.client.httpx_transport.httpx_transport import HttpxTransport
+from gateway.core.http.client.httpx_transport import HttpxTransport
 from gateway.core.http.client.transport import ERRORS, Http1Transport
-from gateway.products.jobs.webhooks.outward.outwards_outward import in_words, timeouts_of
+from gateway.products.jobs.webhooks.outward import in_words, timeouts_of
 
 ANSWER_S: Final = 10.0
 NEARBY_S: Final = 2.0

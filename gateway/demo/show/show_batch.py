@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from gateway.demo.batch import FAULTS, BatchDemo, run_batch
-from gateway.demo.record.reckoning import BatchRun
-from gateway.demo.show.show.chart import batch_chart
-from gateway.demo.show.show.show import Display, check_folder, lay_out, perform, progress_bar, save_chart, times
+from gateway.demo.record import BatchRun
+from gateway.demo.show.show import Display, batch_chart, check_folder, lay_out, perform, progress_bar, save_chart, times
 
 
 def show_batch(demo: BatchDemo, display: Display, chart: Path) -> BatchRun:

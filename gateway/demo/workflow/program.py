@@ -21,7 +21,7 @@ import orjson
 import uvloop
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.demo.storm.clients.clients import API_KEY, MODEL
+from gateway.demo.storm.clients import API_KEY, MODEL
 from gateway.demo.workflow.reckoning import read_journal
 
 RUN, STEP = "order-", "step-"

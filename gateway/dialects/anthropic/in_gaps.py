@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.types.words import Gap, How
+from gateway.core.types import Gap, How
+from gateway.dialects.anthropic import in_request as request
+from gateway.dialects.anthropic import in_request as thinking
 from gateway.dialects.anthropic.in_answer import ids
-from gateway.dialects.anthropic.in_request import request, thinking
-from gateway.dialects.base.base import (
+from gateway.dialects.base import (
     MOST_NAMED,
     MOST_STOPS,
     Json,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.anthropic.out_request.tools.blocks import has_mark, is_blank, mark_of, picture_url
-from gateway.dialects.anthropic.out_thoughts import gaps as claudes
-from gateway.dialects.anthropic.out_thoughts.signed_turns import Recalled
-from gateway.dialects.anthropic.out_thoughts.thoughts import thought_blocks
-from gateway.dialects.base.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
-from gateway.dialects.bedrock.request.options.blocks import DOCUMENTS, document_name
-from gateway.dialects.bedrock.request.options.options import MORE, OWN
-from gateway.dialects.memory.remembered import gaps_of_foreign
+from gateway.core.types import Gap, How
+from gateway.dialects.anthropic import out_thoughts as claudes
+from gateway.dialects.anthropic.out_request.tools import has_mark, is_blank, mark_of, picture_url
+from gateway.dialects.anthropic.out_thoughts import Recalled, thought_blocks
+from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.bedrock.request.options import DOCUMENTS, MORE, OWN, document_name
+from gateway.dialects.memory import gaps_of_foreign
 from gateway.dialects.schema_tools.media import URLS, file_of
 from gateway.dialects.schema_tools.outline import gaps_of_chat, outline
 

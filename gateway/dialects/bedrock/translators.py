@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.core.types.words import Gap
-from gateway.dialects.base.base import ConvertedRequest, Json, Reader, ServerFacts, once
+from gateway.core.types import Gap
+from gateway.dialects.base import ConvertedRequest, Json, Reader, ServerFacts, once
 from gateway.dialects.bedrock import gaps
-from gateway.dialects.bedrock.answer.answer import chat_of_converse
-from gateway.dialects.bedrock.answer.stream import ConverseAsChat
-from gateway.dialects.bedrock.request.options.options import ConverseOptions, takes_thoughts_back
+from gateway.dialects.bedrock.answer import ConverseAsChat, chat_of_converse
+from gateway.dialects.bedrock.request.options import ConverseOptions, takes_thoughts_back
 from gateway.dialects.bedrock.request.request import converse_body
-from gateway.dialects.schema_tools.tools.tool_names import CONVERSES, gaps_of_names, with_allowed_names, with_own_names
+from gateway.dialects.schema_tools.tools import CONVERSES, gaps_of_names, with_allowed_names, with_own_names
 
 
 class ChatOverConverse:

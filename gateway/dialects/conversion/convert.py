@@ -13,15 +13,19 @@ from typing import Any
 
 import orjson
 
-from gateway.core.openai.json_edit.json_text import is_crowded
-from gateway.core.openai.sse import sse
-from gateway.core.openai.sse.first_event import GIVEN_UP, choices_of, failed_reason
-from gateway.core.openai.sse.sse import is_plain_chat
-from gateway.core.openai.transcript.transcript import NULL_USAGE
-from gateway.dialects.conversion.chat.chat import chunks_of, completion_of, normal
-from gateway.dialects.conversion.chat.merge import Ambiguous, plain
-from gateway.dialects.conversion_answers.messages import events_of, last_reason, message_of
-from gateway.dialects.conversion_answers.responses import frames_of, last_response, response_of
+from gateway.core.openai import sse
+from gateway.core.openai.json_edit import is_crowded
+from gateway.core.openai.sse import GIVEN_UP, choices_of, failed_reason, is_plain_chat
+from gateway.core.openai.transcript import NULL_USAGE
+from gateway.dialects.conversion.chat import Ambiguous, chunks_of, completion_of, normal, plain
+from gateway.dialects.conversion_answers import (
+    events_of,
+    frames_of,
+    last_reason,
+    last_response,
+    message_of,
+    response_of,
+)
 
 _DONE_FRAME = b"data: [DONE]\n\n"
 _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)

@@ -13,16 +13,8 @@ from sys import byteorder
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import (
-    ConvertedRequest,
-    Json,
-    MalformedAnswer,
-    Reader,
-    ServerFacts,
-    gaps_of_fields,
-    text_of,
-)
+from gateway.core.types import Gap, How
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, Reader, ServerFacts, gaps_of_fields, text_of
 
 HINT: Final = "the target has no such option"
 _KNOWN: Final = frozenset(("model", "input", "dimensions", "encoding_format", "user", "input_type"))

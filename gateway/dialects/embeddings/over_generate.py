@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import (
+from gateway.core.types import Gap, How
+from gateway.dialects.base import (
     ConvertedRequest,
     Json,
     MalformedAnswer,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import ConvertedRequest, Json, MalformedAnswer, ServerFacts, object_of, once, text_of
+from gateway.core.types import Gap, How
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, ServerFacts, object_of, once, text_of
 from gateway.dialects.embeddings.common import HINT, NeverStreamed, common_gaps, embeddings_of, task_of, texts_of
 
 _COHERES: Final = {"document": "search_document", "query": "search_query"}

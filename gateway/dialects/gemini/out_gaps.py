@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, text_of
-from gateway.dialects.gemini.out_answer.signatures import has_foreign, signature_of_call
-from gateway.dialects.gemini.out_request.parts import PLACES, STORED, url_in
-from gateway.dialects.memory.remembered import IN_ID
+from gateway.core.types import Gap, How
+from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.gemini.out_answer import has_foreign, signature_of_call
+from gateway.dialects.gemini.out_request import PLACES, STORED, url_in
+from gateway.dialects.memory import IN_ID
 from gateway.dialects.schema_tools.media import type_of_name
 from gateway.dialects.schema_tools.outline import gaps_of_chat, outline
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.core.types import Gap, How
+from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.schema_tools.outline import outline
 
 _STATE: Final = "the target keeps no state of conversations"

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, SAID, is_reference
 
 _OWN: Final = frozenset(

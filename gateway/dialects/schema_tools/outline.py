@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import FieldGaps, Json, object_of
-from gateway.dialects.memory.remembered import IN_ID
+from gateway.core.types import Gap, How
+from gateway.dialects.base import FieldGaps, Json, object_of
+from gateway.dialects.memory import IN_ID
 
 _NO_OPTION: Final = "the target has no such option"
 _SYSTEM: Final = ("system", "developer")

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.types.words import Gap, How
-from gateway.dialects.base.base import MOST_NAMED, Json, ServerFacts, object_of, text_of
+from gateway.core.types import Gap, How
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, text_of
 
 _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")

@@ -12,9 +12,9 @@ from typing import Final
 
 import orjson
 
-from gateway.core.openai.json_edit.json_text import is_overcrowded
-from gateway.core.openai.sse import sse
-from gateway.dialects.base.base import ConvertedRequest, Json, text_of
+from gateway.core.openai import sse
+from gateway.core.openai.json_edit import is_overcrowded
+from gateway.dialects.base import ConvertedRequest, Json, text_of
 from gateway.dialects.sse.shapes import chat_error
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024

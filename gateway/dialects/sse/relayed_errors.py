@@ -10,10 +10,10 @@ from typing import Final
 
 import orjson
 
-from gateway.core.error_tables.body import error_object
-from gateway.core.openai.sse.sse import answer_object
-from gateway.core.types.exchange import RawHeaders
-from gateway.dialects.base.base import Json, text_of
+from gateway.core.error_tables import error_object
+from gateway.core.openai.sse import answer_object
+from gateway.core.types import RawHeaders
+from gateway.dialects.base import Json, text_of
 from gateway.dialects.sse import shapes
 
 _OF_OPENAI: Final = frozenset(("message", "type", "param", "code"))

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from gateway.dialects.base.base import Json, text_of
+from gateway.dialects.base import Json, text_of
 
 Language = Literal["chat", "responses", "messages", "generate"]
 """A caller's: OpenAI's two, Anthropic's, Gemini's."""

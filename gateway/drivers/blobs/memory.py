@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from gateway.drivers.blobs.directory.names import check_name
-from gateway.products.jobs.model.errors import JobsUnavailable
+from gateway.drivers.blobs.directory import check_name
+from gateway.products.jobs.model import JobsUnavailable
 
 PIECE_BYTES = 262_144
 """Of one piece that a reader gets."""

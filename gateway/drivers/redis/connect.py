@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.fleet.lease.lease import SharedState
 
 Node = tuple[str, int]
 """Host and port."""

@@ -27,10 +27,9 @@ from gateway.drivers.redis.job import (
     load_script,
     script_of,
 )
-from gateway.drivers.redis_cluster.cluster import Cluster
-from gateway.drivers.redis_cluster.server import ServerOptions, StoreServer
-from gateway.drivers.redis_health.subscriber import Subscriber
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.drivers.redis_cluster import Cluster, ServerOptions, StoreServer
+from gateway.drivers.redis_health import Subscriber
+from gateway.fleet.lease.lease import SharedState
 
 __all__ = ["Link", "Script", "StoreGone", "StoreRefused", "StoreUnheard", "load_script", "script_of"]
 

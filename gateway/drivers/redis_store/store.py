@@ -14,16 +14,15 @@ from itertools import islice
 from secrets import token_bytes
 
 from gateway.core.ports import Answers, KeptRuns, Leases, News, Objects, Records, StoreHealth, Vectors
-from gateway.core.types.process import StoreBounds
+from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.ownership.redis import RedisObjects
-from gateway.features.reuse.redis.answers.answers import RedisAnswers
-from gateway.features.reuse.redis_records.records.records import RedisRecords
-from gateway.features.runs.redis.shared_runs import SharedRunRecords
+from gateway.features.reuse.redis.answers import RedisAnswers
+from gateway.features.reuse.redis_records.records import RedisRecords
+from gateway.features.runs.redis import SharedRunRecords
 from gateway.features.semantic.redis import RedisVectors
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.fleet.redis.leases import RedisLeases
-from gateway.fleet.redis.news import RedisNews
+from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.redis import RedisLeases, RedisNews
 
 Work = Callable[[], Awaitable[object]]
 """A piece of background work, which may raise StoreGone."""

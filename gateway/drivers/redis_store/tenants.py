@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from gateway.core.ports import TENANTS_SHARE
 from gateway.drivers.redis.link import Link, StoreRefused
 from gateway.features.reuse.redis.lru import Now, SharedLru
-from gateway.fleet.redis.registry import Registry
+from gateway.fleet.redis import Registry
 
 MOST_KNOWN = 4096
 """Tenants whose sizes this process knows, at most; the longest unused are forgotten first."""

@@ -13,17 +13,13 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from gateway.core.ports import Answers, Objects, Records, Vectors
-from gateway.core.types.process import StoreBounds
-from gateway.drivers.sqlite.disk_trouble import Trouble
-from gateway.drivers.sqlite.file import File
-from gateway.drivers.sqlite.thread import FileThread
-from gateway.drivers.sqlite_store.eviction.eviction import Eviction
-from gateway.drivers.sqlite_store.eviction.schema import STATE_FILE
+from gateway.core.types import StoreBounds
+from gateway.drivers.sqlite import File, FileThread, Trouble
+from gateway.drivers.sqlite_store.eviction import STATE_FILE, Eviction
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.features.ownership.sqlite import SqliteObjects
-from gateway.features.reuse.memory.answers import MemoryAnswers
-from gateway.features.reuse.sqlite.answers import SqliteAnswers
-from gateway.features.reuse.sqlite.records import SqliteRecords
+from gateway.features.reuse.memory import MemoryAnswers
+from gateway.features.reuse.sqlite import SqliteAnswers, SqliteRecords
 from gateway.features.semantic.sqlite import SqliteVectors
 
 FRONT_PART = 4

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.problems.problems import EmulatedProblem, ProblemError
+from gateway.emulator.problems import EmulatedProblem, ProblemError
 
 
 @dataclass(frozen=True, slots=True)

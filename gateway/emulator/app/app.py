@@ -17,33 +17,39 @@ from urllib.parse import parse_qs
 import orjson
 
 from gateway.emulator import routes
-from gateway.emulator.answers.chat.play import EmulatedPace, perform, refusal_of
+from gateway.emulator.answers.chat import EmulatedPace, perform, refusal_of
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
-from gateway.emulator.app.call.call import EmulatedCall, PeerGoneError, Receive, Scope, Send, Sleep
-from gateway.emulator.app.call.stats import Recorded, Recorder, Stats
-from gateway.emulator.batches.batches import EmulatedBatches
-from gateway.emulator.batches.message_batches import EmulatedMessageBatches, is_of_batches
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.config.config.faults import Fault, FaultPlan
+from gateway.emulator.app.call import (
+    EmulatedCall,
+    PeerGoneError,
+    Receive,
+    Recorded,
+    Recorder,
+    Scope,
+    Send,
+    Sleep,
+    Stats,
+)
+from gateway.emulator.batches import EmulatedBatches, EmulatedMessageBatches, is_of_batches
+from gateway.emulator.config.config import EmulatorConfig, Fault, FaultPlan
 from gateway.emulator.config.unannounced import open_native_account
-from gateway.emulator.dialects.dialects import credentials
-from gateway.emulator.dialects.dialects.dialects import EmulatedAccount, RequestDemand, open_account
-from gateway.emulator.dialects.dialects.identity import identity_of
-from gateway.emulator.problems.problems import (
+from gateway.emulator.dialects import dialects as credentials
+from gateway.emulator.dialects.dialects import EmulatedAccount, RequestDemand, identity_of, open_account
+from gateway.emulator.problems import (
+    LANGUAGES,
     EmulatedProblem,
     ProblemError,
     context_length,
     invalid_key,
     model_not_found,
+    too_long,
+    unknown_model,
     unknown_url,
     wrong_method,
 )
-from gateway.emulator.problems.refusing import too_long, unknown_model
-from gateway.emulator.problems.shapes import LANGUAGES
-from gateway.emulator.responses.writer.writer import Writer
-from gateway.emulator.server.control.control import PREFIX, control
-from gateway.emulator.server.control.endpoints import ENDPOINTS, EmulatedEndpoint, canonical
+from gateway.emulator.responses.writer import Writer
+from gateway.emulator.server.control import ENDPOINTS, PREFIX, EmulatedEndpoint, canonical, control
 
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
 _MAX_ACCOUNTS = 10_000

@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable
 
 from gateway.emulator.answers.reply import Headers
-from gateway.emulator.app.call.limits import EmulatedBucket
-from gateway.emulator.config.config.config import EmulatedLimits, EmulatorConfig
-from gateway.emulator.dialects.dialects.dialects import AnthropicAccount, EmulatedAccount, RequestDemand, charge
-from gateway.emulator.problems.problems import EmulatedProblem, EmulatedRefusal
-from gateway.emulator.problems.refusing import google_quota
+from gateway.emulator.app.call import EmulatedBucket
+from gateway.emulator.config.config import EmulatedLimits, EmulatorConfig
+from gateway.emulator.dialects.dialects import AnthropicAccount, EmulatedAccount, RequestDemand, charge
+from gateway.emulator.problems import EmulatedProblem, EmulatedRefusal, google_quota
 
 
 def open_native_account(

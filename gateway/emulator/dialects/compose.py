@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway.emulator.answers.requests import CheckedRequest
-from gateway.emulator.responses.writer.writer import Draft, Writer, example_of
+from gateway.emulator.responses.writer import Draft, Writer, example_of
 
 Ending = Literal["stop", "length", "tool_calls", "content_filter"]
 _THOUGHT_TOKENS = 12

@@ -10,11 +10,10 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.emulator.answers.chat.chat import shaped
+from gateway.emulator.answers.chat import shaped
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
-from gateway.emulator.responses.writer.response_events import stream_of
-from gateway.emulator.responses.writer.writer import Draft, Writer
+from gateway.emulator.responses.writer import Draft, Writer, stream_of
 
 
 def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:

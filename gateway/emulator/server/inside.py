@@ -35,7 +35,7 @@ async def _start_demo() -> EmulatorServer:
 
     It is imported with its first use, because most configs name no emulator, and each start would take 2 MB more for it.
     """
-    from gateway.emulator.config.config.config import EmulatorConfig  # as said above
+    from gateway.emulator.config.config import EmulatorConfig  # as said above
     from gateway.emulator.server.server import EmulatorServer  # as said above
 
     server = EmulatorServer(EmulatorConfig.demo())

@@ -20,9 +20,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.emulator.app.app import Emulator
-from gateway.emulator.app.call.call import CONNECTIONS, TRANSPORT, Sleep
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.server.control.control import PREFIX
+from gateway.emulator.app.call import CONNECTIONS, TRANSPORT, Sleep
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.server.control import PREFIX
 from gateway.emulator.server.listener import Listener, reset
 
 _LOOK_S = 0.02

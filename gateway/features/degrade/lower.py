@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.core.openai.json_edit import json_edit
+from gateway.core.openai import json_edit
 
 SCALES: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),

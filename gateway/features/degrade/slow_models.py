@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.core.admission.gates.gates import Gates
+from gateway.core.admission.gates import Gates
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.features.degrade.lower import LatencyRules, lowered

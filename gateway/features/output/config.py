@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from gateway.core.config.fields.check import check, check_part
-from gateway.core.config.fields.fields.fields import Amount, Text, Whole
+from gateway.core.config.fields.fields import Amount, Text, Whole
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Path, did_you_mean
-from gateway.core.snapshot.snapshot.snapshot import Model
-from gateway.features.output.rules.rules import MOST_RETRIES, AtLast, OutputRule, StreamRule
-from gateway.features.output.schema.schema import (
+from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.snapshot.snapshot import Model
+from gateway.features.output.rules import MOST_RETRIES, AtLast, OutputRule, StreamRule
+from gateway.features.output.schema import (
     MOST_BYTES,
     NOT_INSTALLED,
     OutputSchema,

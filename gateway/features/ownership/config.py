@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import Names
+from gateway.core.config.fields.fields import Names
 from gateway.core.config.schema import ConfigFile, Entry
-from gateway.core.config.source.problems import Document
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.config.source import Document
+from gateway.core.snapshot.snapshot import Key, Provider
 from gateway.features.ownership.rules.objects import scope_of
-from gateway.features.ownership.rules.rules.rules import ObjectRules
+from gateway.features.ownership.rules.rules import ObjectRules
 
 SHARED = "shared"
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.operations.operations import require_admin
+from gateway.admin.operations import require_admin
 from gateway.core.errors import InvalidRequest, NotFound
-from gateway.core.intake.intake.bodies import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot.snapshot import Policies, PolicySnapshot
-from gateway.features.ownership.rules.rules.rules import ObjectRules
+from gateway.core.intake.intake import read_object, refuse_unknown
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.features.ownership.rules.rules import ObjectRules
 from gateway.routes import json_response
 
 MOST_BYTES = 1_048_576

@@ -12,8 +12,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later
-from gateway.drivers.sqlite.file import File
-from gateway.drivers.sqlite.thread import FileThread
+from gateway.drivers.sqlite import File, FileThread
 from gateway.features.ownership.memory import MemoryObjects, say_that_objects_go
 
 FRONT = 65_536

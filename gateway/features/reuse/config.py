@@ -19,7 +19,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from gateway.core.config.fields.check import check, check_part, check_sets
-from gateway.core.config.fields.fields.fields import (
+from gateway.core.config.fields.fields import (
     Count,
     Duration,
     Embeddings,
@@ -34,11 +34,10 @@ from gateway.core.config.fields.fields.fields import (
     said,
 )
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Path, did_you_mean
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
-from gateway.core.types.process import StoreBounds
-from gateway.core.types.words import THINKING
-from gateway.features.output.rules.rules import OutputRule
+from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import THINKING, StoreBounds
+from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import LOCAL, Caching, ExactRule, SemanticRule
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")

@@ -18,16 +18,13 @@ from collections.abc import Awaitable, Callable
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, NotCached
-from gateway.core.ledger.settle import Accounts
+from gateway.core.ledger import Accounts
 from gateway.core.ports import Store
-from gateway.core.relay.raw_relay import StreamBroken
-from gateway.core.types.words import LANES
+from gateway.core.relay import StreamBroken
+from gateway.core.types import LANES
 from gateway.features.reuse.layers import entries
-from gateway.features.reuse.layers.layers.eligibility import ReusePlan
-from gateway.features.reuse.layers.layers.layers import ReuseLayers, key_in_use, key_reused, note
-from gateway.features.reuse.layers.layers.records import RecordClaim
-from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
-from gateway.features.reuse.single_flight.single_flight import SingleFlight
+from gateway.features.reuse.layers.layers import RecordClaim, ReuseLayers, ReusePlan, key_in_use, key_reused, note
+from gateway.features.reuse.single_flight import SharedAnswer, SingleFlight
 
 
 class Replays:

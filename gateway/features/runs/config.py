@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import Amount, Count, PositiveDuration, Section, parse_duration, said
+from gateway.core.config.fields.fields import Amount, Count, PositiveDuration, Section, parse_duration, said
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Path, quoted
-from gateway.features.runs.rules.workflow import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
-from gateway.features.runs.step.part import ID_CHARS, is_id
+from gateway.core.config.source import Document, Path, quoted
+from gateway.features.runs.rules import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
+from gateway.features.runs.step import ID_CHARS, is_id
 
 MOST_WORKFLOWS: Final = 100
 MOST_TASKS_DECLARED: Final = 20

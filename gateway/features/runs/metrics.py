@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from gateway.core.call import Settled
 from gateway.core.metrics import Labels, Metrics
-from gateway.core.types.words import Lane
-from gateway.features.runs.rules.run import PER_USD, RunRecord
-from gateway.features.runs.rules.workflow import OTHER, RunOutcome
+from gateway.core.types import Lane
+from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
 
 MOST_UNKNOWN = 10_000
 GOOD_TASK: Labels = ("task", "true")

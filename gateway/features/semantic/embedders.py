@@ -18,10 +18,10 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
-from gateway.core.snapshot.snapshot.snapshot import Model
-from gateway.core.types.words import Endpoint
+from gateway.core.snapshot.snapshot import Model
+from gateway.core.types import Endpoint
 from gateway.features.reuse.rules.rules import LOCAL, SemanticRule
-from gateway.features.semantic.lookup.question.ports import Embedder, EmbeddingDenied, EmbeddingFailed
+from gateway.features.semantic.lookup.question import Embedder, EmbeddingDenied, EmbeddingFailed
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 """The endpoint of embedding calls; keep it in step with `routes.py`."""

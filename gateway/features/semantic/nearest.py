@@ -16,8 +16,8 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.ports import VectorRow
-from gateway.features.semantic.index.vectors.sketch import SKETCH_BITS, Sketches, reach
-from gateway.features.semantic.lookup.question.ports import Near
+from gateway.features.semantic.index.vectors import SKETCH_BITS, Sketches, reach
+from gateway.features.semantic.lookup.question import Near
 
 if TYPE_CHECKING:
     from numpy import float32, int8, uint64

@@ -16,10 +16,17 @@ from typing import Any
 
 from gateway.core.ports import Later, News, NewsItem, VectorRow
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
-from gateway.features.reuse.redis.answers.purges import Purges, Selection, encode_selection
-from gateway.features.reuse.redis.answers.values import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
+from gateway.features.reuse.redis.answers import (
+    CLOCKS_AGREE_S,
+    ENTRY_BYTES,
+    Purges,
+    Selection,
+    encode_selection,
+    name_digest,
+    owner,
+)
 from gateway.features.reuse.redis.lru import Now, SharedLru, lru_script
-from gateway.fleet.redis.registry import Registry
+from gateway.fleet.redis import Registry
 
 ADD = lru_script("vectors_add", "vectors")
 LOAD = lru_script("vectors_load", "vectors")

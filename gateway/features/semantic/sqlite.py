@@ -9,10 +9,10 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later, VectorRow
-from gateway.drivers.sqlite.thread import FileThread
-from gateway.drivers.sqlite_store.eviction.schema import taken
-from gateway.features.reuse.sqlite.answers import forget, matching
-from gateway.products.jobs.sqlite_rows.jobs import Rest
+from gateway.drivers.sqlite import FileThread
+from gateway.drivers.sqlite_store.eviction import taken
+from gateway.features.reuse.sqlite import forget, matching
+from gateway.products.jobs.sqlite_rows import Rest
 
 ROWS_AT_ONCE = 1_000
 """Rows read in one step, which takes some milliseconds."""

@@ -12,10 +12,8 @@ from enum import Enum
 from math import floor, inf
 from typing import Any
 
-from gateway.fleet.lease.lease.demand import Demand
-from gateway.fleet.lease.lease.lease import LeaseAsk, LeaseReply, LimitKind
-from gateway.fleet.lease.lease.store_view import StoreView
-from gateway.fleet.parts.shared_sum.own_part import LocalShare
+from gateway.fleet.lease.lease import Demand, LeaseAsk, LeaseReply, LimitKind, StoreView
+from gateway.fleet.parts.shared_sum import LocalShare
 
 LOW = 0.5
 """The share of what is held ahead below which more is asked for."""

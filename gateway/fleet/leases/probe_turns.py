@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.core.admission.gates.gates import Gates
-from gateway.core.admission.outcomes.health import HealthPropagation
-from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.admission.gates import Gates
+from gateway.core.admission.outcomes import HealthPropagation
+from gateway.core.admission.queue.queue import DelayQueue
 from gateway.core.clock import Clock, Timer
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.target_health.target_health.fleet_view import FleetView
+from gateway.core.health.target_health.target_health import FleetView
 from gateway.core.ports import News
 
 SLOT_S = 5.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil, inf, isfinite
 
 from gateway.fleet.lease.leased_amount import LeasedAmount, LeaseState
-from gateway.fleet.parts.shared_sum.own_part import LocalShare, own_bucket, own_slots, own_window
+from gateway.fleet.parts.shared_sum import LocalShare, own_bucket, own_slots, own_window
 
 IN_FLIGHT_S = 0.5
 """Seconds by which the store's knowledge of the others may be old when a provider's level is compared with its own."""

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.arguments.values import DEFAULT_URL
-from gateway.cli.main.exits import FAILED, INTERRUPTED, OK, UNUSABLE, fail
-from gateway.cli.operate.client import AdminRefused, save
-from gateway.cli.operate.showing import safe
-from gateway.products.jobs.cli.caller import showing
-from gateway.products.jobs.cli.caller.caller import CallerAnswer, CallerClient
-from gateway.products.jobs.cli.caller.patience import patiently
-from gateway.products.jobs.cli.caller.progress import ProgressLine
-from gateway.products.jobs.cli.own_gateway.own_gateway import caller_for
+from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
+from gateway.cli.operate import AdminRefused, safe, save
+from gateway.products.jobs.cli import caller as showing
+from gateway.products.jobs.cli.caller import CallerAnswer, CallerClient, ProgressLine, patiently
+from gateway.products.jobs.cli.own_gateway import caller_for
 
 ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
 POLL_S = 5.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from gateway.products.jobs.model.stored_file import FileQuery, StoredFile
+from gateway.products.jobs.model import FileQuery, StoredFile
 
 
 class MemoryJobFiles:
-    """Implements `gateway.products.jobs.store.files.JobFiles`: knows files by id, in the order in which they came."""
+    """Implements `gateway.products.jobs.store.JobFiles`: knows files by id, in the order in which they came."""
 
     def __init__(self, wall: Callable[[], float], read_blobs: Callable[[], Collection[str]]) -> None:
         """`read_blobs` gives the blobs that open jobs read."""

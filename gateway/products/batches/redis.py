@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from gateway.products.jobs.model.errors import OutcomeUnknown
-from gateway.products.jobs.model.stored_file import FileQuery, StoredFile
-from gateway.products.jobs.redis_partitions.partitions import JobPartitions, job_script
+from gateway.products.jobs.model import FileQuery, OutcomeUnknown, StoredFile
+from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
 
 ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
 PAGE, BYTES = job_script("files_page", "files"), job_script("files_bytes", "files")
@@ -19,7 +18,7 @@ EVERYBODY = "*"
 
 
 class RedisJobFiles:
-    """Implements `gateway.products.jobs.store.files.JobFiles`: keeps files beside the jobs of their tenants."""
+    """Implements `gateway.products.jobs.store.JobFiles`: keeps files beside the jobs of their tenants."""
 
     def __init__(
         self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], calm_s: Callable[[], float]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.core.metrics import Metrics
-from gateway.core.types.words import Lane
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadGroup
-from gateway.products.jobs.model.job import Job, JobDepth, JobState
-from gateway.products.jobs.model.lines import LineResult
+from gateway.core.types import Lane
+from gateway.products.jobs.dead_letters.rules import DeadGroup
+from gateway.products.jobs.model import Job, JobDepth, JobState, LineResult
 
 
 class JobCounter:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.core.retry.balancing.rules import Backoff, CostRule
-from gateway.core.types.words import Lane
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.responses.rules.response_object.asked import StoreMode
+from gateway.core.retry.balancing import Backoff, CostRule
+from gateway.core.types import Lane
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.responses.rules.response_object import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 

@@ -9,19 +9,24 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.core.clock import Clock
-from gateway.core.types.words import Usage
-from gateway.features.runs.rules.workflow import RunWords
-from gateway.products.jobs.calls.ports.one_call import CallServer, TryResult, with_version
-from gateway.products.jobs.calls.ports.outcomes import Outcome, attempts_allowed, backoff_s
-from gateway.products.jobs.calls.ports.ports import StoredRequest
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import POISON
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
+from gateway.core.types import Usage
+from gateway.features.runs.rules import RunWords
+from gateway.products.jobs.calls.ports import (
+    CallServer,
+    Outcome,
+    StoredRequest,
+    TryResult,
+    attempts_allowed,
+    backoff_s,
+    with_version,
+)
+from gateway.products.jobs.dead_letters.rules import POISON
+from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally, WriteResult
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.running import RunningWork
-from gateway.products.pipelines.steps.steps import step_of
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork
+from gateway.products.pipelines.steps import step_of
 
 MOST_CRASHES = 3
 """A job whose worker has died so often while it ran is not run again; the last time it ran alone among such jobs."""

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
-from gateway.products.pipelines.templates.templates.judging import ConditionJudge
-from gateway.products.pipelines.templates.templates.problems import Path, PlanProblem
-from gateway.products.pipelines.templates.templates.templates import ROOTS, Scope, StepFilling
+from gateway.products.pipelines.templates.templates import ROOTS, ConditionJudge, Path, PlanProblem, Scope, StepFilling
 
 NEEDS_EXTRA: Final = "needs packages that are not installed: pip install '.[pipelines]'"
 MOST_CHARS: Final = 2_000

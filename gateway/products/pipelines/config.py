@@ -17,16 +17,23 @@ import orjson
 from pydantic import BeforeValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.env import substitute
-from gateway.core.config.fields.fields.fields import Count, Percent, PositiveDuration, Section, Text, Usd, Whole, said
+from gateway.core.config.fields.fields import (
+    Count,
+    Percent,
+    PositiveDuration,
+    Section,
+    Text,
+    Usd,
+    Whole,
+    said,
+    substitute,
+)
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Path, Problem, did_you_mean, quoted
-from gateway.core.config.source.source import read_document
-from gateway.core.snapshot.snapshot.snapshot import Model, Target
-from gateway.core.types.words import Lane
-from gateway.products.pipelines.compile.compiling.compiling import compile_plan, models_with_paths
-from gateway.products.pipelines.compile.compiling.plan import PREFIX, PipelinePlan
-from gateway.products.pipelines.rules.schemas import MOST_SCHEMA_BYTES, input_problem, schema_problem
+from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import Lane
+from gateway.products.pipelines.compile.compiling import PREFIX, PipelinePlan, compile_plan, models_with_paths
+from gateway.products.pipelines.rules import MOST_SCHEMA_BYTES, input_problem, schema_problem
 
 PIPELINES: Final = "pipelines"
 """The folder of pipelines in a policy folder."""

@@ -13,15 +13,12 @@ from urllib.parse import quote, unquote_plus
 
 import httpx
 
-from gateway.core.http.client.pool.pool import Origin, dial_by_name
-from gateway.core.http.client.pool.tunnel import dial_through
-from gateway.core.http.client.pools.pools.pools import Pools
-from gateway.core.http.client.wire.redaction.phase import with_phase
-from gateway.core.http.client.wire.redaction.redaction import Secrets
+from gateway.core.http.client.pool import Origin, dial_by_name, dial_through
+from gateway.core.http.client.pools.pools import Pools
+from gateway.core.http.client.wire.redaction import Secrets, with_phase
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Answer, Outgoing, RawHeaders, Socket
-from gateway.core.types.provider_errors import Phase
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Answer, Outgoing, Phase, RawHeaders, Socket
 
 if TYPE_CHECKING:
     from gateway.core.websocket_connection import SocketEnd

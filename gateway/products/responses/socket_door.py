@@ -16,27 +16,22 @@ from typing import Any
 import orjson
 
 from gateway.core.clock import Clock
-from gateway.core.edge.edge.edge import Edge
-from gateway.core.edge.served.inflight import InFlight
-from gateway.core.edge.served.served import ServedRequest
+from gateway.core.edge.edge import Edge
+from gateway.core.edge.served import InFlight, ServedRequest
 from gateway.core.errors import BudgetExceeded, GatewayError, InternalError, InvalidRequest, ShuttingDown, Unauthorised
-from gateway.core.http.writing.cycle import AnyCycle
-from gateway.core.ledger.answer_headers import answer_headers
-from gateway.core.openai.json_edit.outline import Outline
+from gateway.core.http.writing import AnyCycle
+from gateway.core.ledger import answer_headers
+from gateway.core.openai.json_edit import Outline
 from gateway.core.ports import Meter
-from gateway.core.relay.raw_relay import StreamBroken
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.core.types.exchange import RawHeaders
-from gateway.core.types.words import Endpoint
-from gateway.products.jobs.model.ids import RESPONSE, is_ours
-from gateway.products.realtime.http.credentials import Offered
-from gateway.products.realtime.http.handshake import accept_of, offered_by, refuse, switch
-from gateway.products.realtime.service.session import POLICY
-from gateway.products.responses.service.foreground import is_converted
-from gateway.products.responses.socket.connection import ResponseConnection, WaitingTurn
-from gateway.products.responses.socket.memory import ConversationMemory
-from gateway.products.responses.socket.turn import SocketTurn, TurnCycle
-from gateway.products.responses.socket_turns.turns import TurnAsked, turn_body, warm_response, with_output
+from gateway.core.relay import StreamBroken
+from gateway.core.snapshot.snapshot import Policies
+from gateway.core.types import Endpoint, RawHeaders
+from gateway.products.jobs.model import RESPONSE, is_ours
+from gateway.products.realtime.http import Offered, accept_of, offered_by, refuse, switch
+from gateway.products.realtime.service import POLICY
+from gateway.products.responses.service import is_converted
+from gateway.products.responses.socket import ConversationMemory, ResponseConnection, SocketTurn, TurnCycle, WaitingTurn
+from gateway.products.responses.socket_turns import TurnAsked, turn_body, warm_response, with_output
 
 PATHS = ("/v1/responses", "/responses")
 _OF_HANDSHAKE = tuple(b"upgrade connection content- transfer-encoding expect x-request-id".split())

@@ -12,11 +12,9 @@ from starlette.types import Scope
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import parse
-from gateway.core.snapshot.snapshot.snapshot import Key, Policies
-from gateway.features.runs.step.part import STEP
-from gateway.features.runs.step.step_request import no_step
-from gateway.products.jobs.model.ids import Mark, is_ours
-from gateway.products.jobs.model.job import JobState
+from gateway.core.snapshot.snapshot import Key, Policies
+from gateway.features.runs.step import STEP, no_step
+from gateway.products.jobs.model import JobState, Mark, is_ours
 
 Serve = Callable[[Request], Awaitable[Response]]
 

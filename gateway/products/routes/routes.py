@@ -10,14 +10,13 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from gateway.core.clock import Clock
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.products.batches.files_http.files import FileRoutes
-from gateway.products.batches.http.batches import BatchRoutes
-from gateway.products.batches.http.merged_lists import MergedLists
-from gateway.products.jobs.calls.ports.ports import MakeCall, ServeCall
-from gateway.products.jobs.http.events.events import EventReaders
+from gateway.core.snapshot.snapshot import Policies
+from gateway.products.batches.files_http import FileRoutes
+from gateway.products.batches.http import BatchRoutes, MergedLists
+from gateway.products.jobs.calls.ports import MakeCall, ServeCall
+from gateway.products.jobs.http.events import EventReaders
 from gateway.products.jobs.http.jobs import JobRoutes
-from gateway.products.jobs.model.errors import JobsOff
+from gateway.products.jobs.model import JobsOff
 from gateway.products.responses.http.kept import ResponseRoutes
 from gateway.products.routes.own_routes import caller_of
 from gateway.products.work import JobWork

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.errors import ConfigError
-from gateway.core.http.server.server import listen_on
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
+from gateway.core.http.server import listen_on
+from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel.channel import Channel
 

@@ -22,8 +22,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.process import Server
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Server
 from gateway.settings import Settings
 from gateway.workers.channel.channel import Channel, Message
 from gateway.workers.channel.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
@@ -31,7 +31,7 @@ from gateway.workers.metrics.scrape import MetricsRounds
 from gateway.workers.metrics.shared_log import make_lock
 from gateway.workers.supervisor.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
 from gateway.workers.worker.single import greet, say_stopping
-from gateway.workers.worker.worker.worker import WorkerSlot, run_worker
+from gateway.workers.worker.worker import WorkerSlot, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
 """Seconds until a dead worker is replaced: the first delay, doubled with each death up to the second."""

@@ -9,10 +9,10 @@ import signal
 from collections.abc import Mapping
 
 from gateway import __version__
+from gateway import process as interpreter
 from gateway.app import Gateway
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot
-from gateway.core.types.process import Server
-from gateway.process import interpreter
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Server
 from gateway.settings import Settings
 
 log = logging.getLogger("gateway")

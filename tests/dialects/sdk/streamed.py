@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.conversion.chat import chat
-from gateway.dialects.conversion_answers import messages
+from gateway.dialects import conversion_answers as messages
+from gateway.dialects.conversion import chat
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import as_bytes
 from tests.dialects.sdk.forms import Json

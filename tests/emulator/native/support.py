@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from gateway.emulator.app.app import Emulator
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.emulator.config.config import EmulatorConfig
 from tests.emulator.conftest import FakeClock, client_of
 
 VERSION = {"anthropic-version": "2023-06-01", "x-api-key": "sk-ant-test"}

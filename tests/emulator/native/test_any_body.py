@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.emulator.answers.reply import EmulatedReply
-from gateway.emulator.config.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects.signatures import CLAUDE, GEMINI, sign
-from gateway.emulator.problems.problems import ProblemError
-from gateway.emulator.responses.writer.writer import Writer
+from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.dialects.dialects import CLAUDE, GEMINI, sign
+from gateway.emulator.problems import ProblemError
+from gateway.emulator.responses.writer import Writer
 from gateway.emulator.routes import endpoint_of
 from tests.emulator.native.support import CONVERSE, GENERATE, MESSAGES, SCHEMA, STREAMED
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.types.provider_errors import ErrorClass as E
-from gateway.core.types.provider_errors import Phase
-from gateway.emulator.config.config.config import EmulatorConfig
+from gateway.core.types import ErrorClass as E
+from gateway.core.types import Phase
+from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.config.unannounced import open_native_account
-from gateway.emulator.problems.refusing import fault_problem
+from gateway.emulator.problems import fault_problem
 from tests.policy.error_rows import WALL
 from tests.policy.tables import table_of
 

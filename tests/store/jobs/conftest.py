@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, job_lender
 from tests.store.jobs.support import Jobs, MakeJobStore

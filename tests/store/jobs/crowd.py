@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gateway.products.jobs.model.job import ClaimAsk, JobQuery, NewJob
+from gateway.products.jobs.model import ClaimAsk, JobQuery, NewJob
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.soak.support import rss_kib

@@ -9,15 +9,14 @@ from secrets import token_hex
 
 from redis import Redis
 
-from gateway.core.types.words import Lane
+from gateway.core.types import Lane
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.model.job import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
-from gateway.products.jobs.redis.opening import partitions_of
-from gateway.products.jobs.redis.store import RedisJobStore
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
+from gateway.products.jobs.redis import RedisJobStore, partitions_of
 from gateway.products.jobs.redis_partitions.durability import JobDurability
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
 from tests.store.redis_support import Lent
 
 PATIENT_S = 5.0

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
     Accepted,
+    ChunkPlan,
+    ChunkResult,
     ClaimAsk,
     ClaimedWork,
     Job,
@@ -18,17 +20,17 @@ from gateway.products.jobs.model.job import (
     JobError,
     JobKind,
     JobState,
+    LineResult,
     NewJob,
     Stage,
     StoredAnswer,
+    StoredFile,
     WriteResult,
 )
-from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
-from gateway.products.jobs.model.stored_file import StoredFile
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
-from gateway.products.responses.rules.response_object.stored_response import LogPage, LogPart, StoredResponse
+from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
 from tests.store.conformance import Wall
 
 

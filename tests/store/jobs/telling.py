@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from gateway.products.jobs.model.job import FINALISE, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
-from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model import FINALISE, ChunkPlan, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, chunk, line, part

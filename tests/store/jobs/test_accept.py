@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model.errors import JobsUnavailable, TooManyJobs
-from gateway.products.jobs.model.job import CHECK, JobEnd, JobFlag, JobQuery, JobState
+from gateway.products.jobs.model import CHECK, JobEnd, JobFlag, JobQuery, JobState, JobsUnavailable, TooManyJobs
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, HOUR_S, Jobs, MakeJobStore, ids, key

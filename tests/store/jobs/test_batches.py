@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.products.jobs.model.job import CHECK, FINALISE, JobQuery, JobState, Stage, Tally
-from gateway.products.jobs.model.lines import ChunkPlan, LineResult
+from gateway.products.jobs.model import CHECK, FINALISE, ChunkPlan, JobQuery, JobState, LineResult, Stage, Tally
 from tests.store.jobs.support import ERROR, OURS, Jobs, chunk, line, pieces
 
 

@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from gateway.products.jobs.model.job import CHECK, ClaimAsk, JobEnd, JobFlag, JobState
-from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model import CHECK, ChunkPlan, ClaimAsk, JobEnd, JobFlag, JobState
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.dead_letters.replay.replay.again import letters_of
-from gateway.products.jobs.dead_letters.replay.replay.replay import LetterFilter
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
+from gateway.products.jobs.dead_letters.replay.replay import LetterFilter, letters_of
+from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
     DeadLetter,
@@ -19,7 +18,7 @@ from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
     ReplayResult,
     derived_letter_id,
 )
-from gateway.products.jobs.model.job import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.model import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
 from tests.store.jobs.support import DAY_S, OURS, STALE, Jobs, line
 
 FOREVER = 10.0**10

@@ -6,10 +6,18 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.products.jobs.model.job import FINALISE, ClaimedWork, Job, JobFlag, JobState, Stage, StoredAnswer, Tally
-from gateway.products.jobs.model.lines import ChunkPlan
-from gateway.products.responses.rules.response_object.response_object import STREAMS
-from gateway.products.responses.rules.response_object.stored_response import ASKED, ECHO, STATUS
+from gateway.products.jobs.model import (
+    FINALISE,
+    ChunkPlan,
+    ClaimedWork,
+    Job,
+    JobFlag,
+    JobState,
+    Stage,
+    StoredAnswer,
+    Tally,
+)
+from gateway.products.responses.rules.response_object import ASKED, ECHO, STATUS, STREAMS
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]

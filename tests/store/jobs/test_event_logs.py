@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from gateway.products.jobs.model.job import JobState
+from gateway.products.jobs.model import JobState
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
-from gateway.products.responses.rules.response_object.stored_response import LogPage, LogPart
+from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.rules.response_object import LogPage, LogPart
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.products.jobs.model.job import ClaimedWork, JobFlag, JobState, Stage
-from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model import ChunkPlan, ClaimedWork, JobFlag, JobState, Stage
 from tests.store.jobs.support import ERROR, OURS, STALE, Jobs, chunk, line
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.job import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.conftest import STORES

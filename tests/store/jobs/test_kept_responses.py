@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.products.jobs.memory.store import MemoryJobStore
+from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import REMOVED_S, KeptBounds
-from gateway.products.responses.rules.response_object.kept_responses import KeptResponses
+from gateway.products.responses.log.shared_logs import REMOVED_S, KeptBounds
+from gateway.products.responses.rules.response_object import KeptResponses
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, HOUR_S, Jobs, MakeJobStore
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.products.jobs.model.job import JobFlag, JobKind, JobQuery, JobState
-from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.model import FileQuery, JobFlag, JobKind, JobQuery, JobState
 from tests.store.jobs.support import ANSWER, HOUR_S, Jobs
 
 

@@ -17,25 +17,25 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import REPLAYS, LetterPage, derived_letter_id
-from gateway.products.jobs.memory.store import MemoryJobStore
-from gateway.products.jobs.model.errors import TooManyJobs
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.dead_letters.rules import REPLAYS, LetterPage, derived_letter_id
+from gateway.products.jobs.memory import MemoryJobStore
+from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
+    ChunkPlan,
     ClaimAsk,
     ClaimedWork,
+    FileQuery,
     JobEnd,
     JobFlag,
     JobKind,
     JobQuery,
     JobState,
     NewJob,
+    TooManyJobs,
 )
-from gateway.products.jobs.model.lines import ChunkPlan
-from gateway.products.jobs.model.stored_file import FileQuery
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, ERROR, Jobs, chunk, key, line

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model.errors import TooManyJobs
-from gateway.products.jobs.model.job import FINALISE, ClaimedWork, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.products.jobs.model.lines import ChunkPlan
+from gateway.products.jobs.model import (
+    FINALISE,
+    ChunkPlan,
+    ClaimedWork,
+    Job,
+    JobFlag,
+    JobKind,
+    JobQuery,
+    JobState,
+    NewJob,
+    TooManyJobs,
+)
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, ERROR, OURS, STALE, Jobs, MakeJobStore, ids

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.model import (
     CHECK,
     ClaimAsk,
     ClaimedWork,
@@ -27,7 +27,7 @@ from gateway.products.jobs.model.job import (
     JobState,
     NewJob,
 )
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.store import JobStore
 from tests.store.jobs.support import ERROR
 from tests.store.jobs.test_model import TwoStores, name_of
 from tests.store.jobs.test_redis_model import RedisBesideMemory

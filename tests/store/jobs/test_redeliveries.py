@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gateway.core.clock import Clock
-from gateway.products.jobs.model.job import ClaimedWork, JobKind, JobState
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.webhooks.http.desk import WebhookDesk
-from gateway.products.jobs.webhooks.rules.events import deliveries_of
-from gateway.products.jobs.webhooks.rules.rules import WebhookRules
-from gateway.products.jobs.webhooks.service.endpoints import Endpoints
-from gateway.products.jobs.webhooks.service.requested import RequestedUrls
+from gateway.products.jobs.model import ClaimedWork, JobKind, JobState
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.rules import WebhookRules, deliveries_of
+from gateway.products.jobs.webhooks.service import Endpoints, RequestedUrls
 from tests.store.jobs.support import Jobs
 
 HOOKS = {name: WebhookRules(name, "https://h", "https://h/x", (b"s" * 24,)) for name in ("crm", "erp")}

@@ -11,9 +11,8 @@ import pytest
 from redis import Redis
 
 from gateway.products.jobs.dead_letters.redis import dead_letters
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import derived_letter_id
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import ClaimAsk, JobQuery, JobState
+from gateway.products.jobs.dead_letters.rules import derived_letter_id
+from gateway.products.jobs.model import ClaimAsk, JobQuery, JobState, JobsUnavailable
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
 from tests.store.jobs.support import DAY_S, OURS, Jobs, ids, key, line

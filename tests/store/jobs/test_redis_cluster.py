@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterState, ReplayResult
-from gateway.products.jobs.model.errors import TooManyJobs
-from gateway.products.jobs.model.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.dead_letters.rules import LetterState, ReplayResult
+from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
 from tests.store.conformance import Wall
 from tests.store.jobs import (
     test_accept,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import REPLAYS, ReplayResult, derived_letter_id
-from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.dead_letters.rules import REPLAYS, ReplayResult, derived_letter_id
+from gateway.products.jobs.model import (
     FINALISE,
+    ChunkPlan,
     ClaimAsk,
     ClaimedWork,
     Job,
@@ -21,11 +21,12 @@ from gateway.products.jobs.model.job import (
     JobKind,
     JobQuery,
     JobState,
+    JobsUnavailable,
     NewJob,
+    OutcomeUnknown,
 )
-from gateway.products.jobs.model.lines import ChunkPlan
-from gateway.products.jobs.redis_partitions.partitions import job_script
-from gateway.products.jobs.redis_records.acceptance.acceptance import Sent
+from gateway.products.jobs.redis_partitions.durability import job_script
+from gateway.products.jobs.redis_records.acceptance import Sent
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, end_leases
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, part, pieces

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from gateway.products.jobs.model.job import ClaimAsk, ClaimedWork, JobFlag
-from gateway.products.jobs.store.jobs import JobStore
+from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag
+from gateway.products.jobs.store import JobStore
 from tests.store.jobs.redis_support import PromptJobStore, job_lender
 from tests.store.jobs.test_model import NUMBERS, ROOM, TwoStores, name_of
 

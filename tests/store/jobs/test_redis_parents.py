@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.products.jobs.model.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
 from tests.store.jobs.support import OURS, STALE, Jobs, ids

@@ -11,16 +11,15 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.drivers.redis.link import Link, StoreGone
-from gateway.features.runs.rules.run import told
-from gateway.features.runs.step.step import RunToChange
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
-from gateway.products.jobs.model.job import ClaimAsk, JobFlag, JobState
-from gateway.products.jobs.redis import opening
-from gateway.products.jobs.redis.store import CHECK_S, RECHECK_S, RedisJobStore
+from gateway.features.runs.rules import told
+from gateway.features.runs.step import RunToChange
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs import redis as opening
+from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.products.jobs.redis_partitions import durability
 from gateway.products.jobs.redis_partitions.durability import JobDurability
-from gateway.products.jobs.store.opening import open_redis_jobs
+from gateway.products.jobs.store import open_redis_jobs
 from tests.store.conformance import Wall
 from tests.store.jobs.support import OURS, Jobs
 from tests.store.jobs.test_runs import step

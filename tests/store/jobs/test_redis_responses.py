@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from redis import Redis
 
-from gateway.products.jobs.model.errors import JobsUnavailable, OutcomeUnknown
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
-from gateway.products.responses.redis.kept_responses import RedisKeptResponses
-from gateway.products.responses.rules.response_object.stored_response import LogPage
+from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
+from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.redis import RedisKeptResponses
+from gateway.products.responses.rules.response_object import LogPage
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore
 from tests.store.jobs.support import DAY_S, OURS, Jobs, part

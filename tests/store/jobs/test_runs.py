@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.types.words import Usage
-from gateway.features.runs.rules.outcome import count_once
-from gateway.features.runs.rules.run import RunChange, RunRecord, begun, merged, one_call, told
-from gateway.features.runs.rules.workflow import RunOutcome
-from gateway.features.runs.step.step import RUN_BYTES, STEP_BYTES, RunQuery, RunToChange, StepAbout, StoredStep
-from gateway.features.runs.step.step_errors import StepTooLarge
+from gateway.core.types import Usage
+from gateway.features.runs.rules import RunChange, RunOutcome, RunRecord, begun, count_once, merged, one_call, told
+from gateway.features.runs.step import RUN_BYTES, STEP_BYTES, RunQuery, RunToChange, StepAbout, StepTooLarge, StoredStep
 from tests.store.jobs.support import DAY_S, Jobs, key
 
 HEADERS = [(b"content-type", b"application/json"), (b"x-caf\xe9", b"\xff")]
@@ -188,7 +185,7 @@ async def test_lists_go_from_the_newest_page_by_page(jobs: Jobs) -> None:
 async def test_a_list_that_leaves_most_out_finds_the_rest(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few places are looked at in one step."""
     monkeypatch.setattr("gateway.features.runs.sqlite.sqlite_rows.LOOKED_AT", 2)
-    monkeypatch.setattr("gateway.features.runs.redis.redis.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("gateway.features.runs.redis.ROWS_AT_ONCE", 2)
     for number in range(9):
         await change(
             jobs, told(jobs.wall(), workflow="rare" if number % 4 == 0 else "usual"), f"run-{number}", f"t{number % 3}"

@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import JobEnd, JobFlag, JobKind, JobQuery, JobState, NewJob
-from gateway.products.jobs.model.lines import ChunkPlan
-from gateway.products.jobs.model.stored_file import FileQuery
+from gateway.products.jobs.model import (
+    ChunkPlan,
+    FileQuery,
+    JobEnd,
+    JobFlag,
+    JobKind,
+    JobQuery,
+    JobState,
+    JobsUnavailable,
+    NewJob,
+)
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line, part

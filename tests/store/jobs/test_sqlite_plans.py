@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.features.runs.rules.run import told
-from gateway.features.runs.step.step import RunQuery, RunToChange
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import LetterPage
-from gateway.products.jobs.model.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.features.runs.rules import told
+from gateway.features.runs.step import RunQuery, RunToChange
+from gateway.products.jobs.dead_letters.rules import LetterPage
+from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids, part
 from tests.store.jobs.test_runs import room, step

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnusable
-from gateway.drivers.sqlite_store.eviction.schema import STATE_FILE
+from gateway.drivers.sqlite_store.eviction import STATE_FILE
 from gateway.drivers.sqlite_store.opening import open_file
-from gateway.products.jobs.model.job import FINALISE, JobFlag, JobQuery, JobState
-from gateway.products.jobs.sqlite_rows.schema import APPLICATION_ID, JOBS_FILE
+from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
+from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.responses.rules.response_object.stored_response import LogPage
+from gateway.products.responses.rules.response_object import LogPage
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, part, pieces
 from tests.store.jobs.telling import check_told, run_the_rest, worker

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from gateway.credentials import aws as aws_process
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.aws import aws_process
-from gateway.credentials.aws.aws import AwsSource
-from gateway.credentials.google.minted import AwsKeys, BearerToken, CredentialMissing, Minted
+from gateway.credentials.aws import AwsSource
+from gateway.credentials.google import AwsKeys, BearerToken, CredentialMissing, Minted
 from gateway.credentials.sources.asking import CredentialAsker
 from tests.upstream.credentials.servers import Asked, Said, serving
 

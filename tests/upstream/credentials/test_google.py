@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.google.google import GoogleSource
-from gateway.credentials.google.minted import BearerToken, CredentialMissing, Minted
+from gateway.credentials.google import BearerToken, CredentialMissing, GoogleSource, Minted
 from gateway.credentials.sources.asking import CredentialAsker
 from tests.upstream.credentials.servers import Asked, Said, serving
 

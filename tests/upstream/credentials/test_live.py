@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.credentials.google.minted import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
-from gateway.credentials.sources.sources.live import (
-    DOUBT_S,
-    LAST_RETRY_S,
-    MOST_LEAD_S,
-    WATCH_S,
-    LiveCredential,
-)
+from gateway.credentials.google import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
+from gateway.credentials.sources.sources import DOUBT_S, LAST_RETRY_S, MOST_LEAD_S, WATCH_S, LiveCredential
 from tests.flow.support import FakeClock
 
 HOUR = 3600.0

@@ -9,12 +9,11 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.http.client.wire.wire import Wire
-from gateway.core.snapshot.snapshot.provider import Provider
+from gateway.core.snapshot.snapshot import Provider
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.clouds import Clouds
-from gateway.credentials.google.minted import CredentialMissing
-from gateway.credentials.sources.sources.signing import Signed
-from gateway.credentials.sources.sources.sources import CredentialSources
+from gateway.credentials.google import CredentialMissing
+from gateway.credentials.sources.sources import CredentialSources, Signed
 from tests.flow.support import FakeClock
 
 AUTH = CloudAuth("aws", "env", region="us-east-1")

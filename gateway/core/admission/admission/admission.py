@@ -13,22 +13,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
-from gateway.core.admission.gates.gates import Gates
-from gateway.core.admission.keys.key_budgets import KeyBudgets
-from gateway.core.admission.keys.key_limits import KeyLimits
-from gateway.core.admission.keys.retry_budgets import RetryBudgets
-from gateway.core.admission.outcomes.health import HealthPropagation
-from gateway.core.admission.outcomes.outcomes import AttemptOutcomes
-from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.admission.gates import Gates
+from gateway.core.admission.keys import KeyBudgets, KeyLimits, RetryBudgets
+from gateway.core.admission.outcomes import AttemptOutcomes, HealthPropagation
+from gateway.core.admission.queue.queue import DelayQueue
 from gateway.core.admission.queue.waiting import Waiting
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded
-from gateway.core.ledger.costs import CostEstimates
-from gateway.core.limits.reservation.entry import enter
-from gateway.core.openai.usage.free_endpoints import costs_nothing
+from gateway.core.ledger import CostEstimates
+from gateway.core.limits.reservation import enter
+from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import Leases, Meter
-from gateway.core.snapshot.snapshot.snapshot import PolicySnapshot, Target
+from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.fleet.leases.leases import Sharing
 
 _INTERACTIVE = RANKS["interactive"]

@@ -10,19 +10,18 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from gateway.core.admission.gates.gates import Gates
+from gateway.core.admission.gates import Gates
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
-from gateway.core.limits.estimate.estimate import estimate_input_tokens
-from gateway.core.openai.sse.sse import json_object
-from gateway.core.openai.usage.capabilities import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
-from gateway.core.retry.balancing.balancing import Tiers
+from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
+from gateway.core.retry.balancing import Tiers
 from gateway.core.retry.retry import Plan
 from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import LANES, How
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import LANES, ErrorClass, How
 
 PROBED_AFTER_S = 0.5
 """A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""

@@ -3,7 +3,7 @@
     targets in service -> when each is free -> decide -> served | held -> its turn, or the reason why there is none
                                                       | refused, with the time at which another try will succeed
 
-`core/admission/fair_queue/hold_or_refuse.py` decides, this acts. It must not know what an attempt is.
+`core/admission/fair_queue.py` decides, this acts. It must not know what an attempt is.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from collections.abc import Sequence
 from math import inf
 
 from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
-from gateway.core.admission.fair_queue.hold_or_refuse import Verdict, decide
-from gateway.core.admission.gates.gates import Gates
-from gateway.core.admission.keys.retry_budgets import RetryBudgets
-from gateway.core.admission.outcomes.health import HealthPropagation
-from gateway.core.admission.outcomes.refusals import refusal_after_wait, too_late
-from gateway.core.admission.queue.queue.held import Held, Left, Option
-from gateway.core.admission.queue.queue.queue import DelayQueue
+from gateway.core.admission.fair_queue import Verdict, decide
+from gateway.core.admission.gates import Gates
+from gateway.core.admission.keys import RetryBudgets
+from gateway.core.admission.outcomes import HealthPropagation, refusal_after_wait, too_late
+from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import QueueFull
-from gateway.core.limits.reservation.grant import Grant
+from gateway.core.limits.reservation import Grant
 from gateway.core.ports import Meter
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.waiting.keepalive import waiting_for
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.waiting import waiting_for
 
 
 class Waiting:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source.problems import Document, Path, did_you_mean, kind_of, quoted
+from gateway.core.config.source import Document, Path, did_you_mean, kind_of, quoted
 
 EntryT = TypeVar("EntryT", bound=Entry)
 

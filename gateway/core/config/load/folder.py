@@ -10,22 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
 
-from gateway.core.config.admission.admission import AdmissionRules, read_admission
-from gateway.core.config.admission.queue import QueuePolicies, read_queue
-from gateway.core.config.error_tables.errors import ErrorTables, read_error_tables
-from gateway.core.config.fields.fields.env import substitute
+from gateway.core.config.admission import AdmissionRules, QueuePolicies, read_admission, read_queue
+from gateway.core.config.error_tables import ErrorTables, read_error_tables
+from gateway.core.config.fields.fields import substitute
 from gateway.core.config.models.policies_models import read_models
-from gateway.core.config.retries.breakers import read_breakers
-from gateway.core.config.retries.retries import read_retries
-from gateway.core.config.source.problems import Document, Problem, did_you_mean
-from gateway.core.config.source.source import read_document
+from gateway.core.config.retries import read_breakers, read_retries
+from gateway.core.config.source import Document, Problem, did_you_mean, read_document
 from gateway.core.config.targets.timeouts import Timeouts, read_timeouts
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.retry.balancing.rules import Retries
-from gateway.dialects.known.models import ModelTable
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.retry.balancing import Retries
+from gateway.dialects.known import ModelTable
 from gateway.features.reuse.config import CachePolicies, read_caching
 from gateway.features.runs.config import read_workflows
-from gateway.features.runs.rules.workflow import Workflows
+from gateway.features.runs.rules import Workflows
 from gateway.products.jobs.config.policies_jobs import read_jobs
 from gateway.products.jobs.rules import JobRules
 from gateway.products.pipelines.config import read_pipeline_files

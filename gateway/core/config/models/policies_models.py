@@ -8,13 +8,12 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from gateway.core.config.error_tables.errors import built_in_folder
+from gateway.core.config.error_tables import built_in_folder
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import Count, Flag, Text
+from gateway.core.config.fields.fields import Count, Flag, Text
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Problem, quoted
-from gateway.core.config.source.source import read_document
-from gateway.dialects.known.models import ModelTable, Row, in_order
+from gateway.core.config.source import Document, Problem, quoted, read_document
+from gateway.dialects.known import ModelTable, Row, in_order
 
 MODELS: Final = "models.yaml"
 MOST_ROWS: Final = 500

@@ -14,12 +14,12 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import SQLITE, Count, Duration, Section, Text, said
+from gateway.core.config.fields.fields import SQLITE, Count, Duration, Section, Text, said
 from gateway.core.config.schema import ConfigFile, Entry
-from gateway.core.config.sections.sections import beside, is_file
-from gateway.core.config.source.problems import Document, Path, kind_of
-from gateway.core.config.state.shared_limits.redis_url import SCHEMES, parse_redis_url
-from gateway.fleet.lease.lease.shared_state import SharedState
+from gateway.core.config.sections import beside, is_file
+from gateway.core.config.source import Document, Path, kind_of
+from gateway.core.config.state.shared_limits import SCHEMES, parse_redis_url
+from gateway.fleet.lease.lease import SharedState
 
 MEMORY: Final = "memory"
 REDIS: Final = "redis"

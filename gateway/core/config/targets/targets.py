@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.core.config.admission.admission import FindTokenizer
+from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.load.folder import PolicySets
-from gateway.core.config.prices.prices import fixed_rates
-from gateway.core.config.providers.credentials import Groups, account_of
+from gateway.core.config.prices import fixed_rates
+from gateway.core.config.providers import Groups, account_of
 from gateway.core.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
-from gateway.core.config.state.shared_limits.shared_limits import closed_limits
+from gateway.core.config.state.shared_limits import closed_limits
 from gateway.core.limits.table.rules import Limits
-from gateway.core.openai.bodies.body_edits import BodyEdits
-from gateway.core.openai.transcript.thinking import is_thinker
-from gateway.core.openai.usage.capabilities import Capabilities
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Rates, Target
-from gateway.core.types.exchange import Conversions, Upstream
-from gateway.dialects.known.models import ModelTable, ToldModels
+from gateway.core.openai.bodies import BodyEdits
+from gateway.core.openai.transcript import is_thinker
+from gateway.core.openai.usage import Capabilities
+from gateway.core.snapshot.snapshot import Provider, Rates, Target
+from gateway.core.types import Conversions, Upstream
+from gateway.dialects.known import ModelTable, ToldModels
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 
 Pair = tuple[str, str | None]

@@ -15,12 +15,10 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from gateway.core.config.fields.check import check, check_sets
-from gateway.core.config.fields.fields.env import EnvText
-from gateway.core.config.fields.fields.fields import FirstEvent, PositiveDuration, Section, Times
+from gateway.core.config.fields.fields import EnvText, FirstEvent, PositiveDuration, Section, Times
 from gateway.core.config.schema import Entry, TimeoutsSet
-from gateway.core.config.source.problems import Document, Path
-from gateway.core.types.exchange import Clocks
-from gateway.core.types.words import LANES, PASSTHROUGH, Lane
+from gateway.core.config.source import Document, Path
+from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
 
 ENDPOINTS: Final = (
     "chat",
@@ -38,7 +36,7 @@ ENDPOINTS: Final = (
     "realtime",
     PASSTHROUGH,
 )
-"""Keep in step with the table in routes.py, and with those of dialects/http/door/door.py and products/realtime/http/door.py."""
+"""Keep in step with the table in routes.py, and with those of dialects/http/door.py and products/realtime/http.py."""
 
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")

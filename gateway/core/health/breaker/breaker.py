@@ -17,12 +17,19 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal
 
-from gateway.core.health.breaker.state_machine.phases import AwaitingLeave, ByHand, Closed, HalfOpen, Open
-from gateway.core.health.breaker.state_machine.recovery import EARLY_S, Probes, SlowStart
-from gateway.core.health.breaker.state_machine.rules import BreakerRules
-from gateway.core.health.breaker.state_machine.state_machine import StateMachine
-from gateway.core.health.detector.baseline import Baseline
-from gateway.core.health.detector.failures import FailureDetector
+from gateway.core.health.breaker.state_machine import (
+    EARLY_S,
+    AwaitingLeave,
+    BreakerRules,
+    ByHand,
+    Closed,
+    HalfOpen,
+    Open,
+    Probes,
+    SlowStart,
+    StateMachine,
+)
+from gateway.core.health.detector import Baseline, FailureDetector
 from gateway.core.health.target_health.peer_reports import PeerReports
 
 LEAVE_S = 0.2

@@ -14,11 +14,9 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.clock import Clock
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Clocks, Outgoing, RawHeaders, Upstream
-from gateway.core.types.provider_errors import UpstreamFailed
-from gateway.dialects.known.listed import MOST_MODELS, first_page, read_page
-from gateway.dialects.known.models import ToldModels
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Clocks, Outgoing, RawHeaders, Upstream, UpstreamFailed
+from gateway.dialects.known import MOST_MODELS, ToldModels, first_page, read_page
 
 EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0

@@ -19,20 +19,19 @@ from typing import Protocol
 
 import httpx
 
-from gateway.core.http.client.connection.turns import LoopTurns
-from gateway.core.http.client.exchange.exchange import Exchange
-from gateway.core.http.client.exchange.wire import (
+from gateway.core.http.client.connection import LoopTurns
+from gateway.core.http.client.exchange import (
     EncodedRequest,
+    Exchange,
     OriginKey,
     WireTimeouts,
     encode,
     origin_of,
     read_timeouts,
 )
-from gateway.core.http.client.pool.pool import Dial, Origin, OriginPool, dial_by_name
-from gateway.core.http.client.wire.redaction.phase import phase_of, with_phase
-from gateway.core.types.exchange import Signs
-from gateway.core.types.provider_errors import Phase
+from gateway.core.http.client.pool import Dial, Origin, OriginPool, dial_by_name
+from gateway.core.http.client.wire.redaction import phase_of, with_phase
+from gateway.core.types import Phase, Signs
 
 __all__ = ["Http1Transport", "PoolStats", "phase_of"]
 

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from typing import Any, Final
 
-from gateway.dialects.base.base import Json, ServerFacts, objects, text_of
+from gateway.dialects.base import Json, ServerFacts, objects, text_of
 
 MOST_ID: Final = 40
 """The characters of a call's id that OpenAI takes."""

@@ -11,17 +11,14 @@ import re
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.sse.sse import json_object
-from gateway.dialects.anthropic.out_request.tools.blocks import is_blank
-from gateway.dialects.anthropic.out_thoughts.signed_turns import Recalled
-from gateway.dialects.anthropic.out_thoughts.thoughts import thought_blocks
-from gateway.dialects.base.base import Json, ServerFacts, objects, text_of
-from gateway.dialects.bedrock.answer.answer import redacted_content
-from gateway.dialects.bedrock.request.options.blocks import Blocks, bound_points, words_beside
-from gateway.dialects.bedrock.request.options.options import ConverseOptions
-from gateway.dialects.bedrock.request.options.signed_turns import with_points
-from gateway.dialects.memory.remembered import id_of_call
-from gateway.dialects.schema_tools.tools.tools import ToolResult, Turn, safe_id, turns
+from gateway.core.openai.sse import json_object
+from gateway.dialects.anthropic.out_request.tools import is_blank
+from gateway.dialects.anthropic.out_thoughts import Recalled, thought_blocks
+from gateway.dialects.base import Json, ServerFacts, objects, text_of
+from gateway.dialects.bedrock.answer import redacted_content
+from gateway.dialects.bedrock.request.options import Blocks, ConverseOptions, bound_points, with_points, words_beside
+from gateway.dialects.memory import id_of_call
+from gateway.dialects.schema_tools.tools import ToolResult, Turn, safe_id, turns
 
 IDS: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 """The ids of calls that the target takes."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
-from gateway.core.openai.sse.sse import DONE, error_in, event_data, is_silent, json_object
-from gateway.dialects.base.base import ConvertedRequest, Json, object_of, objects, text_of
-from gateway.dialects.openai.chat.chat_request import chat_answer as answer
-from gateway.dialects.schema_tools.tools.tool_names import with_own_name
+from gateway.core.openai.sse import DONE, error_in, event_data, is_silent, json_object
+from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
+from gateway.dialects.openai.chat import chat_request as answer
+from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import ConvertingReader, chat_failure, data_of
 
 _BEGINS = frozenset(("response.created", "response.in_progress", "response.queued"))

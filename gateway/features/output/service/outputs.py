@@ -17,36 +17,40 @@ from typing import Any
 import orjson
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.admission.outcomes.outcomes import CALLERS_DEADLINE
+from gateway.core.admission.outcomes import CALLERS_DEADLINE
 from gateway.core.answers import FirstAnswer
 from gateway.core.attempts.attempt import Attempts
-from gateway.core.attempts.outgoing.deadlines import AttemptDeadlines
+from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call, OutputCheck, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
-from gateway.core.ledger.settle import cost_usd, estimated_usage
-from gateway.core.openai.sse.sse import json_object
-from gateway.core.openai.usage.usage import estimate_tokens
+from gateway.core.ledger import cost_usd, estimated_usage
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter
-from gateway.core.racing.hedge import CANCELLED
-from gateway.core.relay.relay import SseRelay
+from gateway.core.racing import CANCELLED
+from gateway.core.relay import SseRelay
 from gateway.core.retry.retry import TryLater
-from gateway.core.snapshot.snapshot.snapshot import Target
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.words import Attempt, Usage
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion.convert import as_stream, as_whole
-from gateway.features.output.judging.held import HeldStream, hold
-from gateway.features.output.judging.judging import MOST_BODY, Judge, OutputVerdict, Schemas
-from gateway.features.output.judging.repairs import Repairs
-from gateway.features.output.rules.answers import OutputText, added_usage, texts_of, with_texts
-from gateway.features.output.rules.money import allows_retry, spent_usd
-from gateway.features.output.rules.rules import OUTPUT_INVALID, OutputResult, OutputRule
-from gateway.features.output.rules.streamed import StreamedTexts
-from gateway.features.output.schema.schema import OutputSchema
-from gateway.features.output.service.overlong.invalid import OutputInvalid
-from gateway.features.output.service.overlong.overlong import OverlongStream
+from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
+from gateway.features.output.rules import (
+    OUTPUT_INVALID,
+    OutputResult,
+    OutputRule,
+    OutputText,
+    StreamedTexts,
+    added_usage,
+    allows_retry,
+    spent_usd,
+    texts_of,
+    with_texts,
+)
+from gateway.features.output.schema import OutputSchema
+from gateway.features.output.service.overlong import OutputInvalid, OverlongStream
 from gateway.features.reuse.layers.entries import wants_usage
-from gateway.features.reuse.single_flight.last_word import is_last_word
+from gateway.features.reuse.single_flight import is_last_word
 
 LONGEST_CHECK_S = 10.0
 """Of waiting for a turn and of the check itself, together."""

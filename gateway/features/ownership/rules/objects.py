@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, unquote
 
-from gateway.core.snapshot.snapshot.request import Request
+from gateway.core.snapshot.snapshot import Request
 
 KEY_BYTES = 16
 _MOST_DECODINGS = 3

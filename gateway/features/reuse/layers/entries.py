@@ -11,10 +11,9 @@ from collections import OrderedDict
 from hashlib import sha256
 
 from gateway.core.call import Call, Replay, Reply
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import Kept, shown
+from gateway.core.types import ErrorClass, Kept, shown
 from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
-from gateway.features.reuse.rules.keys.cache_control import answer_headers
+from gateway.features.reuse.rules.keys import answer_headers
 from gateway.features.reuse.rules.rules import CONVERTIBLE, Caching
 
 SAME_AGAIN = frozenset(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from gateway.core.ports import Claim
-from gateway.core.types.words import Kept
+from gateway.core.types import Kept
 
 FIRST_SHARED_FENCE = 1 << 40
 """The store's lowest fence; lower ones are of a process. Keep in sync with `lua/records_claim.lua`."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.operate.operate import ask_admin
-from gateway.cli.operate.showing import lay_out, moment, safe, usd
+from gateway.cli.operate import ask_admin, lay_out, moment, safe, usd
 
 WORKFLOWS = ("workflow", "slo", "ok", "failed", "abandoned", "running", "rescued", "ladder")
 RUNS = ("run", "tenant", "workflow", "outcome", "usable", "calls", "bad", "cost", "last")

@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.features.runs.sqlite import sqlite_rows
-from gateway.features.runs.step.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
-from gateway.features.runs.store.bounds import RunRoom
-from gateway.products.jobs.sqlite_rows.jobs import Rest
+from gateway.features.runs.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
+from gateway.features.runs.store import RunRoom
+from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
 
 AT_ONCE = 50
@@ -16,7 +16,7 @@ AT_ONCE = 50
 
 
 class SqliteRuns:
-    """Implements `gateway.features.runs.step.runs.Runs`."""
+    """Implements `gateway.features.runs.step.Runs`."""
 
     def __init__(self, file: JobsFile, wall: Callable[[], float], most_bytes: int) -> None:
         self._file = file

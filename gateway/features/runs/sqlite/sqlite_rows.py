@@ -6,9 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.features.runs.rules.codec import decode_run, encode_run
-from gateway.features.runs.rules.run import RunRecord, begun
-from gateway.features.runs.step.step import (
+from gateway.features.runs.rules import RunRecord, begun, decode_run, encode_run
+from gateway.features.runs.step import (
     RUN_BYTES,
     RunChanged,
     RunPage,
@@ -21,7 +20,7 @@ from gateway.features.runs.step.step import (
     is_wanted,
     step_change,
 )
-from gateway.features.runs.store.codec import decode_step, encode_step
+from gateway.features.runs.store import decode_step, encode_step
 
 LOOKED_AT: Final = 500
 """Runs of one look of a list that leaves some out."""

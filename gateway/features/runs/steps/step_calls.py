@@ -18,23 +18,25 @@ from functools import partial
 from gateway.core.call import Call, Replay, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.ledger.answer_headers import answer_headers
-from gateway.core.ledger.settle import Accounts
+from gateway.core.ledger import Accounts, answer_headers
 from gateway.core.ports import Store
-from gateway.core.relay.raw_relay import StreamBroken
+from gateway.core.relay import StreamBroken
 from gateway.features.reuse.layers.entries import is_stream
-from gateway.features.reuse.layers.layers.eligibility import ReusePlan
-from gateway.features.reuse.layers.layers.layers import LONGEST_POLL_S, POLL_S
-from gateway.features.reuse.layers.layers.records import RecordClaim, claimed
-from gateway.features.reuse.rules.keys.cache_control import ANYTHING
-from gateway.features.reuse.single_flight.last_word import LastWord
-from gateway.features.reuse.single_flight.shared_answer import SharedAnswer
-from gateway.features.reuse.single_flight.single_flight import SingleFlight
-from gateway.features.runs.rules.workflow import StepAsk
-from gateway.features.runs.step.step import KEPT_STEP, StepAbout, StoredStep
-from gateway.features.runs.step.step_errors import StepChanged, StepRunning
-from gateway.features.runs.step.step_request import REPLAYED, step_fingerprint, step_record
-from gateway.features.runs.steps.kept_steps.kept_steps import MOST_BYTES, KeptSteps, is_kept, stored_step, too_large
+from gateway.features.reuse.layers.layers import LONGEST_POLL_S, POLL_S, RecordClaim, ReusePlan, claimed
+from gateway.features.reuse.rules.keys import ANYTHING
+from gateway.features.reuse.single_flight import LastWord, SharedAnswer, SingleFlight
+from gateway.features.runs.rules import StepAsk
+from gateway.features.runs.step import (
+    KEPT_STEP,
+    REPLAYED,
+    StepAbout,
+    StepChanged,
+    StepRunning,
+    StoredStep,
+    step_fingerprint,
+    step_record,
+)
+from gateway.features.runs.steps.kept_steps import MOST_BYTES, KeptSteps, is_kept, stored_step, too_large
 
 FREE = (b"x-gateway-cost-usd", b"0.00000000")
 

@@ -6,11 +6,9 @@ admit (reserve what the call may cost) -> … -> settled (what it has cost)
 from __future__ import annotations
 
 from gateway.core.call import Call
-from gateway.core.ledger.costs import CostEstimates
-from gateway.features.runs.rules.errors import RunBudgetExceeded, RunBudgetReserved
-from gateway.features.runs.rules.run import PER_USD, units
-from gateway.features.runs.rules.workflow import RunPart, WorkflowRules
-from gateway.features.runs.table.live.live import LiveRun
+from gateway.core.ledger import CostEstimates
+from gateway.features.runs.rules import PER_USD, RunBudgetExceeded, RunBudgetReserved, RunPart, WorkflowRules, units
+from gateway.features.runs.table.live import LiveRun
 from gateway.features.runs.table.table import RunTable
 
 COME_BACK_S = 2.0

@@ -18,17 +18,22 @@ from functools import partial
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.ports import KeptRuns
-from gateway.features.runs.rules.errors import RunsUnavailable
-from gateway.features.runs.rules.outcome import count_once, outcome_of
-from gateway.features.runs.rules.run import RunChange, RunRecord
-from gateway.features.runs.rules.workflow import IDLE_S, OTHER, RunOutcome, RunPart, Workflows
-from gateway.features.runs.shelf.listing import last_runs, summed
-from gateway.features.runs.shelf.shelf import MOST_RUNS, RunKey, RunRank, RunShelf
-from gateway.features.runs.step.step import RunToChange, StepAbout, changed, nobody_waits
-from gateway.features.runs.steps.kept_steps.durable_runs import DurableRuns
-from gateway.features.runs.table.live.live import LiveRun
-from gateway.features.runs.table.live.lost import LostRuns
-from gateway.features.runs.table.live.meter import NoMeter, RunMeter
+from gateway.features.runs.rules import (
+    IDLE_S,
+    OTHER,
+    RunChange,
+    RunOutcome,
+    RunPart,
+    RunRecord,
+    RunsUnavailable,
+    Workflows,
+    count_once,
+    outcome_of,
+)
+from gateway.features.runs.shelf import MOST_RUNS, RunKey, RunRank, RunShelf, last_runs, summed
+from gateway.features.runs.step import RunToChange, StepAbout, changed, nobody_waits
+from gateway.features.runs.steps.kept_steps import DurableRuns
+from gateway.features.runs.table.live import LiveRun, LostRuns, NoMeter, RunMeter
 
 AT_ONCE = 256
 """Runs that are put together before others have their turn."""

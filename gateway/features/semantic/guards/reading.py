@@ -9,23 +9,205 @@ else is dropped but chaff and punctuation between words, and the time is linear 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+from unicodedata import normalize
 
-from gateway.features.semantic.guards.figures import figure
-from gateway.features.semantic.guards.words import (
-    HOMOGRAPHS,
-    NOT_PLURAL,
-    ON_TEXT,
-    PAUSE,
-    SINGLING,
-    STOP,
-    VERB,
-    Language,
-    Meaning,
-    Phrases,
-    Token,
-    is_about_words,
-    language_of,
+# Looks up what words mean to the guards, language by language, in the tables of the `.txt` files beside this one.
+#
+# A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one question
+# and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs hits, never
+# truth; putting one in has to be weighed, since two words with one token are taken for each other wherever they stand.
+
+
+FOLDER = Path(__file__).parent
+TABLES = ("english", "german", "french", "spanish", "all_languages")
+
+Token: TypeAlias = tuple[str, str]
+"""A kind, and what it says."""
+Meaning: TypeAlias = tuple[Token, ...]
+Phrases: TypeAlias = list[tuple[list[str], Meaning]]
+"""The phrases that begin with one word: their other words, and what all mean together; longer ones first."""
+
+PAUSE, STOP, VERB = ",", ".", "verb"
+"""Breaks: of a clause, of a sentence, of a sentence that ends in its verb."""
+
+
+def read_tables(name: str) -> dict[str, str]:
+    """Returns the tables of one file by their names: what stands below `=== NAME`, without comments."""
+    tables: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in (FOLDER / f"{name}.txt").read_text().splitlines():
+        if line.startswith("=== "):
+            lines = tables.setdefault(line[4:], [])
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    return {table: "\n".join(lines) for table, lines in tables.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Holds the tables and traits of one language."""
+
+    name: str
+    words: Mapping[str, Meaning]
+    phrases: Mapping[str, Phrases]
+    openings: Mapping[str, Phrases]
+    """The phrases that have their meaning only where a sentence begins."""
+    comma_groups: bool = False
+    """True if 1,000 is a thousand."""
+    plurals: bool = False
+    """True if nouns take an s."""
+    endings: tuple[str, ...] = ()
+    """The endings that tell the infinitive of a verb from its first person."""
+    verb_last: bool = False
+    """True if a verb may come last: `wie kann ich eine Liste sortieren` is `wie sortiere ich eine Liste`."""
+    bent: str = ""
+    """The last letters of words that may have a stem."""
+    signs: frozenset[str] = field(default_factory=frozenset)
+    """The words by which the language is recognised."""
+
+
+def _tokens(kind: str, token: str) -> Meaning:
+    """Returns the tokens of an entry, several where the kind names several: `negation+tense not+past`."""
+    return tuple(zip(kind.split("+"), token.split("+"), strict=True)) if kind != "chaff" else ()
+
+
+def _phrase_table(lines: Phrases) -> dict[str, Phrases]:
+    table: dict[str, Phrases] = {}
+    for words, meaning in sorted(lines, key=lambda line: -len(line[0])):
+        table.setdefault(words[0], []).append((words[1:], meaning))
+    return table
+
+
+def _ing(verb: str) -> str:
+    """Returns the form in -ing: `make` gives making, and `run!` running, because the mark doubles the consonant."""
+    if verb.endswith("!"):
+        return f"{verb[:-1]}{verb[-2]}ing"
+    return f"{verb[:-1]}ing" if verb.endswith("e") and not verb.endswith("ee") else f"{verb}ing"
+
+
+def _entries(lexicon: str) -> list[tuple[str, Meaning, list[str]]]:
+    """Reads lines `kind token: words, separated by commas`; a heading `[name]` names the section of those below it."""
+    entries, section = [], ""
+    for line in filter(None, map(str.strip, lexicon.splitlines())):
+        if line.startswith("["):
+            section = line.strip("[]")
+            continue
+        head, _, words = line.partition(": ")
+        kind, _, token = head.partition(" ")
+        start = int(token[:-2]) if token.endswith("..") else None
+        for place, name in enumerate(words.casefold().split(", ")):
+            says = token if start is None else str(start + place)
+            entries.append((section, _tokens(kind, says or name), name.split()))
+    return entries
+
+
+def _language(name: str, lexicon: str, verbs: str = "", **traits: Any) -> Language:
+    entries = _entries(lexicon)
+    words: dict[str, Meaning] = {unit: (("units", token),) for unit, token in unit_names().items()}
+    words.update({name[0]: meaning for section, meaning, name in entries if section != "openings" and len(name) == 1})
+    for verb in verbs.split():
+        base = verb.strip("!")
+        words.setdefault(_ing(verb), words.get(base, (("words", base),)))
+    phrases = [(name, meaning) for section, meaning, name in entries if section != "openings" and len(name) > 1]
+    openings = [(name, meaning) for section, meaning, name in entries if section == "openings"]
+    signs = frozenset(name[0] for section, _, name in entries if section == "grammar" and len(name) == 1)
+    return Language(name, words, _phrase_table(phrases), _phrase_table(openings), signs=signs, **traits)
+
+
+def unit_names() -> dict[str, str]:
+    """Returns the canonical name of a unit by every one of its names."""
+    lines = (line.partition(":") for line in _ALL["units"].split("\n"))
+    return {name: unit for unit, _, names in lines for name in [unit, *names.split()]}
+
+
+_TABLES = {name: read_tables(name) for name in TABLES}
+_ENGLISH, _ALL = _TABLES["english"], _TABLES["all_languages"]
+UNIT_NAMES = unit_names()
+LANGUAGES = (
+    _language("en", _ENGLISH["lexicon"], _ENGLISH["verbs"], comma_groups=True, plurals=True, bent="s"),
+    _language("de", _TABLES["german"]["lexicon"], endings=("en", "e"), verb_last=True, bent="en"),
+    _language("fr", _TABLES["french"]["lexicon"]),
+    _language("es", _TABLES["spanish"]["lexicon"], endings=("ar", "er", "ir", "o"), bent="ro"),
 )
+NO_LANGUAGE = Language("", {unit: (("units", token),) for unit, token in UNIT_NAMES.items()}, {}, {})
+HOMOGRAPHS = frozenset(_ENGLISH["homographs"].split())
+SINGLING = frozenset(_ENGLISH["one of many"].split())
+NOT_PLURAL = frozenset(_ENGLISH["plural only"].split())
+ON_TEXT = frozenset(_ALL["wording"].split())
+ON_WORDS = frozenset(_ALL["about words"].split())
+ON_WRITING, ON_FORM = frozenset(_ALL["writing"].split()), frozenset(_ALL["written as"].split())
+EVERY_WORD = "".join(text for tables in _TABLES.values() for text in tables.values())
+
+
+def is_about_words(lowered: list[str]) -> bool:
+    """Returns whether the words ask about a word itself: its meaning, its spelling, its synonyms."""
+    return not ON_WORDS.isdisjoint(lowered) or not (ON_WRITING.isdisjoint(lowered) or ON_FORM.isdisjoint(lowered))
+
+
+def language_of(lowered: list[str]) -> Language:
+    """Returns the language that most of the words are signs of, the earlier of two; bare keywords count as English."""
+    present = frozenset(lowered)
+    votes = [len(language.signs & present) for language in LANGUAGES]
+    most = max(votes)
+    if most:
+        return LANGUAGES[votes.index(most)]
+    return LANGUAGES[0] if "".join(lowered).isascii() else NO_LANGUAGE
+
+
+# Reads numbers: each gets one spelling, apart from its unit.
+#
+# Invariant: 3.1 is not 3.10, -5 is not 5, 10:30 is not 10.30, and a lump with digits that is no number is a name.
+
+
+_CURRENCIES = "$€£¥"
+_BEHIND = "abcdefghijklmnopqrstuvwxyzµ°%/ºª"
+_ORDINALS = frozenset(("st", "nd", "rd", "th", "er", "e", "ème", "º", "ª"))
+_HALVES_OF_DAYS = frozenset(("am", "pm"))
+_WITHIN = frozenset(".,:/-")
+
+
+def figure(lump: str, core: str, low: str, comma_groups: bool) -> Meaning:
+    """Returns what a lump with digits means: a number and its unit, or a name to the letter."""
+    if core[-1].isdigit() and lump.rstrip(".,;:?)")[-1] in "!\"'":  # a factorial, an inch, a foot
+        return (("names", lump),)
+    bare = low.strip(_CURRENCIES)
+    digits = bare.rstrip(_BEHIND)
+    unit = bare[len(digits) :]
+    number = _number(digits, comma_groups)
+    if number is None or not (unit in UNIT_NAMES or unit in _ORDINALS or unit in _HALVES_OF_DAYS or unit in ("", "k")):
+        return (("names", core),)
+    tokens: list[Token] = [("units", char) for char in low if char in _CURRENCIES]
+    if unit in UNIT_NAMES:
+        tokens.append(("units", UNIT_NAMES[unit]))
+    elif unit in _HALVES_OF_DAYS:
+        tokens.append(("dates", unit))
+    else:
+        number += unit
+    return (("numbers", number), *tokens)
+
+
+def _number(text: str, comma_groups: bool) -> str | None:
+    """Returns the number with ASCII digits, without grouping commas, or None; dates, times and versions keep their spelling."""
+    sign = "-" if text[:1] in ("-", "−") else ""  # noqa: RUF001 - the minus sign
+    digits = text[len(sign) :]
+    if comma_groups and "," in digits and _is_grouped(digits):
+        digits = digits.replace(",", "")
+    if digits.isdecimal():
+        return sign + (str(int(digits)) if len(digits) < 20 and digits[0] != "0" else digits)
+    if digits and all(char.isdecimal() or char in _WITHIN for char in digits):
+        return sign + digits
+    return None
+
+
+def _is_grouped(digits: str) -> bool:
+    head, *groups = digits.split(",")
+    return 0 < len(head) < 4 and all(len(group) == 3 for group in groups)
+
 
 _QUOTED = re.compile(
     r"(?<!`)`++[^`]*+`++|\"[^\"]*+\"|“[^“”]*+”|„[^„“”]*+[“”]|«[^«»]*+»|「[^「」]*+」|『[^『』]*+』|(?<![\w'])'[^'\n]*+'(?!\w)"
@@ -219,3 +401,213 @@ def _singular(word: str) -> str:
     if word.endswith("ies") and len(word) > 4:
         return f"{word[:-3]}y"
     return word[:-2] if word.endswith(("ches", "shes", "xes", "sses", "zes")) else word[:-1]
+
+
+# Reduces the order of words to what rephrasing leaves alone.
+#
+# A sentence is its question words and tenses, a base, and phrases that begin with a preposition. Such a phrase may stand in
+# front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X
+# and Y` has
+# no order; everything else keeps its own. Invariant: two arguments that change places change the form.
+
+
+def _is_pair(label: str, run: list[str]) -> bool:
+    """Returns whether the phrase is `between X and Y` with one word each, so that their order means nothing."""
+    return label == "between" and len(run) == 2
+
+
+def forms_of(tokens: Iterable[Token]) -> list[str]:
+    """Returns every sentence in its form, one after the other."""
+    sentences = _Sentences()
+    turns, placed = sentences.turns, sentences.word
+    for kind, token in tokens:
+        if kind == "words":
+            placed(token)
+        elif kind == "label":
+            sentences.label(token)
+        elif kind == "article":
+            sentences.article()
+        elif kind == "genitive":
+            sentences.genitive()
+        elif kind == "break":
+            sentences.pause(token)
+            turns = sentences.turns
+        elif kind == "asks":
+            turns.append(token)
+            sentences.back()
+        elif kind == "tense":
+            turns.append(token)
+        else:
+            placed(token)
+    return sentences.forms()
+
+
+class _Sentences:
+    """Brings sentence after sentence into its form."""
+
+    __slots__ = ("_at", "_base", "_forms", "_in_front", "_phrases", "_run", "turns")
+
+    def __init__(self) -> None:
+        self._forms: list[list[str]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.turns: list[str] = []
+        """The question words and tenses of the sentence, whose places mean nothing."""
+        self._base: list[str] = []
+        self._phrases: list[tuple[str, list[str]]] = []
+        self._in_front = 0
+        """The number of phrases before the base."""
+        self.back()
+
+    def back(self) -> None:
+        """Ends the phrase: the next words belong to the base."""
+        self._run = self._base
+        self._at: int | None = None
+        """The place of the next word in the run, where a genitive puts it before its head; None: at the end."""
+
+    def word(self, token: str) -> None:
+        """Adds a word whose place matters."""
+        if self._at is None:
+            self._run.append(token)
+        else:
+            self._run.insert(self._at, token)
+            self._at += 1
+
+    def label(self, preposition: str) -> None:
+        """Begins a phrase."""
+        self._in_front += not self._base
+        self._run = []
+        self._at = None
+        self._phrases.append((preposition, self._run))
+
+    def article(self) -> None:
+        """Ends a phrase that has its noun, because an article begins another noun, which belongs to the base."""
+        if self._run and self._at is None and self._run is not self._base:
+            self.back()
+
+    def genitive(self) -> None:
+        """Puts the words that follow an `of` before the word that they belong to."""
+        if not self._run:
+            self.label("of")
+        elif self._at is None:
+            self._at = len(self._run) - 1
+        elif self._at:
+            self._at -= 1
+
+    def pause(self, mark: str) -> None:
+        """Ends a phrase at a comma and the sentence at a full stop; a verb that comes last goes to the front."""
+        if mark == VERB:
+            self._verb_first()
+        if mark == PAUSE:
+            self.back()
+        else:
+            self._end()
+
+    def _verb_first(self) -> None:
+        if self._at is None and self._run:
+            self._base.insert(0, self._run.pop())
+
+    def _end(self) -> None:
+        if self._base or self._phrases or (self.turns and not self._forms):
+            self._forms.append([self._form(), *sorted(self.turns)])
+        elif self.turns:  # `I want to leave. How do I do that?` is one question
+            self._forms[-1][1:] = sorted(self._forms[-1][1:] + self.turns)
+        self._start()
+
+    def forms(self) -> list[str]:
+        """Ends the last sentence, and returns the forms of all."""
+        self._end()
+        return ["\1".join(form) for form in self._forms]
+
+    def _form(self) -> str:
+        phrases = self._phrases[self._in_front :] + self._phrases[: self._in_front]
+        parts = ["\1".join(self._base)]
+        parts += ["\1".join([label, *(sorted(run) if _is_pair(label, run) else run)]) for label, run in phrases]
+        return "\2".join(parts)
+
+
+# Decides whether two questions that look alike mean the same: in what their words must agree, whatever an embedding says.
+#
+# A text is brought into a canonical form: chaff dropped, spellings and close synonyms joined, every number, date, unit,
+# negation, quantifier, modal verb, tense, question word, name and quotation sorted by kind, and the order of the sentence
+# reduced to what rephrasing leaves alone. What is kept is one short digest per kind: two questions agree when all of these
+# are equal, so agreeing is an equivalence, and the guard that objects is the first kind that differs. The prompt cannot be
+# read from the facts; a guess can be checked against them, as it can against the vector that lies beside them.
+#
+# It must not know embeddings, thresholds or partitions. Invariant: in doubt it objects; that costs a hit, not the truth.
+
+
+KINDS = (
+    "edition",
+    "language",
+    "text",
+    "quoted",
+    "numbers",
+    "dates",
+    "units",
+    "negation",
+    "quantifiers",
+    "opposites",
+    "modality",
+    "tense",
+    "asks",
+    "names",
+    "words",
+    "order",
+)
+"""The guards, in the order in which they object; before them, whether the facts can be compared at all."""
+_WIDTH = 8
+_NOTHING = bytes(_WIDTH)
+EDITION = sha256(f"2 {EVERY_WORD}".encode()).digest()[:_WIDTH]
+"""The digest of the rules (by their number) and of all words; facts of another edition match nothing of this one."""
+
+_EMPTY_TALK = frozenset(("language", "modality", "tense", "asks", "label", "article", "break", "genitive"))
+"""The kinds that carry no content: questions of nothing else (`who am I?`) must agree to the letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Holds what the guards keep of a question: its edition and 8 bytes for each kind of fact."""
+
+    raw: bytes
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes to store."""
+        return self.raw
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Facts:
+        """Reads stored bytes back; those of another edition are taken, and agree with nothing of this one."""
+        return cls(raw)
+
+
+def facts_of(text: str) -> Facts:
+    """Returns the canonical facts of a question; linear in its length."""
+    language, tokens = read(normalize("NFC", text))
+    found: dict[str, list[str]] = {"language": [language]}
+    for kind, token in tokens:
+        if kind in found:
+            found[kind].append(token)
+        else:
+            found[kind] = [token]
+    if found.keys() <= _EMPTY_TALK:
+        found["words"] = [" ".join(text.casefold().split())]
+    for tokens_of_a_kind in found.values():
+        tokens_of_a_kind.sort()
+    found["order"] = forms_of(tokens)
+    return Facts(EDITION + b"".join([_digest(found[kind]) if kind in found else _NOTHING for kind in KINDS[1:]]))
+
+
+def objection(a: Facts, b: Facts) -> str | None:
+    """Returns the first guard that tells the two apart, or None; `edition` where they cannot be compared."""
+    if a.raw == b.raw:
+        return None
+    if len(a.raw) != len(b.raw):
+        return "edition"
+    differing = int.from_bytes(a.raw) ^ int.from_bytes(b.raw)
+    return KINDS[(8 * len(a.raw) - differing.bit_length()) // (8 * _WIDTH)]
+
+
+def _digest(tokens: list[str]) -> bytes:
+    return sha256("\0".join(tokens).encode("utf-8", "surrogatepass")).digest()[:_WIDTH]

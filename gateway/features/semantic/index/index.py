@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.ports import VectorRow
-from gateway.features.semantic.index.vectors.sketch import Sketches
-from gateway.features.semantic.lookup.question.ports import Neighbourhood
+from gateway.features.semantic.index.vectors import Sketches
+from gateway.features.semantic.lookup.question import Neighbourhood
 from gateway.features.semantic.nearest import PARTITION_BYTES, Partition, row_bytes
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
     the question's vector -> its partition -> those that are near enough -> the first that the guards have nothing against
 
-Orchestration only: `vectors.py` knows the vectors, `partitions.py` the rows, `features/semantic/guards/facts.py` decides,
+Orchestration only: `vectors.py` knows the vectors, `partitions.py` the rows, `features/semantic/guards/reading.py` decides,
 and the index searches, off the event loop when there is much to search. It must not know answers; they are stored
 elsewhere, under the keys that are found here. Invariants: rows of different partitions are never compared; a call waits
 no longer than its rule says; a failure here is a miss, not the call's failure.
@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.ports import VectorRow, Vectors
-from gateway.features.reuse.rules.keys.keys import digest
+from gateway.features.reuse.rules.keys import digest
 from gateway.features.reuse.rules.rules import SemanticRule
-from gateway.features.semantic.guards.facts import Facts, objection
-from gateway.features.semantic.index.vectors.partitions import Partitions
-from gateway.features.semantic.index.vectors.vectors import KnownQuestion, Questions
-from gateway.features.semantic.lookup.question.ports import Embedder, Index, Near, Neighbourhood
-from gateway.features.semantic.lookup.question.question import MOST_CHARS, SemanticQuery
+from gateway.features.semantic.guards.reading import Facts, objection
+from gateway.features.semantic.index.vectors import KnownQuestion, Partitions, Questions
+from gateway.features.semantic.lookup.question import MOST_CHARS, Embedder, Index, Near, Neighbourhood, SemanticQuery
 from gateway.features.semantic.lookup.tasks import Background, result_by
 
 MOST_CANDIDATES = 8

@@ -13,15 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.operations.operations import MOST_BYTES, require_admin
+from gateway.admin.operations import MOST_BYTES, require_admin
 from gateway.core.errors import InvalidRequest
-from gateway.core.intake.intake.bodies import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.products.jobs.http.events.job_object import show_job
-from gateway.products.jobs.model.errors import JobsOff
-from gateway.products.jobs.model.job import JobFlag, JobQuery
-from gateway.products.jobs.model.list_page import list_page
-from gateway.products.jobs.service.job_service.job_service import JobService
+from gateway.core.intake.intake import read_object, refuse_unknown
+from gateway.core.snapshot.snapshot import Policies
+from gateway.products.jobs.http.events import show_job
+from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
+from gateway.products.jobs.service.job_service import JobService
 from gateway.products.routes.own_routes import limit_of, states_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response

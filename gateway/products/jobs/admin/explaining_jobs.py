@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gateway.core.limits.estimate.estimate import estimate_input_tokens
-from gateway.core.peek.peek import Peeked
+from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.peek import Peeked
 from gateway.core.retry_budgets import cost_usd
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types.words import Endpoint
-from gateway.products.batches.input.line_rules import bare_provider
-from gateway.products.batches.native.rules.choice import has_batch_api
-from gateway.products.jobs.calls.ports.outcomes import attempts_allowed
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import Endpoint
+from gateway.products.batches.input import bare_provider
+from gateway.products.batches.native.rules import has_batch_api
+from gateway.products.jobs.calls.ports import attempts_allowed
 from gateway.products.jobs.rules import JobRules, RunAs
-from gateway.products.jobs.service.job_service.job_service import segment_of
+from gateway.products.jobs.service.job_service import segment_of
 
 _RUN: Mapping[RunAs, str] = {
     "here": "at the usual price",

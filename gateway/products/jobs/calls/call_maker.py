@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gateway.core import peek as passthrough
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake import parse
-from gateway.core.intake.intake.differences import refuse_other_readings
-from gateway.core.peek import passthrough
-from gateway.core.peek.large_bodies import LargeBodies
-from gateway.core.peek.peek import Peeked, peek, read_fields
+from gateway.core.intake.intake import refuse_other_readings
+from gateway.core.peek import LargeBodies, Peeked, peek, read_fields
 from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
-from gateway.core.snapshot.snapshot.snapshot import Key, Policies, PolicySnapshot
-from gateway.core.types.words import Endpoint
-from gateway.features.output.rules.rules import OutputRule
-from gateway.features.runs.step.part import part_of
-from gateway.products.jobs.calls.ports.ports import STRICT, StoredRequest
-from gateway.products.pipelines.http.steps import StepRules, part_of_step
+from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.types import Endpoint
+from gateway.features.output.rules import OutputRule
+from gateway.features.runs.step import part_of
+from gateway.products.jobs.calls.ports import STRICT, StoredRequest
+from gateway.products.pipelines.http import StepRules, part_of_step
 from gateway.routes import WORK
 
 _BY_PATH: Mapping[str, Endpoint] = {prefix + one.path: one for one in WORK for prefix in ("/v1", "")}
@@ -39,7 +38,7 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 class CallMaker:
-    """Implements `gateway.products.jobs.calls.ports.ports.MakeCall`."""
+    """Implements `gateway.products.jobs.calls.ports.MakeCall`."""
 
     def __init__(self, policies: Policies, clock: Clock) -> None:
         self._policies = policies

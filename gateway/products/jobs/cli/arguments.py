@@ -23,17 +23,17 @@ def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParse
     )
     action.add_argument("--after", metavar="ID", help="those that come after this one")
     _add_caller(action)
-    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:list_jobs")
+    action.set_defaults(command="gateway.products.jobs.cli.caller:list_jobs")
 
     action = actions.add_parser("show", help="how far a job or a batch is, and what it has cost")
     action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
     _add_caller(action)
-    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:show")
+    action.set_defaults(command="gateway.products.jobs.cli.caller:show")
 
     action = actions.add_parser("cancel", help="stop a job or a batch; one that has ended stays as it is")
     action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
     _add_caller(action)
-    action.set_defaults(command="gateway.products.jobs.cli.caller.commands:cancel")
+    action.set_defaults(command="gateway.products.jobs.cli.caller:cancel")
     return actions
 
 

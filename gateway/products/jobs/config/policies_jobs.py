@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.core.config.fields.check import check, check_part, check_sets
-from gateway.core.config.fields.fields.fields import (
+from gateway.core.config.fields.fields import (
     Attempts,
     Count,
     Duration,
@@ -28,12 +28,11 @@ from gateway.core.config.fields.fields.fields import (
     Whole,
     said,
 )
-from gateway.core.config.retries.retries import CostEntry
+from gateway.core.config.retries import CostEntry
 from gateway.core.config.schema import Entry
-from gateway.core.config.source.problems import Document, Path, did_you_mean
-from gateway.core.retry.balancing.rules import Backoff, CostRule
-from gateway.core.types.provider_errors import ErrorClass
-from gateway.core.types.words import LANES
+from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.retry.balancing import Backoff, CostRule
+from gateway.core.types import LANES, ErrorClass
 from gateway.products.jobs.rules import (
     DEGRADING,
     BatchRules,
@@ -47,8 +46,8 @@ from gateway.products.jobs.rules import (
     RunAs,
     SegmentRules,
 )
-from gateway.products.jobs.webhooks.rules.rules import SEGMENT
-from gateway.products.responses.rules.response_object.asked import StoreMode
+from gateway.products.jobs.webhooks.rules import SEGMENT
+from gateway.products.responses.rules.response_object import StoreMode
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()

@@ -10,16 +10,15 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import SQLITE, Count, Flag, Size, Text
+from gateway.core.config.fields.fields import SQLITE, Count, Flag, Size, Text
 from gateway.core.config.schema import ConfigFile, Entry
-from gateway.core.config.sections.sections import beside
-from gateway.core.config.source.problems import Document, Path, did_you_mean, kind_of
-from gateway.core.config.state.shared_limits.redis_url import SCHEMES
+from gateway.core.config.sections import beside
+from gateway.core.config.source import Document, Path, did_you_mean, kind_of
+from gateway.core.config.state.shared_limits import SCHEMES
 from gateway.core.config.state.state import redis_at
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.snapshot.snapshot.snapshot import Model
-from gateway.fleet.lease.lease.shared_state import SharedState
-from gateway.products.batches.native.rules.choice import has_batch_api, may_take
+from gateway.core.snapshot.snapshot import Model, Provider
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.rules import IN_REDIS, Accept, JobRules, JobSettings
 
 OFF: Final = "off"

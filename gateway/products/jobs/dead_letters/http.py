@@ -13,16 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.operations.operations import MOST_BYTES, require_admin
+from gateway.admin.operations import MOST_BYTES, require_admin
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
-from gateway.core.intake.intake.bodies import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.products.jobs.dead_letters.replay.replay.replay import ReplaySpec, read_filter, read_spec
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadGroup, DeadLetter, LetterPage
-from gateway.products.jobs.dead_letters.service.service import DeadLetterService, ReplayPlan
-from gateway.products.jobs.model.errors import JobsOff
-from gateway.products.jobs.model.job import Job, JobError
+from gateway.core.intake.intake import read_object, refuse_unknown
+from gateway.core.snapshot.snapshot import Policies
+from gateway.products.jobs.dead_letters.replay.replay import ReplaySpec, read_filter, read_spec
+from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage
+from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayPlan
+from gateway.products.jobs.model import Job, JobError, JobsOff
 from gateway.products.routes.own_routes import limit_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response

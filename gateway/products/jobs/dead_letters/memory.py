@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
+from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
     DeadLetter,
     LetterPage,
     ReplayResult,
+    letter_of_job,
+    replayed,
+    replaying,
+    stripped,
 )
-from gateway.products.jobs.dead_letters.rules.letters import letter_of_job, replayed, replaying, stripped
-from gateway.products.jobs.model.job import ClaimedWork, Job, JobEnd, NewJob
+from gateway.products.jobs.model import ClaimedWork, Job, JobEnd, NewJob
 from gateway.products.jobs.transitions import transitions
 from gateway.products.jobs.transitions.pieces import MemoryJob
 from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS, written
 
 
 class MemoryDeadLetters:
-    """Implements `gateway.products.jobs.dead_letters.rules.job_ports_dead_letters.DeadLetters`."""
+    """Implements `gateway.products.jobs.dead_letters.rules.DeadLetters`."""
 
     def __init__(
         self,

@@ -11,24 +11,29 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.core.clock import Clock
-from gateway.core.http.writing.response import WholeResponse
+from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
-from gateway.core.intake.intake.bodies import read_bytes
+from gateway.core.intake.intake import read_bytes
 from gateway.core.openai.headers import request_headers
-from gateway.core.peek.large_bodies import LargeBodies
-from gateway.core.snapshot.snapshot.snapshot import Key, Policies
-from gateway.core.types.process import Server
-from gateway.core.types.words import Lane
-from gateway.features.runs.step.part import run_words
-from gateway.products.jobs.calls.ports.ports import STRICT, MakeCall, StoredRequest
-from gateway.products.jobs.http.events.events import EventReaders
-from gateway.products.jobs.http.events.job_body import Parts, split_job, split_large_job
-from gateway.products.jobs.http.events.job_object import POLL_AFTER_S, show_job, show_page
-from gateway.products.jobs.http.events.stored_answers import accepted_headers, stored_headers
-from gateway.products.jobs.model.errors import NoResult
-from gateway.products.jobs.model.job import Job, JobQuery
+from gateway.core.peek import LargeBodies
+from gateway.core.snapshot.snapshot import Key, Policies
+from gateway.core.types import Lane, Server
+from gateway.features.runs.step import run_words
+from gateway.products.jobs.calls.ports import STRICT, MakeCall, StoredRequest
+from gateway.products.jobs.http.events import (
+    POLL_AFTER_S,
+    EventReaders,
+    Parts,
+    accepted_headers,
+    show_job,
+    show_page,
+    split_job,
+    split_large_job,
+    stored_headers,
+)
+from gateway.products.jobs.model import Job, JobQuery, NoResult
 from gateway.products.jobs.service.job_request import read_options
-from gateway.products.jobs.service.job_service.job_service import JobService
+from gateway.products.jobs.service.job_service import JobService
 from gateway.products.routes.own_routes import ObjectRoute, caller_of, limit_of, states_of, tenant_of
 from gateway.routes import json_response
 

@@ -15,15 +15,12 @@ from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import AdmissionDenied, GatewayError
 from gateway.features.reuse.layers.entries import IDEMPOTENT
-from gateway.products.jobs.calls.ports.ports import JobMeter
-from gateway.products.jobs.http.events.job_object import show_job
-from gateway.products.jobs.http.events.stored_answers import accepted_headers, stored_headers
-from gateway.products.jobs.model.errors import DedupeConflict, JobsUnavailable
-from gateway.products.jobs.model.job import Job, StoredAnswer
+from gateway.products.jobs.calls.ports import JobMeter
+from gateway.products.jobs.http.events import accepted_headers, show_job, stored_headers
+from gateway.products.jobs.model import DedupeConflict, Job, JobsUnavailable, StoredAnswer
 from gateway.products.jobs.service.job_request import read_option_headers
-from gateway.products.jobs.service.job_service.degraded import DegradedCalls
-from gateway.products.jobs.service.job_service.job_service import JobService
-from gateway.products.pipelines.http.answers import PipelineAnswers
+from gateway.products.jobs.service.job_service import DegradedCalls, JobService
+from gateway.products.pipelines.http import PipelineAnswers
 
 log = logging.getLogger("gateway.jobs")
 APPLIED = (b"preference-applied", b"respond-async")

@@ -12,9 +12,20 @@ from urllib.parse import quote, unquote
 
 import orjson
 
-from gateway.core.types.words import Lane
-from gateway.products.jobs.model.job import Job, JobError, JobKind, JobState, NewJob, Stage, StoredAnswer, Tally
-from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.core.types import Lane
+from gateway.products.jobs.model import (
+    ChunkPlan,
+    ChunkResult,
+    Job,
+    JobError,
+    JobKind,
+    JobState,
+    LineResult,
+    NewJob,
+    Stage,
+    StoredAnswer,
+    Tally,
+)
 from gateway.products.jobs.transitions.pieces import MemoryJob, MemoryPiece
 from gateway.products.jobs.transitions.transitions import PieceState, is_past_stopping
 

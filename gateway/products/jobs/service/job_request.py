@@ -12,8 +12,8 @@ from math import isfinite
 from typing import Any, Final, NoReturn
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.types.exchange import RawHeaders
-from gateway.products.jobs.webhooks.outward.public_address import NotPublic, read_public_url
+from gateway.core.types import RawHeaders
+from gateway.products.jobs.webhooks.outward import NotPublic, read_public_url
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
 MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S

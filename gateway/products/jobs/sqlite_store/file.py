@@ -13,14 +13,11 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import StoreUnusable
-from gateway.drivers.sqlite.disk_trouble import Trouble
-from gateway.drivers.sqlite.file import File, Total
-from gateway.drivers.sqlite.thread import FileThread
+from gateway.drivers.sqlite import File, FileThread, Total, Trouble
 from gateway.drivers.sqlite_store.opening import Connect
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.sqlite.pieces import SqlitePieces
-from gateway.products.jobs.sqlite_rows.jobs import Effort, Rest
-from gateway.products.jobs.sqlite_rows.schema import JOBS_FILE
+from gateway.products.jobs.model import JobsUnavailable
+from gateway.products.jobs.sqlite import SqlitePieces
+from gateway.products.jobs.sqlite_rows import JOBS_FILE, Effort, Rest
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T | Rest]

@@ -14,15 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from gateway.core.types.words import LANES, Lane
+from gateway.core.types import LANES, Lane
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.features.runs.sqlite.sqlite import SqliteRuns
-from gateway.products.batches.sqlite.files import SqliteJobFiles
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadLetter
+from gateway.products.batches.sqlite import SqliteJobFiles
+from gateway.products.jobs import sqlite_rows as job_lists
+from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.dead_letters.sqlite.dead_letters import SqliteDeadLetters
-from gateway.products.jobs.model.errors import TooManyJobs
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.model import (
     Accepted,
+    ChunkPlan,
+    ChunkResult,
     ClaimAsk,
     ClaimedWork,
     Following,
@@ -33,27 +36,24 @@ from gateway.products.jobs.model.job import (
     JobFlag,
     JobPage,
     JobQuery,
+    LineResult,
     NewJob,
     StoredAnswer,
+    TooManyJobs,
     WriteResult,
     nothing_follows,
 )
-from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
-from gateway.products.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
-from gateway.products.jobs.sqlite.claims import Oldest, SqliteClaims
-from gateway.products.jobs.sqlite.pieces import SqlitePieces
-from gateway.products.jobs.sqlite_rows import job_lists, job_rows
-from gateway.products.jobs.sqlite_rows.schema import OPEN, STATES
+from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
+from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.sqlite_store.file import FAILED, JobsFile
 from gateway.products.jobs.transitions import transitions
 from gateway.products.jobs.transitions.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs.bounds import KeptBounds
-from gateway.products.responses.sqlite.event_logs import SqliteEventLogs
-from gateway.products.responses.sqlite.kept_responses import SqliteKeptResponses
+from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
 
 
 class SqliteJobStore:
-    """Implements `gateway.products.jobs.store.jobs.JobStore` on a file, for one event loop; the constructor raises
+    """Implements `gateway.products.jobs.store.JobStore` on a file, for one event loop; the constructor raises
     StoreUnusable."""
 
     lease_s = inf

@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.core.types.words import LANES, Lane
-from gateway.products.jobs.model.job import (
+from gateway.core.types import LANES, Lane
+from gateway.products.jobs.model import (
     FINALISE,
     RUN_PIECE,
+    ChunkPlan,
+    ChunkResult,
     Job,
     JobDepth,
     JobEnd,
     JobFlag,
     JobKind,
     JobState,
+    LineResult,
     StoredAnswer,
 )
-from gateway.products.jobs.model.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.products.jobs.transitions import transitions
 from gateway.products.jobs.transitions.transitions import PieceState
 

@@ -9,23 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from gateway.products.jobs.dead_letters.rules.letters import with_failure
-from gateway.products.jobs.model.errors import TooManyJobs
-from gateway.products.jobs.model.job import (
+from gateway.products.jobs.dead_letters.rules import with_failure
+from gateway.products.jobs.model import (
     FINALISE,
+    ChunkPlan,
     Job,
     JobEnd,
     JobError,
     JobKind,
     JobQuery,
     JobState,
+    LineResult,
     NewJob,
     Stage,
     Tally,
+    TooManyJobs,
     WriteResult,
 )
-from gateway.products.jobs.model.lines import ChunkPlan, LineResult
-from gateway.products.responses.rules.response_object.stored_response import ASKED, ECHO, STATUS
+from gateway.products.responses.rules.response_object import ASKED, ECHO, STATUS
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
 """A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from gateway.cli.main.exits import FAILED, OK, UNUSABLE, fail
-from gateway.cli.operate.client import AdminClient
-from gateway.cli.operate.operate import ask_admin
-from gateway.cli.operate.showing import lay_out, moment, safe
+from gateway.cli.main import FAILED, OK, UNUSABLE, fail
+from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe
 
 SECRET_BYTES = 32
 HEADINGS = ("webhook", "state", "under way", "waiting", "later", "last", "where")

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from gateway.cli.check.config import compile_config, settings_of
-from gateway.cli.main.exits import OK, UNUSABLE, fail
-from gateway.cli.operate.showing import lay_out, safe
-from gateway.core.config.source.problems import did_you_mean
-from gateway.products.pipelines.compile.compiling.plan import PREFIX
+from gateway.cli.main import OK, UNUSABLE, fail
+from gateway.cli.operate import lay_out, safe
+from gateway.core.config.source import did_you_mean
+from gateway.products.pipelines.compile.compiling import PREFIX
 from gateway.products.pipelines.compile.explain import explained
 
 HEADINGS = ("step", "waits for", "asks", "calls", "on failure")

@@ -15,14 +15,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.main.exits import FAILED, INTERRUPTED, OK, UNUSABLE, fail
-from gateway.cli.operate.client import AdminRefused
-from gateway.cli.operate.showing import safe, usd
-from gateway.products.jobs.cli.caller.caller import CallerClient
-from gateway.products.jobs.cli.caller.patience import patiently
-from gateway.products.jobs.cli.caller.progress import ProgressLine
-from gateway.products.jobs.cli.own_gateway.own_gateway import caller_for
-from gateway.products.pipelines.compile.compiling.plan import PREFIX
+from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
+from gateway.cli.operate import AdminRefused, safe, usd
+from gateway.products.jobs.cli.caller import CallerClient, ProgressLine, patiently
+from gateway.products.jobs.cli.own_gateway import caller_for
+from gateway.products.pipelines.compile.compiling import PREFIX
 
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
 POLL_S = 1.0

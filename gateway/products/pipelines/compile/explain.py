@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.products.pipelines.compile.compiling.plan import PipelinePlan, Step
+from gateway.products.pipelines.compile.compiling import PipelinePlan, Step
 
 
 def explained(plan: PipelinePlan) -> dict[str, Any]:

@@ -11,20 +11,15 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.edge.served.served import EVENT_STREAM, ServedRequest
-from gateway.features.runs.step.step_request import not_a_step
-from gateway.products.batches.input.line_rules import bare_provider
-from gateway.products.jobs.calls.ports.ports import ServeCall
-from gateway.products.jobs.http.events.events import EventReaders
-from gateway.products.jobs.http.events.job_object import POLL_AFTER_S
-from gateway.products.jobs.model.ids import RESPONSE, is_ours
-from gateway.products.jobs.model.job import Job
+from gateway.core.edge.served import EVENT_STREAM, ServedRequest
+from gateway.features.runs.step import not_a_step
+from gateway.products.batches.input import bare_provider
+from gateway.products.jobs.calls.ports import ServeCall
+from gateway.products.jobs.http.events import POLL_AFTER_S, EventReaders
+from gateway.products.jobs.model import RESPONSE, Job, is_ours
 from gateway.products.jobs.service.job_request import read_option_headers
-from gateway.products.responses.rules.response_object.asked import read_asked
-from gateway.products.responses.rules.response_object.errors import BackgroundRefused
-from gateway.products.responses.rules.response_object.response_object import shown
-from gateway.products.responses.service.foreground import ForegroundResponses, body_of, refuse_unknown
-from gateway.products.responses.service.service import ResponseService
+from gateway.products.responses.rules.response_object import BackgroundRefused, read_asked, shown
+from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
 
 COMMENT = b": nothing new\n\n"
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)

@@ -14,15 +14,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.http.writing.response import WholeResponse
+from gateway.core.http.writing import WholeResponse
 from gateway.core.render import new_request_id
-from gateway.core.snapshot.snapshot.snapshot import Policies
-from gateway.products.jobs.http.events.events import EventReaders, FollowedEvents
-from gateway.products.jobs.model.ids import RESPONSE
-from gateway.products.jobs.model.list_page import list_page
+from gateway.core.snapshot.snapshot import Policies
+from gateway.products.jobs.http.events import EventReaders, FollowedEvents
+from gateway.products.jobs.model import RESPONSE, list_page
 from gateway.products.responses.http.door import COMMENT, LOOK_AGAIN
-from gateway.products.responses.rules.response_object.listed_items import listed
-from gateway.products.responses.service.service import ResponseService
+from gateway.products.responses.rules.response_object import listed
+from gateway.products.responses.service import ResponseService
 from gateway.products.routes.own_routes import head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 

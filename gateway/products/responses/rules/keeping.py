@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.core.snapshot.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types.words import Endpoint
-from gateway.products.responses.rules.response_object.asked import Keeping
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import Endpoint
+from gateway.products.responses.rules.response_object import Keeping
 
 RESPONSES = "responses"
 

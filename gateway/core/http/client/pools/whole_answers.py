@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.types.exchange import Answer, Outgoing, RawHeaders, Upstream
+from gateway.core.types import Answer, Outgoing, RawHeaders, Upstream
 
 MOST_ERROR_BYTES: Final = 65_536
 MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024

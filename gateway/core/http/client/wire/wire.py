@@ -14,19 +14,23 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.core.http.client.exchange.exchange import Exchange
-from gateway.core.http.client.exchange.upload import PIECE_BYTES
-from gateway.core.http.client.exchange.wire import EncodedRequest, OriginKey, WireTimeouts, origin_of
-from gateway.core.http.client.pools.pools.certificates import certificate_error, explain
+from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
+from gateway.core.http.client.pools.pools import certificate_error, explain
 from gateway.core.http.client.transport import ERRORS, Http1Transport
-from gateway.core.http.client.wire.redaction.addressing import OF_MESSAGES
-from gateway.core.http.client.wire.redaction.phase import phase_of
-from gateway.core.http.client.wire.redaction.redaction import MaskedChunks, Seam, Secrets, secrets_of
-from gateway.core.snapshot.snapshot.provider import Provider
-from gateway.core.types.exchange import Answer, Clocks, Outgoing, RawHeaders
-from gateway.core.types.provider_errors import ErrorClass, Phase, UpstreamFailed
-from gateway.core.types.splice import Spliced, pieces_of
-from gateway.dialects.upstream.decoding import unpacked
+from gateway.core.http.client.wire.redaction import OF_MESSAGES, MaskedChunks, Seam, Secrets, phase_of, secrets_of
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import (
+    Answer,
+    Clocks,
+    ErrorClass,
+    Outgoing,
+    Phase,
+    RawHeaders,
+    Spliced,
+    UpstreamFailed,
+    pieces_of,
+)
+from gateway.dialects.upstream import unpacked
 
 _MAX_KEPT_ADDRESSES = 256
 KEY_HEADERS: Final[Mapping[str, bytes]] = {

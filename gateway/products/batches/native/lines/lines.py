@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.core.openai.json_edit.json_edit import find_fields, with_model
-from gateway.core.openai.usage.usage import read_usage
-from gateway.core.types.words import Usage
+from gateway.core.openai.json_edit import find_fields, with_model
+from gateway.core.openai.usage import read_usage
+from gateway.core.types import Usage
 
 PERMANENT: Final = frozenset((400, 413, 415, 422))
 """Statuses that say that the line itself is wrong; whatever else went wrong there may go well here."""

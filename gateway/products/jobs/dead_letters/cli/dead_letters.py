@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.main.exits import UNUSABLE, fail
-from gateway.cli.operate.client import AdminClient
-from gateway.cli.operate.operate import ask_admin
-from gateway.cli.operate.showing import lay_out, moment, safe
+from gateway.cli.main import UNUSABLE, fail
+from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe
 
 GROUPS = ("group", "kind", "class", "model", "letters", "oldest", "message")
 LETTERS = ("id", "state", "attempts", "dead at", "tenant", "last error")

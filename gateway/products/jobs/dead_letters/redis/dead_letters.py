@@ -7,19 +7,20 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.products.jobs.dead_letters.redis.letters import LetterChange, read_letter
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
+from gateway.products.jobs.dead_letters.rules import (
     DeadGroup,
     DeadLetter,
     LetterKind,
     LetterPage,
     ReplayResult,
+    replaying,
+    stripped,
 )
-from gateway.products.jobs.dead_letters.rules.letters import replaying, stripped
-from gateway.products.jobs.model.job import ClaimedWork, NewJob
-from gateway.products.jobs.redis_claims.steps import RedisSteps
-from gateway.products.jobs.redis_partitions.partitions import JobPartitions, job_script
+from gateway.products.jobs.model import ClaimedWork, NewJob
+from gateway.products.jobs.redis_claims import RedisSteps
+from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
 from gateway.products.jobs.redis_records import records
-from gateway.products.jobs.redis_records.acceptance.writes import RedisWrites
+from gateway.products.jobs.redis_records.acceptance import RedisWrites
 from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 WRITE, PURGE = job_script("letters_write", "take", "letters"), job_script("letters_purge", "letters")
@@ -30,7 +31,7 @@ AT_ONCE = 100
 
 
 class RedisDeadLetters:
-    """Implements `gateway.products.jobs.dead_letters.rules.job_ports_dead_letters.DeadLetters`."""
+    """Implements `gateway.products.jobs.dead_letters.rules.DeadLetters`."""
 
     def __init__(self, partitions: JobPartitions, steps: RedisSteps, writes: RedisWrites) -> None:
         self._partitions = partitions

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import orjson
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadLetter, pack, unpack
-from gateway.products.jobs.redis_partitions.partitions import Argument, JobPartitions
+from gateway.products.jobs.dead_letters.rules import DeadLetter, pack, unpack
+from gateway.products.jobs.redis_partitions.durability import Argument, JobPartitions
 
 
 class LetterSeen(NamedTuple):

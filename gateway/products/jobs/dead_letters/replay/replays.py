@@ -14,13 +14,11 @@ from contextlib import aclosing
 from typing import Final
 
 from gateway.core.clock import Clock
-from gateway.products.jobs.dead_letters.replay.replay.again import Again, letters_of
-from gateway.products.jobs.dead_letters.replay.replay.replay import ReplaySpec, is_due, spec_of
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadLetter
-from gateway.products.jobs.model.errors import JobsUnavailable
-from gateway.products.jobs.model.job import JobEnd, JobState
-from gateway.products.jobs.store.jobs import JobStore
-from gateway.products.jobs.worker.running import RunningWork
+from gateway.products.jobs.dead_letters.replay.replay import Again, ReplaySpec, is_due, letters_of, spec_of
+from gateway.products.jobs.dead_letters.rules import DeadLetter
+from gateway.products.jobs.model import JobEnd, JobState, JobsUnavailable
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork
 
 SKIPPED: Final = "skipped"
 """In `marks` of a replay at its end: letters whose work was gone."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import DeadGroup, DeadLetter, LetterPage, ReplayResult
-from gateway.products.jobs.dead_letters.rules.letters import replaying
+from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, ReplayResult, replaying
 from gateway.products.jobs.dead_letters.sqlite import dead_rows
-from gateway.products.jobs.model.job import ClaimedWork, NewJob
-from gateway.products.jobs.sqlite.acceptance import SqliteAcceptance
-from gateway.products.jobs.sqlite.pieces import SqlitePieces
-from gateway.products.jobs.sqlite_rows import job_rows
-from gateway.products.jobs.sqlite_rows.jobs import Rest
+from gateway.products.jobs.model import ClaimedWork, NewJob
+from gateway.products.jobs.sqlite import SqliteAcceptance, SqlitePieces
+from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
 from gateway.products.jobs.transitions import transitions
 from gateway.products.jobs.transitions.transitions import NOT_OURS, written
@@ -22,7 +20,7 @@ AT_ONCE = 100
 
 
 class SqliteDeadLetters:
-    """Implements `gateway.products.jobs.dead_letters.rules.job_ports_dead_letters.DeadLetters`."""
+    """Implements `gateway.products.jobs.dead_letters.rules.DeadLetters`."""
 
     def __init__(
         self, file: JobsFile, pieces: SqlitePieces, acceptance: SqliteAcceptance, wall: Callable[[], float]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from gateway.products.jobs.dead_letters.rules.jobs_dead_letters import (
+from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
     DeadLetter,
     LetterKind,
     LetterPage,
+    letter_of_job,
     pack,
+    replayed,
+    stripped,
     unpack,
 )
-from gateway.products.jobs.dead_letters.rules.letters import letter_of_job, replayed, stripped
-from gateway.products.jobs.model.job import JobEnd
-from gateway.products.jobs.sqlite_rows import job_rows
-from gateway.products.jobs.sqlite_rows.job_rows import JobRow
+from gateway.products.jobs.model import JobEnd
+from gateway.products.jobs.sqlite_rows import JobRow
 from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS
 
 _COUNTED = (

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.core.config.fields.fields.fields import real_secret, said
+from gateway.core.config.fields.fields import real_secret, said
 
 MIN_SECRET_BYTES: Final = 24
 _PREFIX: Final = "whsec_"

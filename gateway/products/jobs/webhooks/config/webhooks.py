@@ -12,15 +12,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields.fields import Names, ProxyUrl, Text, said, split_url
+from gateway.core.config.fields.fields import Names, ProxyUrl, Text, said, split_url
 from gateway.core.config.schema import ConfigFile, Entry
-from gateway.core.config.sections.sections import beside
-from gateway.core.config.source.problems import Document, Path, did_you_mean
-from gateway.core.snapshot.snapshot.snapshot import Key
+from gateway.core.config.sections import beside
+from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.snapshot.snapshot import Key
 from gateway.products.jobs.rules import JobRules, JobSettings
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
-from gateway.products.jobs.webhooks.rules.events import EVENTS
-from gateway.products.jobs.webhooks.rules.rules import REQUESTED, WebhookRules, Webhooks, WebhookSettings
+from gateway.products.jobs.webhooks.rules import EVENTS, REQUESTED, WebhookRules, Webhooks, WebhookSettings
 
 MOST_NAME_CHARS: Final = 64
 _ANONYMOUS: Final = "anonymous"

@@ -1,0 +1,419 @@
+"""Health, metrics and admin: what operators and their machines ask. None of it is on the hot path.
+
+Health says whether the process lives and whether it takes calls; it never calls a provider. `/admin/*` needs the admin key
+and does not exist without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from glob import escape, glob
+from hashlib import sha256
+from math import inf
+from secrets import token_hex
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from gateway import __version__
+from gateway.admin import views
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.clock import Clock
+from gateway.core.edge.served import InFlight, refuse_pages
+from gateway.core.errors import BackupFailed, InvalidRequest, NotFound, Unauthorised
+from gateway.core.intake.intake import read_object
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import ready_at
+from gateway.core.limits.table.limit_table import LimitRow, LimitSet
+from gateway.core.ports import StoreHealth
+from gateway.core.snapshot.snapshot import Policies
+from gateway.core.types import LANES, Lane
+from gateway.routes import json_response
+
+# Shows operators admission as plain data: limits, queue and pauses, for `/admin/*` and the gauges.
+#
+# Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants.
+
+
+def show_limits(admission: Admission, now: float) -> dict[str, Any]:
+    """Shows every limit of targets and keys: level, capacity, where it is known from, and when one more unit is free."""
+    return {
+        "targets": {name: _target(line, now) for name, line in admission.gates.shown()},
+        "keys": {name: _rows(limits.table.rows(now)) for name, limits in sorted(_key_sets(admission).items())},
+    }
+
+
+def show_queue(admission: Admission, now: float) -> dict[str, Any]:
+    """Shows the calls that wait by target, lane and tenant: how many, since when, and how long a newcomer would wait.
+
+    A call that may use several targets is in the line of each.
+    """
+    queue = admission.queue
+    return {
+        "calls": queue.occupancy.calls,
+        "bytes": queue.occupancy.bytes,
+        "lines": {
+            name: {
+                "next_chance_s": None if line.wakes_at == inf else max(0.0, line.wakes_at - now),
+                "paused_s": max(0.0, line.gate.pauses.ends_at - now),
+                "waiting": _waiting(line, now),
+            }
+            for name, line in admission.gates.shown()
+            if len(line.waiters)
+        },
+    }
+
+
+def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
+    """Returns every limit of the config's own targets and keys; those that clients have named are no label for a metric."""
+    gates = admission.gates
+    rows = [
+        (name, row)
+        for name, line in gates.lines.items()
+        if not gates.names.is_named(name)
+        for row in line.gate.rows(now)
+    ]
+    rows += [(f"key:{name}", row) for name, limits in _key_sets(admission).items() for row in limits.table.rows(now)]
+    return [(f"{name}:{row.name}", row) for name, row in rows]
+
+
+def oldest_s(admission: Admission, now: float) -> dict[Lane, float]:
+    """Returns the seconds for which the oldest held call of each lane has waited."""
+    oldest = dict.fromkeys(LANES, 0.0)
+    for line in admission.gates.lines.values():
+        for (lane, _), since in line.waiters.oldest().items():
+            oldest[lane] = max(oldest[lane], now - since)
+    return oldest
+
+
+def _key_sets(admission: Admission) -> dict[str, LimitSet]:
+    return admission.keys.sets
+
+
+def _target(line: WaitingLine, now: float) -> dict[str, Any]:
+    gate = line.gate
+    errors = gate.calibration.errors()
+    return {
+        "limits": _rows(gate.rows(now)),
+        "in_flight": gate.in_flight,
+        "waiting": len(line.waiters),
+        "paused_s": max(0.0, gate.pauses.ends_at - now),
+        "pauses": gate.pauses.count,
+        "quota_spent_s": max(0.0, gate.pauses.quota_until - now),
+        "answer_s": round(gate.answer_s, 4),
+        "estimates": {
+            "calls": errors.calls,
+            "ratio": round(errors.ratio, 3),
+            "mean_error": round(errors.mean_error, 3),
+        },
+    }
+
+
+def _rows(rows: list[LimitRow]) -> list[dict[str, Any]]:
+    return [
+        {
+            "limit": row.name,
+            "level": round(row.level, 3),
+            "capacity": round(row.capacity, 3),
+            "source": row.source,
+            "next_free_s": None if row.next_free_s is None else round(row.next_free_s, 3),
+        }
+        for row in rows
+    ]
+
+
+def _waiting(line: WaitingLine, now: float) -> list[dict[str, Any]]:
+    oldest = line.waiters.oldest()
+    return [
+        {
+            "lane": lane,
+            "tenant": tenant,
+            "calls": calls,
+            "oldest_s": round(now - oldest[lane, tenant], 3),
+            "predicted_wait_s": _predicted_s(line, LANES.index(lane), tenant, now),
+        }
+        for (lane, tenant), calls in sorted(line.waiters.depths().items())
+    ]
+
+
+def _predicted_s(line: WaitingLine, rank: int, tenant: str, now: float) -> float | None:
+    wait_s = ready_at(line.gate, Cost(), now, line.waiters.ahead(rank, tenant, 0.0)) - now
+    return None if wait_s == inf else round(max(0.0, wait_s), 3)
+
+
+LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
+READY_PATHS = ("/readyz", "/health/readiness")
+SWITCH_EXAMPLE = '{"action": "drain"}'
+MOST_BYTES = 65_536
+"""The most bytes that an operator may send."""
+
+To = Literal["open", "closed", "drained"]
+ACTIONS: Mapping[str, To] = {"open": "open", "close": "closed", "drain": "drained", "reset": "closed"}
+"""The actions that a person may take on a breaker, and the state that each leads to."""
+Shown = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Gather = Callable[[], Awaitable[Collector]]
+"""The numbers of every process that serves this port."""
+
+log = logging.getLogger("gateway.admin")
+
+
+def health_routes(
+    inflight: InFlight,
+    state: Callable[[], StoreHealth | None] = lambda: None,
+    wall: Callable[[], float] = time.time,
+    emulated: Callable[[], Sequence[str]] = tuple,
+    jobs: Callable[[], str] | None = None,
+) -> list[BaseRoute]:
+    """Returns the routes of health: alive as long as it answers, ready until it leaves, with or without the shared store.
+
+    `state` tells how that store is, None where there is none; `wall` is the clock of its `since`. `emulated` names the
+    providers in whose place the emulator answers others than this machine: made-up answers are not service, so no
+    balancer may send calls here. `jobs` tells what a job is worth here: on disk, not opened yet, unavailable.
+    """
+
+    async def live(_request: Request) -> Response:
+        return json_response({"status": "ok", "version": __version__})
+
+    async def ready(_request: Request) -> Response:
+        health = state()
+        made_up = emulated()
+        is_ready = not (inflight.leaving or inflight.draining or made_up)
+        status = (
+            "draining" if inflight.draining else "leaving" if inflight.leaving else "emulating" if made_up else "ready"
+        )
+        said: dict[str, Any] = {"status": status, "calls": len(inflight)}
+        if made_up:
+            said["emulated"] = list(made_up)
+            said["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
+        if health is not None:
+            said["state"] = _store_health(health, wall())
+        if jobs is not None:
+            said["jobs"] = jobs()
+        return json_response(said, status=200 if is_ready else 503)
+
+    return [*(Route(path, live) for path in LIVE_PATHS), *(Route(path, ready) for path in READY_PATHS)]
+
+
+def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
+    """Shows the store's health without the reason, which may name hosts: anybody may ask."""
+    news = {"news": "not heard"} if health.is_deaf else {}
+    return {
+        "status": "up" if health.is_up else "gone",
+        "since_s": round(max(now_wall - health.since, 0.0), 1),
+        "replicas": health.replicas,
+        "limits": "shared" if health.is_up else f"1/{health.replicas} of each",
+        **news,
+    }
+
+
+def metrics_route(
+    registry: CollectorRegistry, gather: Gather | None = None, is_private: Callable[[], bool] = lambda: False
+) -> BaseRoute:
+    """Prometheus text, or OpenMetrics where the scraper asks for it; `gather` gives what is shown in the registry's place.
+
+    `is_private`: only this machine is to read it, and no web page that is open there. Then it raises Forbidden for others.
+    """
+
+    async def metrics(request: Request) -> Response:
+        if is_private():
+            refuse_pages(dict(request.scope["headers"]))
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        shown = registry if gather is None else await gather()
+        return Response(encode(shown), headers={"content-type": content_type})
+
+    return Route("/metrics", metrics)
+
+
+def state_routes(
+    policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any]
+) -> list[BaseRoute]:
+    """Returns the routes that show the state of a running gateway, and the switches of its targets and accounts."""
+
+    def show_targets() -> dict[str, dict[str, Any]]:
+        return views.show_targets(admission, policies.current, clock.monotonic())
+
+    shown: dict[str, Callable[[], Any]] = {
+        "config": show_config,
+        "limits": lambda: show_limits(admission, clock.monotonic()),
+        "queue": lambda: show_queue(admission, clock.monotonic()),
+        "targets": show_targets,
+    }
+    return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.health.force)]
+
+
+def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> list[BaseRoute]:
+    """Returns `GET /admin/<name>` for each view, behind the admin key."""
+
+    def route(name: str, view: Callable[[], Any]) -> BaseRoute:
+        async def show(request: Request) -> Response:
+            require_admin(policies, request)
+            return json_response(view())
+
+        return Route(f"/admin/{name}", show)
+
+    return [route(name, view) for name, view in views.items()]
+
+
+def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable[[str, To], None]) -> list[BaseRoute]:
+    """Returns `POST /admin/targets/<name>` and `/admin/accounts/<name>` with `{"action": …}`, behind the admin key.
+
+    `show` gives what there is, by kind and name; `force` carries out. The name may also come as `?name=` or in the body.
+    """
+
+    def switch(kind: str) -> Callable[[Request], Any]:
+        async def act(request: Request) -> Response:
+            require_admin(policies, request)
+            asked = await read_object(request, policies.current.server, MOST_BYTES, SWITCH_EXAMPLE)
+            name = _known_name(request, asked, kind, show())
+            action = _known_action(asked)
+            log.warning("admin: %s %s", action, name)
+            force(name, ACTIONS[action])
+            return json_response({"name": name, "action": action, **show()[kind][name]})
+
+        return act
+
+    return [
+        Route(f"/admin/{kind}{rest}", switch(kind), methods=["POST"])
+        for kind in ("targets", "accounts")
+        for rest in ("", "/{name:path}")
+    ]
+
+
+def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:
+    """Returns the name of the target or account that is meant. Raises InvalidRequest without one, NotFound for a wrong one."""
+    name = request.path_params.get("name") or request.query_params.get("name") or asked.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"Say which: /admin/{kind}/<name>, ?name= or the field 'name'.", param="name")
+    if name not in shown[kind]:
+        raise NotFound(f"'{name[:200]}' is none of the {kind}; {_hint(name[:200], kind, shown)}", param="name")
+    return name
+
+
+def _hint(name: str, kind: str, shown: Shown) -> str:
+    for other in shown:
+        if name in shown[other]:
+            return f"it is one of the {other}: use /admin/{other}."
+    close = get_close_matches(name, shown[kind], n=1)
+    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
+
+
+def _known_action(asked: Mapping[str, Any]) -> str:
+    action = asked.get("action")
+    if not isinstance(action, str) or action not in ACTIONS:
+        message = f"The field 'action' must be one of: {', '.join(ACTIONS)}."
+        raise InvalidRequest(message, param="action", code="unknown_action")
+    return action
+
+
+def require_admin(policies: Policies, request: Request) -> None:
+    """Raises NotFound when the config has no admin key, Unauthorised when the request does not carry it."""
+    digest = policies.current.server.admin_digest
+    if digest is None:
+        raise NotFound("The admin API is off; set 'admin.key' in the config to use it.")
+    sent = request.headers.get("authorization", "")
+    secret = sent[7:].strip() if sent[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+    if not secret or not hmac.compare_digest(sha256(secret.encode()).digest(), digest):
+        raise Unauthorised("This path needs the admin key as 'Authorization: Bearer <key>'.")
+
+
+# `GET /admin/state/backup` and `GET /admin/jobs/backup`: copies of the state file and the jobs file, made while calls go on.
+#
+# A copy is made beside its file, sent, and deleted, whatever becomes of the client; one that a killed process has left
+# goes at the next start. Behind the admin key: what is kept are answers, in clear.
+
+
+TOKEN_BYTES = 8
+"""The random bytes in the name of a copy, so that two at once are two files."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file that operators may copy: where it is, and how to copy it, which tells what went wrong."""
+
+    path: str
+    copy: Callable[[str], Awaitable[str | None]]
+
+
+def forget_copies(path: str) -> None:
+    """Delete what was left of copies; only for who alone has the file at `path`: they may be in use."""
+    for left in glob(f"{escape(path)}.{'[0-9a-f]' * 2 * TOKEN_BYTES}.backup"):
+        _delete(left)
+
+
+class _PassingFile(FileResponse):
+    """A file that is gone when it has been sent, or could not be."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _delete(str(self.path))
+
+
+def backup_routes(
+    policies: Policies, state: KeptFile | None, jobs: Callable[[], Awaitable[KeptFile | None]]
+) -> list[BaseRoute]:
+    """Returns the two routes; where there is no file, `state` is None, or `jobs` gives None: the answer says what to do.
+
+    `jobs` raises JobsUnavailable.
+    """
+
+    async def state_backup(request: Request) -> Response:
+        require_admin(policies, request)
+        if state is None:
+            raise InvalidRequest(
+                "Only a state file (state: sqlite:///…) can be copied here; with state: memory nothing outlives the process, "
+                "and a Redis has backups of its own (BGSAVE).",
+                code="state_is_no_file",
+            )
+        return await _copy_of(state, "state")
+
+    async def jobs_backup(request: Request) -> Response:
+        require_admin(policies, request)
+        file = await jobs()
+        if file is None:
+            raise InvalidRequest(
+                "There is no jobs file to copy: no job was taken yet, jobs are off, or they are kept in a Redis, which has "
+                "backups of its own (BGSAVE).",
+                code="no_jobs_file",
+            )
+        return await _copy_of(file, "jobs")
+
+    return [Route("/admin/state/backup", state_backup), Route("/admin/jobs/backup", jobs_backup)]
+
+
+async def _copy_of(file: KeptFile, name: str) -> Response:
+    """Returns a copy that is gone when it has been sent. Raises BackupFailed."""
+    copied = f"{file.path}.{token_hex(TOKEN_BYTES)}.backup"
+    try:
+        problem = await file.copy(copied)
+    except BaseException:
+        _delete(copied)
+        raise
+    if problem is not None:
+        _delete(copied)
+        raise BackupFailed(
+            f"The {name} file could not be copied: {problem}. There has to be room for a copy beside it."
+        )
+    log.warning("admin: the %s file was copied for an operator", name)
+    return _PassingFile(copied, media_type="application/vnd.sqlite3", filename=f"gateway-{name}.db")
+
+
+def _delete(path: str) -> None:
+    for name in (path, f"{path}-journal"):
+        with contextlib.suppress(OSError):
+            os.unlink(name)

@@ -1,0 +1,51 @@
+"""The command line: serve, work, check, explain, targets, cache, stats, state, objects, jobs, webhooks, batch, and more.
+
+Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Each command
+is in a module that is imported when it is called. Every failure is a sentence on standard error, never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pydantic import ValidationError
+
+from gateway.cli.arguments.arguments import build_parser
+from gateway.core.errors import ConfigError, StoreUnusable
+
+# How a command ends: its exit code, and sentences on standard error.
+
+
+OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+"""Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT)."""
+
+
+def fail(message: str, code: int) -> int:
+    """Says why, and returns the code."""
+    for line in message.splitlines():
+        print(f"gateway: {line}", file=sys.stderr)
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command, and returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
+    try:
+        module, function = options.command.split(":")
+        command = getattr(import_module(module), function)
+        return int(command(options))
+    except ConfigError as error:
+        return fail("\n".join(error.problems), UNUSABLE)
+    except ValidationError as error:
+        problems = (f"GATEWAY_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
+        return fail("\n".join(problems), UNUSABLE)
+    except StoreUnusable as error:
+        return fail(str(error), FAILED)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
+    except KeyboardInterrupt:
+        return 130

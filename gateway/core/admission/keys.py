@@ -1,0 +1,434 @@
+"""What the calls of a key may still spend today. It is only asked where a key has a budget.
+
+    reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
+
+It must not know targets. Invariant: what a call reserved is taken back exactly once, when the call is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NoReturn
+
+from gateway.core.admission.gates import Gates
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
+from gateway.core.ledger import CostEstimates
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import Grant
+from gateway.core.limits.table.limit_table import LimitSet
+from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.retry.balancing import Retries
+from gateway.core.retry.retry import Doubt
+from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
+from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Target
+from gateway.core.types import Attempt, ErrorClass, Phase, Usage
+from gateway.fleet.leases.leases import Sharing
+from gateway.fleet.parts.shared_sum import FleetSum
+
+DAY_S = 86_400
+LEARN_S = 0.05
+COME_BACK_S = 2.0
+"""The seconds after which a key's calls in flight may have left some of its budget."""
+UNTOLD_PART = 0.05
+"""The part of a budget that all replicas together may reserve before they have told each other."""
+
+
+@dataclass(slots=True)
+class Flying:
+    """What the calls in flight of one key have reserved on one day."""
+
+    day: int
+    calls: int = 0
+    usd: float = 0.0
+
+
+class KeyBudgets:
+    """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `sharing`, by those
+    of all replicas together.
+
+    A replica tells what it reserves before the calls go, and so hears what the others have, unless it is next to nothing:
+    the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
+    """
+
+    __slots__ = ("_clock", "_flying", "_sharing", "_spending", "_tallies")
+
+    def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
+        self._clock = clock
+        self._sharing = sharing
+        self._spending = Spending()
+        self._flying: dict[str, Flying] = {}
+        """What is reserved of each key, while it has calls in flight."""
+        self._tallies: dict[str, tuple[int, FleetSum]] = {}
+        """What all replicas have spent of each key, and on which day."""
+
+    async def reserve(self, call: Call, price: Price) -> None:
+        """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is None:
+            return
+        sharing = self._sharing
+        if sharing is not None:
+            tally = self._tally(sharing, call.key.name)
+            if not tally.is_known:
+                await sharing.learn(tally, self._clock.monotonic() + LEARN_S)
+        self._check(call, budget_usd, price)
+        self._take(call, price.most)
+        if sharing is not None and not await self._is_agreed(sharing, call, budget_usd, price):
+            self.spent(call, 0.0)
+            self._check(call, budget_usd, price)
+            self._refuse(call, budget_usd, price, is_for_now=True)
+
+    def _check(self, call: Call, budget_usd: float, price: Price) -> None:
+        """Raises BudgetExceeded when it does not fit."""
+        flying_usd = self._flying_usd(call.key.name)
+        spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
+        if spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, flying_usd, price):
+            return
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, 0.0, price)
+        self._refuse(call, budget_usd, price, is_for_now=is_for_now)
+
+    def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
+        name = call.key.name
+        if is_for_now:
+            raise BudgetReserved(
+                f"What the key '{name}' may still spend of its ${budget_usd:g} for today (UTC) is reserved by its calls in "
+                "flight; try again when they have ended, or set max_tokens: less is reserved then.",
+                retry_after_s=COME_BACK_S,
+            )
+        spent_usd = self._spent(name)
+        why = "" if spent_usd >= budget_usd else f" What is left does not pay for this call (about ${price.usual:.2g})."
+        raise BudgetExceeded(
+            f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
+            f"budget_usd_per_day, or wait for tomorrow.{why}",
+            retry_after_s=DAY_S - self._clock.wall() % DAY_S,
+        )
+
+    async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
+        """Returns whether what the call took fits what all replicas have; where the store says nothing, this one's part."""
+        name = call.key.name
+        tally = self._tally(sharing, name)
+        if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
+            return True
+        has_told = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
+        own_usd = 0.0 if call.reserved is None else call.reserved.usd
+        if has_told:
+            others_usd = self._flying_usd(name) - own_usd
+            return fits_budget(budget_usd, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
+        left_usd = budget_usd - (tally.read() - tally.untold)
+        return tally.untold <= left_usd / sharing.replicas or tally.read() <= own_usd
+
+    def allows(self, call: Call, usd: float) -> bool:
+        """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is None:
+            return True
+        reserved = call.reserved
+        own_usd = reserved.usd if reserved is not None and reserved.day == self.today() else 0.0
+        if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
+            return False
+        if reserved is None:
+            self._take(call, usd)
+        elif usd > own_usd and reserved.day == self.today():
+            self._flying[call.key.name].usd += usd - own_usd
+            self._add(call.key.name, usd - own_usd)
+            reserved.usd = usd
+        return True
+
+    def spent(self, call: Call, usd: float) -> None:
+        """The call has cost so much, whatever it has reserved, unless all of that is charged."""
+        if call.key.budget_usd_per_day is None:
+            return
+        reserved, call.reserved = call.reserved, None
+        if reserved is not None:
+            if reserved.is_charged:
+                usd = max(usd, reserved.usd)
+            if reserved.day == self.today():
+                usd -= reserved.usd
+            self._land(call.key.name, reserved)
+        self._add(call.key.name, usd)
+
+    def is_spent(self, key: Key) -> bool:
+        """Tells whether the key has nothing left for today."""
+        return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day
+
+    def paid(self, key: Key, usd: float) -> None:
+        """Books what was paid without a call, such as lines of a batch at a provider's own Batch API."""
+        if key.budget_usd_per_day is not None:
+            self._add(key.name, usd)
+
+    @property
+    def outlives(self) -> bool:
+        """Tells whether what is booked is known to whoever comes after this process."""
+        return self._sharing is not None
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        """Books ahead what is going to be paid without a call; returns the day. None: that is more than is left."""
+        day, budget_usd, sharing = self.today(), key.budget_usd_per_day, self._sharing
+        tally = None if sharing is None or budget_usd is None else self._tally(sharing, key.name)
+        if sharing is not None and tally is not None:  # what was heard last may be minutes old
+            await sharing.learn(tally, self._clock.monotonic() + LEARN_S, afresh=True)
+        if not allows_spending(budget_usd, self._spent(key.name), usd):
+            return None
+        self._add(key.name, usd)
+        if sharing is None or tally is None or budget_usd is None:
+            return day
+        if await sharing.tell(tally, self._clock.monotonic() + LEARN_S) and tally.read() <= budget_usd:
+            return day
+        self.correct(key.name, day, -usd)  # too much with what the others have, or nobody says: it can wait
+        return None
+
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
+        if day == self.today() or usd > 0:
+            self._add(key, usd)
+
+    def _take(self, call: Call, usd: float) -> None:
+        name, day = call.key.name, self.today()
+        call.reserved = Reserved(day, usd)
+        flying = self._flying.get(name)
+        if flying is None or flying.day != day:
+            flying = self._flying[name] = Flying(day)
+        flying.calls += 1
+        flying.usd += usd
+        self._add(name, usd)
+
+    def _land(self, name: str, reserved: Reserved) -> None:
+        flying = self._flying.get(name)
+        if flying is None or flying.day != reserved.day:
+            return
+        flying.calls -= 1
+        flying.usd -= reserved.usd
+        if not flying.calls:
+            del self._flying[name]  # what rounding has left of it, too
+
+    def _flying_usd(self, name: str) -> float:
+        flying = self._flying.get(name)
+        return 0.0 if flying is None or flying.day != self.today() else max(0.0, flying.usd)
+
+    def _add(self, name: str, usd: float) -> None:
+        if not usd:
+            return
+        if self._sharing is None:
+            self._spending.add(name, usd, self.today())
+        else:
+            self._tally(self._sharing, name).add(usd)
+
+    def _spent(self, key: str) -> float:
+        if self._sharing is None:
+            return self._spending.spent(key, self.today())
+        tally = self._tally(self._sharing, key)
+        # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
+        return tally.read() if tally.is_known else tally.read() * self._sharing.replicas
+
+    def _tally(self, sharing: Sharing, key: str) -> FleetSum:
+        day, known = self.today(), self._tallies.get(key)
+        if known is not None and known[0] == day:
+            return known[1]
+        if known is not None:
+            sharing.forget(known[1])
+        tally = sharing.tally(key, f"usd|{day}")
+        self._tallies[key] = day, tally
+        return tally
+
+    def today(self) -> int:
+        """The present day (UTC)."""
+        return int(self._clock.wall() // DAY_S)
+
+
+# What each key may use, whatever target serves it. A key over its own limit is told so: that 429 is the operator's wish.
+#
+# It must not know targets. Invariant: what a call took is corrected exactly once, when the call has ended.
+
+
+FETCH_S = 0.05
+"""The seconds for which other replicas are asked for more; one round trip in any case."""
+FIRST_OUTPUT_TOKENS = 512
+"""The tokens that are taken for an answer of which nobody knows how long it will be."""
+
+
+class KeyLimits:
+    """The levels of all keys that have limits, by the key's name; they survive a reload."""
+
+    __slots__ = ("_sharing", "sets")
+
+    def __init__(self, sharing: Sharing | None = None) -> None:
+        """With `sharing` replicas share them."""
+        self._sharing = sharing
+        self.sets: dict[str, LimitSet] = {}
+
+    def install(self, policy: PolicySnapshot, now: float) -> None:
+        """Puts a policy's numbers in force."""
+        limited = {key.name: key.limits for key in policy.keys.values() if key.limits != Limits()}
+        for name in [name for name in self.sets if name not in limited]:
+            self.sets.pop(name).table.retire()
+        for name, limits in limited.items():
+            known = self.sets.get(name)
+            if known is None:
+                share_out = None if self._sharing is None else self._sharing.of_key(name)
+                self.sets[name] = LimitSet(limits, now, share_out=share_out)
+            else:
+                known.table.configure(limits, now)
+
+    def cost_of(self, call: Call, estimate: int) -> Cost:
+        """Returns what the call is expected to use."""
+        expected = FIRST_OUTPUT_TOKENS if call.max_tokens is None else min(call.max_tokens, FIRST_OUTPUT_TOKENS)
+        output = expected if call.endpoint.tokens == "both" else 0
+        return self.sets[call.key.name].shrink(Cost(1, estimate, output), inf)
+
+    def try_enter(self, call: Call, cost: Cost, now: float) -> bool:
+        """Takes what the call is expected to use, if it is there."""
+        if self.sets[call.key.name].reserve(cost, now) != 0.0:
+            return False
+        call.key_cost = cost
+        call.key_cost_at = now
+        return True
+
+    async def fetch(self, call: Call, cost: Cost, clock: Clock) -> bool:
+        """Asks the other replicas' store for what the key lacks here, and take that; False: there is no more for it now.
+
+        A part of the limit that is not held here is no reason to refuse anybody.
+        """
+        sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
+        while sharing is not None and clock.monotonic() < ends_at:
+            has_asked = await sharing.fetch(call.key.name, cost, ends_at)
+            if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
+                return True
+            if not has_asked:
+                break
+        return False
+
+    def refuse(self, call: Call, cost: Cost, now: float) -> NoReturn:
+        """Raises KeyRateLimited."""
+        limits = self.sets[call.key.name]
+        wait_s = limits.wait_s(cost, now)
+        if wait_s is None:  # a slot, of which nobody knows, or a share
+            wait_s = max(limits.ready_at(cost, now) - now, 0.0) or 1.0
+        name = limits.which(cost, now)
+        raise KeyRateLimited(
+            f"The key '{call.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
+            retry_after_s=wait_s,
+            limit=f"{call.key.name} {name}",
+        )
+
+    def settle(self, call: Call, usage: Usage | None, now: float) -> None:
+        """Corrects what the call took to what it used."""
+        cost, call.key_cost = call.key_cost, None
+        limits = self.sets.get(call.key.name)
+        if cost is not None and limits is not None:
+            actual = Cost(1, 0, 0) if usage is None else Cost(1, usage.input, usage.output)
+            limits.settle(cost, actual, now, call.key_cost_at)
+
+
+# What the retries of a call may take: of its targets' retry budgets, of its key's money, and of its own attempts.
+#
+#     of (the answers to `core/retry/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
+#
+# It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
+
+
+class RetryBudgets:
+    """Books retries. Holds no state of any call but what is in it."""
+
+    __slots__ = ("_clock", "_costs", "_gates", "_keys")
+
+    def __init__(self, clock: Clock, gates: Gates, keys: KeyBudgets, costs: CostEstimates) -> None:
+        self._clock = clock
+        self._gates = gates
+        self._keys = keys
+        self._costs = costs
+
+    def of(self, call: Call) -> CallBudgets:
+        """Returns what the call's retries may take, where another attempt costs what one at its first target does."""
+        gates = {one.name: self._gates.line(one, call).gate for one in (*call.model.plan, *call.model.context_plan)}
+        attempt_usd = self._costs.usd(call, call.model.plan[0])
+        return CallBudgets(call, attempt_usd, gates, self._keys, self._clock.monotonic())
+
+    def book(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
+        """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""
+        last = call.attempts[-1]
+        self.cancel(call)
+        if budgets.denies(targets[0], last) is not None:
+            return False
+        if last.phase is not Phase.NOTHING_SENT:
+            health = self._gates.line(targets[0], call).gate.health
+            call.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, last, targets[0]))
+        return True
+
+    def cancel(self, call: Call) -> None:
+        """Gives back what was booked for a retry that is not made."""
+        retry, call.retry = call.retry, None
+        if retry is not None:
+            retry.cancel()
+
+    def hand_over(self, call: Call, grant: Grant, target: Target) -> None:
+        """Hands what was booked to the grant of the next attempt, which learns whether the call has failed there before."""
+        retry, call.retry = call.retry, None
+        if retry is not None and not retry.is_for(grant.gate.health.retries):
+            retry.cancel()  # it goes elsewhere
+            retry = None
+        grant.retry = retry
+        grant.is_again = any(one.target == target.name and not one.is_refused for one in call.attempts)
+
+
+class CallBudgets:
+    """What the retries of one call may take. Implements `retry.Budgets`."""
+
+    __slots__ = ("_attempt_usd", "_call", "_gates", "_keys", "_now", "_retries")
+
+    def __init__(
+        self, call: Call, attempt_usd: float | None, gates: dict[str, Gate], keys: KeyBudgets, now: float
+    ) -> None:
+        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `gates` are by target name."""
+        self._now = now
+        self._call = call
+        self._retries = call.model.retries
+        self._attempt_usd = attempt_usd
+        self._gates = gates
+        self._keys = keys
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        """Returns `budget` or `tokens` when too much is being retried there, None when the target may be tried again.
+
+        A connection that carried nothing has cost nobody anything.
+        """
+        if last.phase is Phase.NOTHING_SENT:
+            return None
+        gate, retries = self._gates[target.name], self._retries
+        health = gate.health
+        active = max(gate.in_flight, int(health.busiest(self._now)))
+        if not health.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
+            return "budget"
+        return None if health.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
+
+    def doubt(self, target: Target) -> Doubt | None:
+        """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
+        return self._gates[target.name].health.doubt(self._now)
+
+    def denies_money(self) -> str | None:
+        """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
+        usd, most = self._attempt_usd, self._retries.max_usd_per_call
+        if usd is None:
+            return None
+        spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
+        if most is not None and spent + usd > most:
+            return "money"
+        return None if self._keys.allows(self._call, spent + usd) else "key_budget"
+
+    def attempts(self) -> int:
+        """Returns how many attempts the call may make, by what one costs."""
+        return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
+
+
+def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
+    """Returns the retry tokens that another try at the target takes after such a failure: more after a timeout, the dearer one.
+
+    Silence elsewhere is not this target's doing, and costs it nothing.
+    """
+    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target != target.name):
+        return 0.0
+    return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

@@ -1,0 +1,462 @@
+"""What becomes of what an attempt has taken, however it ends; and what its end teaches gates, breakers and budgets.
+
+    (an attempt) -> answered | refused | failed -> … -> ended | cancelled -> settle
+
+It must not know what is done next, or how an answer is relayed. Invariant: whatever an attempt took from a gate is settled
+exactly once, and so is what the call took from its key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Literal, TypeAlias
+
+from gateway.core.admission.gates import Gates
+from gateway.core.admission.keys import KeyLimits, RetryBudgets
+from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.error_tables import Diagnosis, Scope
+from gateway.core.errors import (
+    GatewayError,
+    InternalError,
+    QueueDeadlineExceeded,
+    QueueFull,
+    QuotaExhausted,
+    RequestExceedsLimits,
+    WaitTooLong,
+)
+from gateway.core.health.target_health.target_health import CLIENT_GONE, Account
+from gateway.core.health.times import is_deserted, is_evidence, usual_of
+from gateway.core.limits.reservation import Grant, Refusal, refused
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.ports import Meter
+from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
+
+# What a failure of one call means for others: breakers that move, credentials that are refused, accounts that are out.
+#
+# It must not know calls. Invariant: whoever waits for a target hears of every change of its breaker, a moment later.
+
+
+IN_USE_S = 60.0
+"""A target that was asked so lately is in use."""
+Hand: TypeAlias = Literal["open", "closed", "drained"] | None
+"""What a person wants of a breaker; None: what was set by hand holds no more."""
+_LOWEST = len(LANES) - 1
+MISSING_REMEDY = "correct the target's `model` in the config, or have it made available there"
+log = logging.getLogger("gateway.health")
+
+
+def missing_model(target: str) -> str:
+    """Returns what is wrong with a target of this name whose provider does not know its model."""
+    return f"the provider knows no model '{target.partition('/')[2]}', or not for this account"
+
+
+class HealthPropagation:
+    """Carries the news from one gate to the others, and to those who wait."""
+
+    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force")
+
+    def __init__(self, clock: Clock, meter: Meter, gates: Gates, queue: DelayQueue, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._meter = meter
+        self._gates = gates
+        self._queue = queue
+        self._draw = draw
+        self.on_change: Callable[[str, str, str], None] | None = None
+        """Told of each change of a breaker: its name, its new state, and why."""
+        self.on_force: Callable[[str, Hand], None] | None = None
+        """Told of what is done by hand."""
+
+    def credential_refused(self, gate: Gate, now: float) -> None:
+        """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
+        account = gate.health.account
+        if self._gates.pays(gate):
+            account.is_refused = True
+            account.breaker.trip("its credential is refused", now, self._draw())
+
+    def model_missing(self, gate: Gate, plan: Sequence[Gate], now: float) -> None:
+        """The provider does not know the model that the config names there: others of the plan go first, if any can.
+
+        With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
+        there the next call is served.
+        """
+        heard = gate.health.heard
+        if self._gates.names.is_callers(gate.name):
+            return  # it may be this one caller's account that has no access
+        was_known = heard.has_lost_model
+        heard.miss_model()
+        if not heard.has_lost_model:
+            return
+        what = missing_model(self._gates.names.label(gate.name))
+        if not was_known:
+            log.warning("%s: %s; %s", gate.name, what, MISSING_REMEDY)
+        breaker = gate.health.breaker
+        if any(other.health.is_clear for other in plan if other is not gate):
+            breaker.trip(what, now, self._draw())
+        elif not breaker.is_by_hand:
+            breaker.trust("no other target is in service", now)
+
+    def told_to_wait(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """The provider has named a delay, perhaps not for this target alone."""
+        if diagnosis.delay_s is not None and diagnosis.scope != "target":
+            for line in self._siblings(gate, diagnosis.scope):
+                line.gate.leave_alone(diagnosis.delay_s, now)
+
+    def exhausted(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """The account's quota is spent: nobody waits for it."""
+        self._queue.shut(self._gates.lines[gate.name])
+        if diagnosis.scope != "target":
+            for other in self._siblings(gate, diagnosis.scope):
+                other.gate.exhaust(diagnosis.delay_s, now)
+                self._queue.shut(other)
+
+    def force(self, name: str, to: Hand) -> None:
+        """Opens, drains or closes a target or an account by hand; None undoes that, and tries with probes.
+
+        What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
+        gates of their own means all of these; one caller's own can only be closed. Raises KeyError for unknown names.
+        """
+        self.told_force(name, to)
+        if self.on_force is not None:
+            self.on_force(name, to)
+
+    def told_force(self, name: str, to: Hand) -> None:
+        """Does what `force` does, where it was another replica that was told."""
+        now = self._clock.monotonic()
+        gates = self._gates
+        lines = gates.meant(name)
+        breakers = [line.gate.health.breaker for line in lines if not gates.names.is_callers(line.gate.name)]
+        if lines and not breakers and to != "closed":
+            raise KeyError(name)  # a caller's own gate has pauses, and no breaker of its own
+        if not lines:
+            account = gates.accounts[name]
+            account.is_refused = account.is_refused and to != "closed"
+            lines, breakers = gates.of_account(account), [account.breaker]
+        for breaker in breakers:
+            breaker.force(to, now)
+        for line in lines if to == "closed" else ():
+            line.gate.pauses.end()
+            self._queue.freed(line)
+        if to == "closed":
+            gates.trust(lines)
+
+    def lines_of(self, name: str) -> Sequence[WaitingLine]:
+        """Returns the lines for which the breaker of this name matters: a target's own, or all that an account pays for."""
+        account = self._gates.accounts.get(name)
+        return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
+
+    def freed(self, name: str) -> None:
+        """Something was given back at the gate of this name: those who wait there may go, or look at its probe again."""
+        line = self._gates.lines.get(name)
+        if line is None:
+            return
+        self._queue.freed(line)
+        if self._gates.names.callers and line.gate.health.is_probed:
+            self._probe_ended(line.gate)
+
+    def _probe_ended(self, gate: Gate) -> None:
+        """A probe may have ended for which callers at other lines wait, too."""
+        health, now = gate.health, self._clock.monotonic()
+        for line in self._gates.kin(gate.name):
+            if health.wait_s(now, _LOWEST) is None:
+                return  # as many as may are on their way again
+            self._queue.freed(line)
+
+    def changed(self, name: str, state: str, reason: str) -> None:
+        """A breaker has opened, or lets calls through again."""
+        self._meter.breaker_changed(self._gates.names.label(name), state)
+        log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
+        if self.on_change is not None:
+            self.on_change(name, state, reason)
+        changed = self.lines_of(name)
+        # Not at once: whoever reports a failure is still busy with this very line.
+        self._clock.call_at(self._clock.monotonic(), lambda: self._meet_change(changed, state))
+
+    def _meet_change(self, lines: Sequence[WaitingLine], state: str) -> None:
+        for line in lines:
+            if state in ("open", "drained"):
+                self._queue.shut(line)
+                self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
+                self._trip_account_if_all_open(line.gate.health.account)
+            else:
+                self._queue.freed(line)
+
+    def _trip_account_if_all_open(self, account: Account) -> None:
+        """Trips the account's breaker when all of several targets in use are open: it is the account then, or the provider."""
+        now = self._clock.monotonic()
+        if account.name not in self._gates.accounts or not account.breaker.is_clear:
+            return
+        used = [line.gate for line in self._gates.of_account(account) if now - line.gate.used_at < IN_USE_S]
+        if len(used) > 1 and all(
+            gate.health.breaker.state == "open" and not gate.health.breaker.is_by_hand for gate in used
+        ):
+            account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
+
+    def _siblings(self, gate: Gate, scope: Scope) -> list[WaitingLine]:
+        """Returns the other lines that a diagnosis of this scope concerns: of the credential, or of all of the config's there.
+
+        A caller's own credential concerns his own lines at most.
+        """
+        account = gate.health.account
+        if not self._gates.pays(gate):
+            lines = self._gates.of_payer(gate)
+        elif scope == "key":
+            lines = self._gates.of_account(account)
+        else:
+            group = account.name.partition("#")[0]
+            lines = [
+                one for one in self._gates.lines.values() if one.gate.health.account.name.partition("#")[0] == group
+            ]
+        return [line for line in lines if line.gate is not gate]
+
+
+CALLERS_DEADLINE = "callers_deadline"
+_NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
+_WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
+
+
+class AttemptOutcomes:
+    """Closes attempts: gives back to their gates, and tells these what the end of an attempt means."""
+
+    __slots__ = ("_clock", "_draw", "_gates", "_health", "_keys", "_retries")
+
+    def __init__(
+        self,
+        clock: Clock,
+        gates: Gates,
+        health: HealthPropagation,
+        keys: KeyLimits,
+        retries: RetryBudgets,
+        draw: Callable[[], float],
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._gates = gates
+        self._health = health
+        self._keys = keys
+        self._retries = retries
+        self._draw = draw
+
+    def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
+        """The target has let the call in, whatever else it says."""
+        grant = call.grant
+        if grant is not None:
+            now = self._clock.monotonic()
+            wall_now = self._clock.wall()
+            grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
+            if not is_error:
+                grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+            self._health.freed(grant.gate.name)
+
+    def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
+        """The target has refused the call for its rate or its account; says what that means for the call."""
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return Refusal.EXHAUSTED
+        now = self._clock.monotonic()
+        gate = grant.gate
+        refusal = refused(grant, diagnosis, headers, now, self._clock.wall())
+        if refusal is Refusal.EXHAUSTED:
+            self._health.exhausted(gate, diagnosis, now)
+        else:
+            self._health.told_to_wait(gate, diagnosis, now)
+            self._health.freed(gate.name)
+        return refusal
+
+    def failed(
+        self,
+        call: Call,
+        error_class: ErrorClass,
+        phase: Phase,
+        diagnosis: Diagnosis = _NO_DIAGNOSIS,
+        *,
+        fault: str | None = None,
+    ) -> None:
+        """The attempt came to nothing; with a `diagnosis` the target did answer, with an error.
+
+        A `fault` is the operator's to mend, and every call meets it: the target is left alone at once. Not so where the
+        gateway itself has no credential, which is no news of the target, and costs a call nothing.
+        """
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return
+        now = self._clock.monotonic()
+        gate = grant.gate
+        grant.judge(self._blamed(call, grant, error_class, now), now, self._draw())
+        if phase is Phase.NOTHING_SENT:
+            grant.cancel(now)
+        else:
+            grant.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
+        if error_class is ErrorClass.AUTH:
+            if fault is None:  # else it is this process that has no credential: it says so at once, call by call
+                self._health.credential_refused(gate, now)
+        elif fault is not None:
+            gate.health.breaker.trip(fault, now, self._draw())
+        elif error_class is ErrorClass.MODEL_NOT_FOUND:
+            self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
+        # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
+        if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
+            gate.leave_alone(diagnosis.delay_s, now)
+            self._health.told_to_wait(gate, diagnosis, now)
+        self._health.freed(gate.name)
+
+    def unsayable(self, call: Call, phase: Phase) -> None:
+        """The call cannot be put into the target's language, which is no news of the target's health."""
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return
+        now = self._clock.monotonic()
+        if grant.retry is not None:
+            grant.retry.cancel()
+        if phase is Phase.NOTHING_SENT:
+            grant.cancel(now)
+        else:  # the request has taught that the target does not know its path
+            grant.failed(now, is_overload=False)
+        self._health.freed(grant.gate.name)
+
+    def ended(self, call: Call, outcome: str) -> None:
+        """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
+        grant = call.grant
+        if grant is not None:
+            grant.judge(None if outcome == "ok" else outcome, self._clock.monotonic(), self._draw())
+
+    def cancelled(self, call: Call, why: str) -> None:
+        """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
+        grant, call.grant = call.grant, None
+        self._retries.cancel(call)
+        if grant is not None:
+            now = self._clock.monotonic()
+            grant.judge(why, now, 0.0)
+            grant.settle(None, now)
+            self._health.freed(grant.gate.name)
+
+    def used(self, call: Call, usage: Usage | None) -> None:
+        """The attempt was answered well, and the call goes on without that answer: corrects what it took to what it used."""
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return
+        now = self._clock.monotonic()
+        if grant.headers is not None:
+            grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+        else:
+            grant.judge(None, now, self._draw())
+            grant.settle(usage, now)
+        grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+        self._health.freed(grant.gate.name)
+
+    def settle(self, call: Call, usage: Usage | None) -> None:
+        """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
+        grant, call.grant = call.grant, None
+        if call.retry is not None:
+            self._retries.cancel(call)
+        if grant is not None:
+            now = self._clock.monotonic()
+            gate = grant.gate
+            if grant.headers is not None:
+                grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                if gate.health.tokens.spent:
+                    gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+            else:
+                if not grant.is_judged:
+                    self._judge_unended(call, grant, now)
+                grant.settle(usage, now)
+            line = self._gates.lines.get(gate.name)
+            if line is not None and (line.waiters.busy or self._gates.names.callers):
+                self._health.freed(gate.name)
+        if call.key_cost is not None:
+            check = call.output_check
+            self._keys.settle(call, usage if check is None else check.total(usage), self._clock.monotonic())
+
+    def _judge_unended(self, call: Call, grant: Grant, now: float) -> None:
+        """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
+        gate = grant.gate
+        last = call.attempts[-1] if call.attempts else None
+        if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
+            grant.judge(CLIENT_GONE, now, 0.0)
+            return
+        usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
+        grant.judge(ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
+
+    def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
+        """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
+        if error_class is not ErrorClass.TIMEOUT:
+            return error_class
+        is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        if not is_callers and call.other_attempt is None:
+            return error_class
+        health = grant.gate.health
+        unserved_s = 0.0 if call.other_attempt is None else health.heard.unserved_s(now)
+        usual = usual_of(health.heard.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or health.heard.thinks
+        is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
+        return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE
+
+
+# What is said to a call that is not let through: why, and when another try will be served.
+
+
+EARLY_S = 0.05
+"""A call that was refused is told to come back so many seconds before the turn that is promised to it."""
+MOST_PROMISED_S = 60.0
+"""Room is promised to refused calls for no longer: not all of them come back."""
+
+
+def refusal_after_wait(held: Held, call: Call) -> GatewayError:
+    """Returns why a call waits no more that was not let through. Targets that went out of service say so themselves."""
+    waited = f"{call.queue_s:.1f} s"
+    if held.left is Left.EXPIRED:
+        return QueueDeadlineExceeded(f"The deadline passed after {waited} in the queue; no target was free in time.")
+    if held.left is Left.DISPLACED:
+        return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
+    if held.left is Left.NEVER_FITS:
+        message = f"After {waited} in the queue, the limits of all targets are too small for this call."
+        return RequestExceedsLimits(message)
+    return InternalError()
+
+
+def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], now: float) -> GatewayError:
+    """Returns why a call is not held, with the time at which another try will be served."""
+    soonest = min(ready_at)
+    option = options[ready_at.index(soonest)]
+    gate = option.line.gate
+    if soonest == inf:
+        return _never(call, options, now)
+    patience_s = call.deadline - call.received_at
+    # The room until then is promised to those who were refused before. All are told to come a little before their turn,
+    # by the same time, so that they come back in the order of their turns.
+    turn = min(max(soonest, option.line.promised_until), soonest + MOST_PROMISED_S)
+    option.line.promised_until = turn + gate.limits.drain_s(option.cost)
+    limit = gate.blocking(option.cost, now, option.keep_percent)
+    return WaitTooLong(
+        f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and this call has {patience_s:g} s; "
+        "come back later, or set a longer timeout.",
+        retry_after_s=max(turn - min(patience_s / 2, EARLY_S) - now, 0.05),
+        limit=f"{gate.name} {limit}",
+    )
+
+
+def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
+    """Returns why no wait would help the call."""
+    reset_s = _reset_s(options, now)
+    if reset_s is not None:
+        message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
+        return QuotaExhausted(message, retry_after_s=reset_s)
+    option = options[0]
+    gate, tokens = option.line.gate, option.cost.input_tokens + option.cost.output_tokens
+    limit = gate.limits.which(option.cost, now) or "its limits"
+    return RequestExceedsLimits(
+        f"This call is estimated at {tokens:.0f} tokens, more than {limit} of {gate.name} ever holds; send a smaller "
+        "request, or lower its max_tokens.",
+        limit=f"{gate.name} {limit}",
+    )
+
+
+def _reset_s(options: Sequence[Option], now: float) -> float | None:
+    """Returns the seconds until the first spent quota is tried again; None: none is spent."""
+    resets = [option.line.gate.pauses.quota_until for option in options]
+    return min((at - now for at in resets if at > now), default=None)

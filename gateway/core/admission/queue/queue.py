@@ -1,0 +1,505 @@
+"""The delay queue: calls that cannot go yet wait here, in memory, until a gate of theirs has room.
+
+A held call stands in the line of every target it may use and leaves by whichever frees first; its other tickets are dropped
+when they are met. What is looked at again later (a line's next chance, a call's deadline, when it may use its fallbacks) is
+in one heap with one timer. It must not know what a call is, how limits work, or asyncio beyond the clock's timer.
+Invariants: every call that is held is woken exactly once or leaves; a grant is only taken for a call that still waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from gateway.core.admission.fair_queue import FairQueue, Occupancy, Ticket, Waiter
+from gateway.core.clock import Clock, Timer
+from gateway.core.limits.estimate import Cost
+from gateway.core.limits.reservation import Grant, admit, ready_at, take
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.types import Lane, QueueBounds
+
+# A call that waits: what it may use, where it stands, and how its waiting ends.
+#
+#     Held ── a QueueTicket for each Option ── in the WaitingLine of the option's gate
+#
+# It must not know who wakes a call or when, or asyncio. Invariant: all tickets of a call are void once it is gone.
+
+
+class Left(Enum):
+    """Why a call waits no more."""
+
+    GRANTED = "granted"
+    EXPIRED = "expired"
+    """Its deadline has passed."""
+    NEVER_FITS = "never fits"
+    """No line is left in which it could ever go: a limit has shrunk."""
+    SHUT = "shut"
+    """No line is left whose target is in service: breakers are open, or quotas are spent."""
+    FAILED = "failed"
+    """The gateway itself is at fault."""
+    DISPLACED = "displaced"
+    """The queue is full, and somebody more urgent came."""
+
+
+class Option:
+    """A target that the call may use: its line, what it would be charged there, and what it must leave over."""
+
+    __slots__ = ("cost", "estimate", "index", "keep_percent", "line", "max_tokens")
+
+    def __init__(
+        self, index: int, line: WaitingLine, cost: Cost, keep_percent: float, estimate: int, max_tokens: int | None
+    ) -> None:
+        self.index = index
+        self.line = line
+        self.cost = cost
+        self.keep_percent = keep_percent
+        self.estimate = estimate
+        self.max_tokens = max_tokens
+
+    def reserve(self, now: float, rank: int = 1) -> Grant | None:
+        """Takes what the call costs here, if it may go now."""
+        wait_s = admit(self.line.gate, self.cost, now, self.keep_percent, rank=rank)
+        return self.take(now) if wait_s == 0.0 else None
+
+    def take(self, now: float) -> Grant:
+        """Takes what the call costs here; only to be called when it may go."""
+        return take(self.line.gate, self.cost, now, self.estimate, self.max_tokens)
+
+
+class Held(Waiter):
+    """One call that waits. `wake` is called once when it waits no more; then `left` says why."""
+
+    __slots__ = (
+        "_joined_as",
+        "deadline",
+        "fallback_options",
+        "grant",
+        "left",
+        "model",
+        "option",
+        "size",
+        "tickets",
+        "wake",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        lane: Lane,
+        tenant: str,
+        joined_at: float,
+        *,
+        model: str,
+        size: int,
+        deadline: float,
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(seq, lane, tenant, joined_at)
+        self.model = model
+        self.size = size
+        self.deadline = deadline
+        self.wake = wake
+        self.left: Left | None = None
+        self.grant: Grant | None = None
+        self.option: Option | None = None
+        self.tickets: list[QueueTicket] = []
+        self.fallback_options: tuple[float, Sequence[Option]] = (inf, ())
+        """The moment from which on it may use other options, too, and these."""
+        self._joined_as: tuple[Option, int] | None = None
+
+    def is_due(self, moment: float) -> bool:
+        """Returns whether something is to be done with the call at this moment: no call that is gone has any."""
+        return not self.is_gone
+
+    def joined(self, likely: Option, position: int) -> None:
+        """Remembers its position in the line it will most likely leave by."""
+        self._joined_as = (likely, position + likely.line.served)
+
+    def position(self) -> int:
+        """Returns how many go before it, and itself, as far as can be told; 1 is next."""
+        if self._joined_as is None:
+            return 1
+        likely, turn = self._joined_as
+        return max(1, turn - likely.line.served)
+
+    def eta_s(self, now: float) -> float:
+        """Returns the seconds until its turn comes, as far as can be told."""
+        if self._joined_as is None:
+            return 0.0
+        option = self._joined_as[0]
+        before = self.position() - 1
+        ahead = Cost(*[before * part for part in option.cost])
+        return max(0.0, ready_at(option.line.gate, option.cost, now, ahead, option.keep_percent) - now)
+
+
+class WaitingLine:
+    """A gate and those who wait at it. `served` counts all who have left through it."""
+
+    __slots__ = ("gate", "promised_until", "served", "waiters", "waits_for", "wakes_at", "wanted")
+
+    def __init__(self, gate: Gate, waiters: FairQueue[QueueTicket]) -> None:
+        self.gate = gate
+        self.waiters = waiters
+        self.waits_for: QueueTicket | None = None
+        """The ticket whose turn it is, and which cannot go yet."""
+        self.wakes_at = inf
+        self.served = 0
+        self.wanted = 0
+        """The number of calls that will stand here once they may use their fallbacks."""
+        self.promised_until = 0.0
+        """Those who were refused with a time to come back at are promised the room until then."""
+
+    def is_due(self, moment: float) -> bool:
+        """Returns whether this moment is still the line's next chance."""
+        return self.wakes_at == moment
+
+    def ready_at(self, option: Option, rank: int, tenant: str, now: float, *, is_back: bool = False) -> float:
+        """Returns when a newcomer's turn would come, or that of a call that comes back and stands before its own lane."""
+        cost = option.cost
+        tokens = cost.input_tokens + cost.output_tokens
+        ahead = self.waiters.above(rank) if is_back else self.waiters.ahead(rank, tenant, tokens)
+        return ready_at(self.gate, cost, now, ahead, option.keep_percent)
+
+
+class QueueTicket(Ticket):
+    """A ticket that knows its call and its option, and so its line."""
+
+    __slots__ = ("held", "option")
+
+    def __init__(self, held: Held, option: Option) -> None:
+        super().__init__(held, option.cost, option.keep_percent)
+        self.held = held
+        self.option = option
+
+
+# Moments at which somebody is looked at again: one heap and one timer for all of them, so nothing polls.
+#
+# It must not know what is due, or why. Invariant: whatever is put is met at its moment or later, unless it is void by then.
+
+
+_SPARE = 1024  # a heap of so few moments is never searched for void ones
+
+
+class Due(Protocol):
+    """Something that is to be looked at."""
+
+    def is_due(self, moment: float) -> bool:
+        """Returns whether the moment that was put still counts; a void one is skipped."""
+        ...
+
+
+DueT = TypeVar("DueT", bound=Due)
+
+
+class WakeUps(Generic[DueT]):
+    """Calls `meet` with each item whose moment has come. Moments are monotonic seconds."""
+
+    __slots__ = ("_clock", "_heap", "_meet", "_most_live", "_next", "_timer", "_timer_at")
+
+    def __init__(self, clock: Clock, meet: Callable[[DueT, float], None], most_live: Callable[[], int]) -> None:
+        """`most_live` returns the number of items that may have a moment that counts; one may have two."""
+        self._clock = clock
+        self._meet = meet
+        self._most_live = most_live
+        self._heap: list[tuple[float, int, DueT]] = []
+        self._next = count().__next__  # of equal moments the one that was put first goes first
+        self._timer: Timer | None = None
+        self._timer_at = inf
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, moment: float, item: DueT) -> None:
+        """Notes a moment; to be followed by `arm`, once all are noted."""
+        self.compact()
+        heappush(self._heap, (moment, self._next(), item))
+
+    def compact(self) -> None:
+        """Drops the void moments once they are the most: O(1) for each that was ever put, and little is held on to."""
+        if len(self._heap) > 2 * self._most_live() + _SPARE:
+            self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]
+            heapify(self._heap)
+
+    def arm(self) -> None:
+        """Sets the timer to the next moment. A moment that has become void only wakes it for nothing."""
+        if not self._heap or self._heap[0][0] >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._heap[0][0]
+        self._timer = self._clock.call_at(self._timer_at, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer, self._timer_at = None, inf
+        now = self._clock.monotonic()
+        while self._heap and self._heap[0][0] <= now:
+            moment, _, item = heappop(self._heap)
+            if not item.is_due(moment):
+                continue
+            try:
+                self._meet(item, now)
+            except Exception:  # a defect, and one call's: the others must be woken all the same
+                log.exception("a moment of the delay queue failed")
+        self.arm()
+
+
+LONGEST_AGED_S = 1.0
+"""An aged call for whom nearly enough is left over may make others wait so long."""
+MOST_LOOKED_AT = 1024
+"""The youngest call of that many lines makes room for another; where there are more lines, of those made last."""
+log = logging.getLogger("gateway.queue")
+
+
+class DelayQueue:
+    """All held calls of the process. Synchronous; everything is for the loop's thread."""
+
+    __slots__ = ("_bounds", "_clock", "_wakeups", "lines", "next_seq", "occupancy")
+
+    def __init__(self, clock: Clock, bounds: QueueBounds) -> None:
+        self._clock = clock
+        self.occupancy = Occupancy(bounds)
+        self.lines: dict[str, WaitingLine] = {}
+        """Every line, by the name of its gate."""
+        self._wakeups: WakeUps[WaitingLine | Held] = WakeUps(
+            clock, self._meet, lambda: self.occupancy.calls + len(self.lines)
+        )
+        self.next_seq: Callable[[], int] = count(1).__next__
+        """The age of a call that joins now."""
+        self._bounds = bounds
+
+    def configure(self, bounds: QueueBounds) -> None:
+        """Puts other bounds in force; nobody is sent away for it."""
+        self._bounds = bounds
+        self.occupancy.configure(bounds)
+        for line in self.lines.values():
+            line.waiters.configure(bounds.age_after_s, bounds.aged_percent)
+
+    def line(self, gate: Gate) -> WaitingLine:
+        """The line of a gate; made with its first use."""
+        line = self.lines.get(gate.name)
+        if line is None:
+            waiters: FairQueue[QueueTicket] = FairQueue(self._bounds.age_after_s, self._bounds.aged_percent)
+            line = self.lines[gate.name] = WaitingLine(gate, waiters)
+        return line
+
+    def drop_line(self, name: str) -> None:
+        """Forgets a gate where nobody waits."""
+        del self.lines[name]
+
+    def make_room(self, held: Held) -> bool:
+        """Sends away less urgent calls until this one may be held, the youngest first; False when that does not help."""
+        occupancy = self.occupancy
+        if not occupancy.may_hold(held.tenant, held.size):
+            return False
+        while occupancy.is_full(held.size):
+            if self.displace(held.rank):
+                continue
+            # A tenant who had the queue for itself makes room for another, lane for lane.
+            greedy = occupancy.over_share(held.tenant)
+            if greedy is None or not self.displace(held.rank - 1, greedy):
+                return False
+        return True
+
+    def displace(self, rank: int, tenant: str | None = None) -> bool:
+        """Sends away the youngest call of the lowest lane below `rank` (of this tenant); False when there is none."""
+        found: list[QueueTicket] = []
+        for looked_at, line in enumerate(reversed(self.lines.values())):  # the newest first: callers may have one each
+            if looked_at >= MOST_LOOKED_AT and found:
+                break
+            ticket = line.waiters.youngest(rank, tenant) if line.waiters.is_busy else None
+            if ticket is not None:
+                found.append(ticket)
+        if not found:
+            return False
+        self._end(max(found, key=lambda ticket: (ticket.place.rank, ticket.place.seq)).held, Left.DISPLACED)
+        self._wakeups.arm()
+        return True
+
+    def hold(
+        self,
+        held: Held,
+        options: Sequence[Option],
+        likely: Option,
+        *,
+        is_back: bool = False,
+        fallback_options: Sequence[Option] = (),
+        widen_at: float = inf,
+    ) -> None:
+        """Lets the call wait for `options`, from `widen_at` on for `fallback_options` too; `likely` is the likeliest of all."""
+        now = self._clock.monotonic()
+        self.occupancy.add(held.tenant, held.size, held.model, held.lane)
+        if fallback_options and widen_at < held.deadline:
+            held.fallback_options = (widen_at, fallback_options)
+            for option in fallback_options:
+                option.line.wanted += 1
+        self._wakeups.put(min(held.fallback_options[0], held.deadline), held)
+        self._join_all(held, options, likely, now, is_back=is_back)
+        self._wakeups.arm()
+
+    def leave(self, held: Held) -> None:
+        """The call is given up; it is not woken."""
+        if not held.is_gone:
+            self._serve_all(self._remove(held))
+            self._wakeups.compact()
+            self._wakeups.arm()
+
+    def freed(self, line: WaitingLine) -> None:
+        """Something was given back at this gate, or its limits have grown."""
+        if line.waiters.is_busy:
+            self._serve(line, self._clock.monotonic())
+            self._wakeups.arm()
+
+    def shut(self, line: WaitingLine) -> None:
+        """The target is out of service: nobody waits for it who may use fallbacks, and nobody who has no other and no time."""
+        now = self._clock.monotonic()
+        for ticket in line.waiters.tickets():
+            held = ticket.held
+            if not held.is_gone and held.fallback_options[1]:
+                self._widen(held, now)
+            if not held.is_gone and all(other.option.line.gate.is_shut(held.lane, now) for other in held.tickets):
+                self._end(held, Left.SHUT)
+        self._wakeups.arm()
+
+    def freed_all(self) -> None:
+        """New limits are in force."""
+        for line in list(self.lines.values()):
+            self.freed(line)
+
+    def _join_all(
+        self, held: Held, options: Sequence[Option], likely: Option | None, now: float, *, is_back: bool
+    ) -> None:
+        nexts = [option.line for option in options if is_back or option.line.waiters.is_first(held.rank)]
+        for option in options:
+            self._join(held, option, is_likely=option is likely, is_back=is_back)
+        for line in nexts:  # only where it may be the next to go has anything changed
+            self._serve(line, now)
+
+    def _join(self, held: Held, option: Option, *, is_likely: bool, is_back: bool) -> None:
+        standing = QueueTicket(held, option)
+        held.tickets.append(standing)
+        waiters = option.line.waiters
+        if is_likely:
+            ahead = waiters.ahead(held.rank, held.tenant, standing.tokens)
+            held.joined(option, 1 if is_back else 1 + round(ahead.requests))
+        if is_back:
+            waiters.add_back(standing)
+        else:
+            waiters.add(standing)
+        if is_likely:
+            waiters.count_at_likely_line(standing)
+
+    def _serve(self, line: WaitingLine, now: float) -> None:
+        """Lets through whoever may go, in turn, and sets the line's next chance."""
+        waiters, gate = line.waiters, line.gate
+        due, line.wakes_at = line.wakes_at, inf
+        line.waits_for = None
+        while (turn := waiters.peek(now, counts_tokens=gate.counts_tokens)) is not None:
+            ticket = turn.ticket
+            is_probe = gate.health.breaker.state == "half_open"
+            if is_probe:  # who can best afford to fail tries it out, out of turn
+                ticket = waiters.youngest(-1) or ticket
+            try:
+                rank = ticket.place.rank
+                wait_s = admit(gate, ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank)
+                grant = ticket.option.take(now) if wait_s == 0.0 else None
+            except Exception:
+                log.exception("the gate %s failed", gate.name)
+                self._end(ticket.held, Left.FAILED)
+                continue
+            if grant is not None:
+                line.served += 1
+                if not is_probe:
+                    waiters.pop(ticket)
+                    ticket.held.tickets.remove(ticket)
+                self._grant(ticket, grant)
+                continue
+            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and waiters.forfeit_credit(ticket):
+                continue
+            if wait_s != inf:
+                line.waits_for = ticket
+                if wait_s is not None:
+                    line.wakes_at = now + wait_s
+                    if line.wakes_at != due:  # else it is in the heap already
+                        self._wakeups.put(line.wakes_at, line)
+                return
+            self._never(ticket)
+
+    def _grant(self, ticket: QueueTicket, grant: Grant) -> None:
+        held = ticket.held
+        held.grant = grant
+        held.option = ticket.option
+        self._end(held, Left.GRANTED)
+
+    def _never(self, ticket: QueueTicket) -> None:
+        """It will never go by this line; perhaps by another."""
+        held = ticket.held
+        if len(held.tickets) == 1 and not held.fallback_options[1]:
+            self._end(held, Left.NEVER_FITS)
+            return
+        ticket.option.line.waiters.pop(ticket)
+        held.tickets.remove(ticket)
+        if not held.tickets:  # no reason to prefer what will never be
+            self._widen(held, self._clock.monotonic())
+
+    def _end(self, held: Held, left: Left) -> None:
+        held.left = left
+        unblocked = self._remove(held)
+        try:
+            held.wake()
+        except Exception:  # a defect, and that call's alone
+            log.exception("a held call could not be woken")
+        self._serve_all(unblocked)
+
+    def _serve_all(self, lines: Sequence[WaitingLine]) -> None:
+        for line in lines:
+            self._serve(line, self._clock.monotonic())
+
+    def _remove(self, held: Held) -> list[WaitingLine]:
+        """The lines where it was its turn, or others saved for it: somebody may go now."""
+        held.is_gone = True
+        unblocked = []
+        for ticket in held.tickets:
+            line = ticket.option.line
+            line.waiters.left(ticket)
+            if line.waits_for is ticket or line.waiters.saves_for(ticket):
+                unblocked.append(line)
+        held.tickets.clear()
+        self._take_wider(held)
+        self.occupancy.remove(held.tenant, held.size, held.model, held.lane)
+        return unblocked
+
+    def _meet(self, item: WaitingLine | Held, now: float) -> None:
+        """The moment has come that a line or a call waits for."""
+        if isinstance(item, WaitingLine):
+            item.wakes_at = inf
+            self._serve(item, now)
+        elif item.fallback_options[0] <= now:
+            self._widen(item, now)
+        elif item.deadline <= now:  # else it was widened before its time
+            self._expire(item, now)
+
+    def _expire(self, held: Held, now: float) -> None:
+        """Its deadline has come; what frees at that very moment still serves it."""
+        for ticket in [*held.tickets]:
+            if ticket.option.line.wakes_at <= now + 1e-6:
+                self._serve(ticket.option.line, now)
+        if not held.is_gone:
+            self._end(held, Left.EXPIRED)
+
+    def _widen(self, held: Held, now: float) -> None:
+        """The primary was preferred long enough."""
+        options = self._take_wider(held)
+        self._wakeups.put(held.deadline, held)
+        self._join_all(held, options, None, now, is_back=False)
+
+    def _take_wider(self, held: Held) -> Sequence[Option]:
+        options = held.fallback_options[1]
+        held.fallback_options = (inf, ())
+        for option in options:
+            option.line.wanted -= 1
+        return options

@@ -1,0 +1,350 @@
+"""Loads the config files into one `PolicySnapshot`: it reads them, checks everything, and only then builds.
+
+No provider is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
+or `ConfigError` carries every problem of every file, each with its line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path as FilePath
+from typing import Literal
+
+from gateway.core.config.fields.check import check
+from gateway.core.config.fields.fields import is_loopback, is_pattern, substitute
+from gateway.core.config.load.folder import PolicySets, list_error_files, list_policy_files, read_policies
+from gateway.core.config.models.sections_models import (
+    Asked,
+    Route,
+    build_models,
+    check_endpoints,
+    check_routes,
+    compile_patterns,
+    places_of,
+    schema_files,
+)
+from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
+from gateway.core.config.schema import ConfigFile
+from gateway.core.config.sections import (
+    find_notices,
+    key_section,
+    passthrough_section,
+    passthrough_target,
+    provider_section,
+    server_section,
+)
+from gateway.core.config.source import Document, Path, Problem, printable, read_document
+from gateway.core.config.state.state import state_section
+from gateway.core.config.targets.targets import Convert, Pair, TargetParts, as_it_is, pairs_of
+from gateway.core.errors import ConfigError
+from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Provider, Target
+from gateway.core.types import Upstream
+from gateway.credentials.config import cloud_notices
+from gateway.dialects.known import ToldModels
+from gateway.features.output.config import output_notices
+from gateway.features.ownership.config import object_notices, object_rules
+from gateway.features.reuse.config import store_bounds
+from gateway.products.jobs.config.sections_jobs import job_notices, job_settings
+from gateway.products.jobs.rules import Jobs
+from gateway.products.jobs.webhooks.config.webhooks import signing, webhook_notices, webhook_section, webhook_settings
+from gateway.products.pipelines.config import (
+    compile_pipelines,
+    list_pipeline_files,
+    list_schema_files,
+    pipeline_notices,
+)
+
+ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
+
+
+def load_snapshot(
+    path: FilePath,
+    environ: Mapping[str, str],
+    *,
+    connect: Callable[[Provider, str | None], Upstream],
+    convert: Convert = as_it_is,
+    version: int,
+    now_wall: float,
+    host: str | None = None,
+    told: ToldModels | None = None,
+) -> PolicySnapshot:
+    """Reads and compiles the config at `path`.
+
+    `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
+    it what lets it serve calls in a language that it does not speak. `now_wall` is in seconds; `host` is where the process
+    listens whatever the file says; `told` is what providers tell of their models.
+    Raises ConfigError with all problems, and nothing else.
+    """
+    problems: list[Problem] = []
+    document = _read(path, environ, problems)
+    config = check(ConfigFile, document, ()) if document else None
+    if document is None or config is None:
+        raise _config_error(problems)
+    policies = _read_policies(document, config, environ)
+    server = server_section(document, config, host)
+    state, shared = state_section(document, config)
+    groups, kinds = provider_section(document, config, environ)
+    providers = {provider.name: provider for group in groups.values() for provider in group}
+    keys = key_section(document, config, server, policies.workflows)
+    routes = check_routes(document, config, policies)
+    plans = compile_pipelines(policies.pipelines, config.models)
+    check_endpoints(document, routes, Asked(groups, kinds, policies, plans))
+    relayed = passthrough_section(document, config, providers)
+    objects = object_rules(document, config, providers, keys.values())
+    jobs = job_settings(document, config, state, shared)
+    webhooks = webhook_section(document, config, keys.values())
+    leaving = webhook_settings(document, config)
+    if problems:
+        raise _config_error(problems)
+
+    pairs = [*pairs_of(places_of(routes), groups), *([(relayed.provider, None)] if relayed else [])]
+    upstreams = _connect_all(document, pairs, providers, connect)
+    if problems:
+        raise _config_error(problems)
+
+    find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
+    tokenizers = _load_tokenizers(routes, policies)
+    find_tokenizer = tokenizers.find if tokenizers else None
+    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, told)
+    models, sharing = build_models(routes, policies, parts)
+    passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
+    _look_up_known_prices(target for model in models.values() for target in model.targets)
+    documents = (document, *policies.documents)
+    schemas = schema_files(routes)
+    return PolicySnapshot(
+        version=version,
+        digest=_digest(
+            documents, [*(plan.digest for plan in plans.values()), *(one.hex() for one in schemas.values())]
+        ),
+        loaded_at=now_wall,
+        files=(*(d.file for d in documents), *schemas),
+        server=server,
+        providers=providers,
+        models={name: model for name, model in models.items() if not is_pattern(name)},
+        patterns=compile_patterns(models),
+        keys=keys,
+        anonymous=signing(ANONYMOUS, leaving),
+        lane_deadline_s=policies.queue.lane_deadline_s,
+        queue=policies.queue.bounds,
+        state=state,
+        shared=shared,
+        store=store_bounds(models.values(), policies.cache.record_bytes),
+        passthrough=passthrough,
+        passthrough_admin=relayed is not None and relayed.admin,
+        objects=objects,
+        jobs=Jobs(jobs, policies.jobs),
+        pipelines=plans,
+        webhooks=webhooks,
+        webhook_settings=leaving,
+        workflows=policies.workflows,
+        notices=(
+            *cloud_notices(providers, environ),
+            *find_notices(document, config, providers, models, keys, shared, jobs.redis),
+            *sharing,
+            *pipeline_notices(plans, models),
+            *output_notices(models.values()),
+            *object_notices(objects, state),
+            *job_notices(jobs, policies.jobs, providers, models.values()),
+            *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
+            *(tokenizers.notices if tokenizers else ()),
+        ),
+        emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
+    )
+
+
+def locate_policies(path: FilePath, environ: Mapping[str, str]) -> FilePath | None:
+    """Returns the policy folder that the config names; None where the config cannot be read, or there is no folder."""
+    document = _read(path, environ, [])
+    named = document.at(("policies",)) if document else None
+    return path.parent / named if isinstance(named, str) and named and "\0" not in named else None
+
+
+def _read(path: FilePath, environ: Mapping[str, str], problems: list[Problem]) -> Document | None:
+    document = read_document(path, problems)
+    return substitute(document, environ) if document else None
+
+
+def _config_error(problems: Iterable[Problem]) -> ConfigError:
+    """Returns the error with its problems in the order in which the files were read, and of their lines."""
+    order = {file: number for number, file in enumerate(dict.fromkeys(problem.file for problem in problems))}
+    ranked = sorted(problems, key=lambda problem: (order[problem.file], problem.line))
+    return ConfigError(list(dict.fromkeys(str(problem) for problem in ranked)))
+
+
+def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> PolicySets:
+    beside = FilePath(document.file).parent
+    folder = beside / config.policies if config.policies is not None else None
+    try:
+        return read_policies(folder, environ, document.problems, beside)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        shown = document.show(("policies",), config.policies)
+        document.complain(("policies",), f"the folder {shown} cannot be read: {reason}")
+        return read_policies(None, environ, document.problems)
+
+
+def _connect_all(
+    document: Document,
+    pairs: Iterable[Pair],
+    providers: Mapping[str, Provider],
+    connect: Callable[[Provider, str | None], Upstream],
+) -> dict[Pair, Upstream]:
+    """Returns one upstream for each provider and model, which all targets of that pair share; notes problems."""
+    upstreams: dict[Pair, Upstream] = {}
+    for provider, model in dict.fromkeys(pairs):
+        try:
+            upstreams[provider, model] = connect(providers[provider], model)
+        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
+            document.complain(("providers", providers[provider].group), f"cannot be set up: {_reason(error)}")
+    return upstreams
+
+
+def _reason(error: Exception) -> str:
+    """Returns the kind of error without its text, which may hold a URL with a password."""
+    if isinstance(error, ImportError):
+        return "a Python package that it needs is not installed"
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _load_tokenizers(routes: Mapping[str, Route], policies: PolicySets) -> Tokenizers | None:
+    """Loads tokenizers for the models that are counted exactly; None when there are none."""
+    exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
+    return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
+
+
+def _look_up_known_prices(targets: Iterable[Target]) -> None:
+    """Looks up the prices of fixed models now, so that no call has to: the finders cache them."""
+    for target in targets:
+        if target.model is not None:
+            target.find_rates(target.model)
+
+
+def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:
+    """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret.
+
+    `others` are the digests of pipelines, and of the files with schemas.
+    """
+    total = sha256("".join(others).encode())
+    for document in documents:
+        total.update(f"{FilePath(document.file).name}\n".encode("utf-8", "surrogatepass"))
+        for line in sorted(_digest_lines(document.data, ())):
+            total.update(line.encode())
+    return total.hexdigest()
+
+
+def _digest_lines(value: object, path: Path) -> Iterator[str]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    shown = "" if isinstance(value, (dict, list)) else str(value)
+    hashed = sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+    kind = "str" if isinstance(value, str) else type(value).__name__  # from a variable or not is the same
+    yield f"{printable(repr(path))} {kind} {hashed}\n"
+    for step, item in items:
+        yield from _digest_lines(item, (*path, step))
+
+
+# Loads the config again when its files change, and keeps the old one when the new one is bad.
+#
+# It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
+# Invariant: the snapshot in force is replaced only by one that compiled whole.
+
+
+_Stamp = dict[str, tuple[int, int, int] | None]
+"""The modification time in nanoseconds, size and inode of every file; None: the file does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """The outcome of one reload; `version` and `digest` are those in force after it (0 and empty: none yet)."""
+
+    status: Literal["loaded", "unchanged", "failed"]
+    version: int
+    digest: str
+    problems: tuple[str, ...]
+    at_wall: float
+
+
+class Reloader:
+    """Watches the files of one config.
+
+    `load` compiles, `install` puts a snapshot in force. `current` is the snapshot that is in force already, if any.
+    """
+
+    def __init__(
+        self,
+        path: FilePath,
+        environ: Mapping[str, str],
+        *,
+        load: Callable[[], PolicySnapshot],
+        install: Callable[[PolicySnapshot], None],
+        current: PolicySnapshot | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._environ = environ
+        self._load = load
+        self._install = install
+        self._wall = wall
+        self._version = current.version if current else 0
+        self._digest = current.digest if current else ""
+        self._files = current.files if current else ()
+        self._policies = locate_policies(path, environ)
+        self._loaded = self._stamp()
+        self._seen_before: _Stamp | None = None
+        self.last: ReloadReport | None = None
+
+    def changed(self) -> bool:
+        """Tells whether the files differ from those last loaded, and have not changed since the previous call.
+
+        A file that is still being written differs from one call to the next, so it is loaded only when it is complete.
+        """
+        stamp = self._stamp()
+        at_rest = stamp == self._seen_before
+        self._seen_before = stamp
+        return stamp != self._loaded and at_rest
+
+    def reload(self) -> ReloadReport:
+        """Compiles the files and puts the result in force, unless it is bad or the same as before."""
+        self._policies = locate_policies(self._path, self._environ) or self._policies
+        self._loaded = self._stamp()  # taken first, so that a change during the read is noticed afterwards
+        try:
+            snapshot = self._load()
+        except ConfigError as error:
+            return self._tell("failed", tuple(error.problems))
+        if snapshot.digest == self._digest:
+            return self._tell("unchanged")
+        self._install(snapshot)
+        self._version, self._digest, self._files = snapshot.version, snapshot.digest, snapshot.files
+        self._loaded = {
+            file: self._loaded.get(file, stat) for file, stat in self._stamp().items()
+        }  # of others than before
+        return self._tell("loaded")
+
+    def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
+        self.last = ReloadReport(status, self._version, self._digest, problems, self._wall())
+        return self.last
+
+    def _stamp(self) -> _Stamp:
+        files = (self._path, *self._policy_files(), *map(FilePath, self._files))
+        return {str(file): _stat(file) for file in files}
+
+    def _policy_files(self) -> list[FilePath]:
+        if self._policies is None:
+            return []
+        try:
+            folder = self._policies
+            lists = (list_policy_files, list_error_files, list_pipeline_files, list_schema_files)
+            return [file for files in lists for file in files(folder)]
+        except OSError:
+            return []
+
+
+def _stat(file: FilePath) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()  # follows links, so a swapped link shows as another inode
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,496 @@
+"""Reads the sections server, providers, keys and passthrough, and checks their entries against each other.
+
+Problems are noted in the document; after a problem, the returned values only serve to find more problems.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase, translate
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
+from gateway.core.config.fields.check import check
+from gateway.core.config.fields.fields import is_loopback, is_pattern
+from gateway.core.config.load.folder import PolicySets
+from gateway.core.config.providers import (
+    Groups,
+    account_of,
+    address_of,
+    check_accepted,
+    check_credentials,
+    check_presence,
+    group_of,
+    is_first,
+    messages_address_of,
+    other_secrets_of,
+    secrets_of,
+)
+from gateway.core.config.schema import (
+    AdminEntry,
+    BodyEntry,
+    ConfigFile,
+    KeyEntry,
+    Kind,
+    PassthroughEntry,
+    ProviderEntry,
+    ServerEntry,
+    TargetEntry,
+)
+from gateway.core.config.source import Document, Path, did_you_mean, path_text, printable, quoted
+from gateway.core.config.state.shared_limits import check_fail_closed, parse_redis_url
+from gateway.core.config.targets.targets import TargetParts, limits_of
+from gateway.core.openai.bodies import LARGE_BYTES, NOT_EDITABLE, BodyEdits
+from gateway.core.snapshot.route_plan import strangers_of
+from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
+from gateway.core.types import EMULATOR, Server
+from gateway.credentials.config import cloud_auth
+from gateway.dialects.known import LISTS
+from gateway.dialects.spoken import Spoken, languages_of
+from gateway.features.runs.rules import Workflows
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.realtime.rules import why_no_sessions
+
+# Reads what a target's config changes in the bodies of its calls, and in the names of their models.
+
+
+_TASK: Final = "input_type"
+"""What texts for embeddings are for; OpenAI has no word for it, and this is the one of servers that know its API."""
+_NAME: Final = re.compile(r"[\w\-]+")
+"""Names that are the same in JSON, whoever wrote it. One with a point is meant for a field of a field."""
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+def read_edits(document: Document, path: Path, model: str, entry: TargetEntry) -> BodyEdits | None:
+    """Returns the edits of the target at this path, which is one of `model`; notes problems of them and of `strip`."""
+    _check_strip(document, path, model, entry)
+    said = check(BodyEntry, document, (*path, "body")) if entry.body is not None else BodyEntry()
+    if said is None:
+        return None
+    here: Path = (*path, "body")
+    if entry.embedding_task is not None:
+        if _TASK in said.set or _TASK in said.drop:
+            document.complain((*path, "embedding_task"), f"and {quoted(_TASK)} in body say the same: leave one out")
+        said.set[_TASK] = entry.embedding_task
+    for name in (*said.set, *said.drop):
+        if name in NOT_EDITABLE:
+            document.complain(here, f"{quoted(name)} is not to be changed here: it decides where a call goes, and how")
+        elif not _NAME.fullmatch(name):
+            document.complain(here, f"{quoted(name)} is no top-level field: those have letters, digits, `_` and `-`")
+    for name in said.set.keys() & set(said.drop):
+        document.complain(here, f"{quoted(name)} is both set and dropped")
+    try:
+        json.dumps(said.set, allow_nan=False, default=str)  # orjson would write null for what is no number
+        values = tuple((name, orjson.dumps(value)) for name, value in said.set.items())
+    except (TypeError, ValueError):
+        document.complain((*here, "set"), "holds a value that cannot be written as JSON: put it into quotes")
+        return None
+    return BodyEdits(values, tuple(said.drop)) if values or said.drop else None
+
+
+def _check_strip(document: Document, path: Path, model: str, entry: TargetEntry) -> None:
+    if entry.strip is None:
+        return
+    if entry.model is not None or not is_pattern(model):
+        document.complain((*path, "strip"), "is for targets without a model, of a model whose name is a pattern")
+    elif not _WILD.split(model, maxsplit=1)[0].startswith(entry.strip):
+        shown = document.show((*path, "strip"), entry.strip)
+        document.complain((*path, "strip"), f"{shown} does not begin the names that {quoted(model)} takes")
+
+
+# Notices at start about things that are accepted but noteworthy; no notice holds a secret.
+
+
+_READABLE_BY_OTHERS = 0o044
+_URLS = frozenset({"proxy", "state", "redis", "store"})
+"""Fields whose value is secret only with a user or password in it."""
+
+
+def find_notices(
+    document: Document,
+    config: ConfigFile,
+    providers: Mapping[str, Provider],
+    models: Mapping[str, Model],
+    keys: Mapping[bytes, Key],
+    shared: SharedState | None,
+    of_jobs: SharedState | None,
+) -> tuple[str, ...]:
+    """Returns all notices about a sound config; `of_jobs` is the Redis that has the jobs."""
+    notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
+    notices += _realtime_notices(providers, models)
+    notices += _redis_notices("state", shared)
+    notices += _redis_notices("jobs.store", of_jobs if of_jobs != shared else None)
+    literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
+    if literal and _is_readable_by_others(document.file):
+        notices.append(
+            f"{document.file} can be read by other users and holds a secret ({', '.join(literal)}): "
+            "make it private (chmod 600) or take the secret from the environment"
+        )
+    ordered = [name for name, model in models.items() if model.choice == "in_order" and _is_weighted(model)]
+    if ordered:
+        notices.append(f"weights do nothing where targets are chosen in_order: model {', '.join(ordered)}")
+    mixed = [
+        name for name, model in models.items() if model.prefers_native and _is_weighted(model) and _is_mixed(model)
+    ]
+    if mixed:
+        notices.append(
+            "weights count among targets that speak the caller's language, and these go before the others of their order: "
+            f"model {', '.join(mixed)}; prefer_native: false lets weights alone decide"
+        )
+    closed = [] if shared else list(dict.fromkeys(_closed(models, keys)))
+    if closed:
+        notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
+    return tuple(printable(notice) for notice in notices)
+
+
+def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
+    for name, provider in providers.items():
+        if not is_first(name):
+            continue
+        url = urlsplit(provider.base_url)
+        if provider.base_url.startswith(EMULATOR):
+            yield f"provider {name} is the emulator inside this process: its answers are made up"
+        elif url.scheme == "http" and not provider.is_callers and not is_loopback(url.hostname or ""):
+            what = "api_key" if provider.api_key else "credential"
+            yield f"provider {name}: its {what} travels unencrypted to {url.hostname}: use https"
+
+
+def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
+    """Tells which targets of a plan see the caller's credential and which do not, so that neither is a surprise.
+
+    The emulator is left out: it shows the credential to nobody.
+    """
+    keyless = {n for n, p in providers.items() if p.is_callers and not p.base_url.startswith(EMULATOR)}
+    for name, model in models.items():
+        bound = model.for_callers or model
+        going_to = [one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.withheld]
+        shown_to = dict.fromkeys(target.provider for target in going_to if target.provider in keyless)
+        if len(shown_to) > 1:
+            yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
+        for target, use in strangers_of(model):
+            yield f"model {name}: {target.name} {use}"
+
+
+def _realtime_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
+    """Tells what realtime sessions lack: of targets whose model is called so, as all with nothing else are."""
+    asking = [
+        (name, target)
+        for name, model in models.items()
+        for target in model.targets
+        if "realtime" in (target.model or name) and is_first(target.provider)
+    ]
+    for name, target in asking:
+        why = why_no_sessions(providers[target.provider])
+        if why is not None:
+            yield f"model {name}: {target.name} can have no realtime sessions: provider {target.provider} {why}"
+    if asking and find_spec("websockets") is None:
+        names = ", ".join(dict.fromkeys(name for name, _ in asking))
+        yield f"model {names}: realtime sessions need a package that is not installed: pip install '.[realtime]'"
+
+
+def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
+    url = parse_redis_url(shared.url) if shared else None
+    far = [name for name in url.names if not is_loopback(name)] if url else []
+    if url and not url.login and far:
+        how = "without a password" if url.is_encrypted else "without a password and unencrypted"
+        yield f"{name}: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
+    elif url and not url.is_encrypted and far:
+        yield f"{name}: its password travels unencrypted to {', '.join(far)}: use rediss"
+
+
+def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
+    """Yields the targets and keys with limits that fail closed, in the words of the config."""
+    for model in models.values():
+        own = (target for target in model.targets if target.limits.fail_closed and is_first(target.provider))
+        yield from (f"target {target.name}" for target in own)
+    yield from (f"key {key.name}" for key in keys.values() if key.limits.fail_closed)
+
+
+def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
+    yield ("admin", "key")
+    for here in (("state",), ("jobs", "store")):
+        yield from (here, (*here, "redis"), (*here, "password"))
+    for name in config.providers:
+        yield ("providers", name, "api_key")
+        listed = document.at(("providers", name, "api_keys"))
+        yield from (("providers", name, "api_keys", index) for index in range(len(listed or ())))
+        yield ("providers", name, "proxy")
+        yield from (("providers", name, "auth", field) for field in ("secret_key", "session_token", "token"))
+    for index in range(len(config.keys)):
+        yield ("keys", index, "key")
+
+
+def _is_literal(document: Document, path: Path) -> bool:
+    value = document.at(path)
+    if not isinstance(value, str) or not value or path in document.origins:
+        return False
+    return not value.startswith("sha256:") and (path[-1] not in _URLS or "@" in value)
+
+
+def _is_readable_by_others(file: str) -> bool:
+    try:
+        return bool(FilePath(file).stat().st_mode & _READABLE_BY_OTHERS)
+    except OSError:  # gone since it was read
+        return False
+
+
+def _is_weighted(model: Model) -> bool:
+    return any(target.weight != 1.0 for target in model.targets)
+
+
+def _is_mixed(model: Model) -> bool:
+    spoken = {(target.order, frozenset(target.gaps)) for target in model.targets}
+    return len(spoken) > len({order for order, _ in spoken})
+
+
+_WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
+_PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
+    """Returns the server's settings; `chosen_host`, the host the process listens at, goes before the file's."""
+    server = check(ServerEntry, document, ("server",)) or ServerEntry()
+    admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
+    path: Path = ("server", "host")
+    host = (chosen_host or server.host).strip("[]")
+    if not config.keys and not is_loopback(host):
+        shown = quoted(host) if chosen_host else document.show(path, host)
+        document.complain(
+            path,
+            f"refused: without keys anyone who can reach {shown} could use the gateway; add keys or bind 127.0.0.1",
+        )
+    if admin.listen == (host, server.port):
+        document.complain(("admin", "listen"), "is the address of the server itself: choose another port")
+    return Server(
+        host=host,
+        port=server.port,
+        max_body_bytes=server.max_body,
+        max_json_values=server.max_json_values,
+        small_body_bytes=min(LARGE_BYTES, 2 * server.max_json_values),  # no value takes less than two bytes
+        body_timeout_s=server.body_timeout,
+        grace_s=server.grace,
+        notice_s=server.notice,
+        admin_listen=admin.listen,
+        admin_digest=admin.key,
+    )
+
+
+def provider_section(
+    document: Document, config: ConfigFile, environ: Mapping[str, str]
+) -> tuple[Groups, dict[str, Kind]]:
+    """Returns every readable provider with its credentials, and the kind of each, by name."""
+    if not config.providers:
+        document.complain(("providers",), "is missing: at least one provider is needed")
+    if not config.models:
+        document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
+    groups: dict[str, tuple[Provider, ...]] = {}
+    kinds: dict[str, Kind] = {}
+    for name in config.providers:
+        entry = check(ProviderEntry, document, ("providers", name))
+        if entry is not None:
+            _check_provider(document, name, entry)
+            check_presence(document, ("providers", name), entry, bool(config.keys))
+            check_accepted(document, config, ("providers", name), entry)
+            provider = replace(_provider(document, name, entry), auth=cloud_auth(document, name, entry, environ))
+            kinds[name] = kind = kind_of_provider(entry, provider)
+            provider = replace(
+                provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
+            )
+            groups[name] = group_of(provider, secrets_of(entry))
+    return groups, kinds
+
+
+def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
+    path: Path = ("providers", name)
+    if not _PROVIDER_NAME.fullmatch(name):
+        document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
+    check_credentials(document, path, entry)
+    if entry.api_version is not None and entry.dialect != "azure":
+        document.complain((*path, "api_version"), "is for the azure dialect only")
+    for field in ("project", "location") if document.at((*path, "dialect")) == entry.dialect else ():
+        if getattr(entry, field) is not None and entry.dialect != "vertex":
+            told = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
+            document.complain((*path, field), f"is for the vertex dialect only{told}")
+    if entry.learn_models and entry.dialect not in LISTS:
+        document.complain(
+            (*path, "learn_models"),
+            f"is for the dialects {' and '.join(sorted(LISTS))}, whose lists tell more than names",
+        )
+    elif entry.learn_models and not (secrets_of(entry) or entry.auth or entry.emulate_without_key):
+        document.complain(
+            (*path, "learn_models"), "needs an `api_key`: nobody calls, so there is no caller's credential"
+        )
+    if entry.transport != "httpx":
+        for field in ("http2", "proxy"):
+            if getattr(entry, field):
+                document.complain((*path, field), "needs `transport: httpx`")
+    elif entry.http2 and find_spec("h2") is None:  # the transport itself would notice with its first call
+        document.complain((*path, "http2"), "needs the Python package h2, which is not installed (the extra http2)")
+    if entry.ca_file is not None and not is_file(beside(document, entry.ca_file)):
+        document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
+
+
+def is_file(path: str) -> bool:
+    """Tells whether the path is an existing file."""
+    try:
+        return FilePath(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def beside(document: Document, file: str) -> str:
+    """Returns the path of a file that the document names relative to its own folder."""
+    return str(FilePath(document.file).parent / file)
+
+
+def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
+    emulated = entry.emulate_without_key and not secrets_of(entry) and entry.auth is None
+    return Provider(
+        name=name,
+        dialect=entry.dialect,
+        speaks=None if entry.speaks is None else tuple(entry.speaks),
+        base_url=f"{EMULATOR}default" if emulated else address_of(document, ("providers", name), entry),
+        messages_url=messages_address_of(document, ("providers", name), entry),
+        headers=tuple(entry.headers.items()),
+        api_version=entry.api_version,
+        transport=entry.transport,
+        http2=entry.http2,
+        proxy=entry.proxy,
+        ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        max_connections=entry.max_connections,
+        idle_expiry_s=entry.idle_expiry,
+        group=name,
+        accepts_callers_of=tuple(entry.accepts_callers_of),
+        secrets=other_secrets_of(document, ("providers", name), entry),
+        is_stand_in=emulated,
+        learns_models=entry.learn_models,
+    )
+
+
+def key_section(document: Document, config: ConfigFile, server: Server, workflows: Workflows) -> dict[bytes, Key]:
+    """Returns the callers by the digest of their secret."""
+    keys: dict[bytes, Key] = {}
+    names: set[str] = set()
+    places: dict[int, Key] = {}
+    for index in range(len(config.keys)):
+        path: Path = ("keys", index)
+        entry = check(KeyEntry, document, path)
+        if entry is None:
+            continue
+        if entry.name in names:
+            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
+        if entry.key in keys:
+            document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
+        if entry.key == server.admin_digest:
+            document.complain((*path, "key"), "is the same secret as admin.key")
+        check_fail_closed(document, path, entry, learns=False)
+        _check_allowed(document, config, path, entry.models)
+        if entry.workflow is not None and entry.workflow not in workflows:
+            suggestion = did_you_mean(entry.workflow, workflows)
+            document.complain(
+                (*path, "workflow"), f"no workflow {quoted(entry.workflow)} in workflows.yaml{suggestion}"
+            )
+        names.add(entry.name)
+        places[index] = keys.setdefault(entry.key, _key(entry))
+    _check_tenants(document, places)
+    return keys
+
+
+def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
+    """Notes tenants named `OWNER/...` where calls of the tenant OWNER may name their own tenants below it."""
+    named = {key.tenant for key in keys.values() if key.names_tenants}
+    for index, key in keys.items():
+        owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
+        if owner is not None:
+            shown = document.show(("keys", index, "tenant"), key.tenant)
+            document.complain(
+                ("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it"
+            )
+
+
+def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
+    """Notes plain names that no entry of `models` can serve, which are typing errors."""
+    for number, name in enumerate(allowed):
+        if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
+            here = (*path, "models", number)
+            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.models)
+            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
+
+
+def _key(entry: KeyEntry) -> Key:
+    allows = None if "*" in entry.models else re.compile("|".join(translate(name) for name in entry.models))
+    return Key(
+        name=entry.name,
+        tenant=entry.tenant or entry.name,
+        digest=entry.key,
+        lane=entry.lane,
+        critical=entry.critical,
+        names_tenants=entry.names_tenants,
+        accepts_202=entry.accepts_202,
+        keeps_responses=entry.keeps_responses,
+        models=tuple(entry.models),
+        allows=allows,
+        limits=limits_of(entry),
+        budget_usd_per_day=entry.budget_usd_per_day,
+        allow_unpriced=entry.allow_unpriced,
+        workflow=entry.workflow or "",
+        webhook_secrets=tuple(entry.webhook_secrets or ()),
+    )
+
+
+def passthrough_section(
+    document: Document, config: ConfigFile, providers: Mapping[str, Provider]
+) -> PassthroughEntry | None:
+    """Returns the entry where its provider can be used, else None; notes its problems."""
+    if config.passthrough is None:
+        return None
+    entry = check(PassthroughEntry, document, ("passthrough",))
+    if entry is None:
+        return None
+    path: Path = ("passthrough", "provider") if isinstance(document.at(("passthrough",)), dict) else ("passthrough",)
+    provider = providers.get(entry.provider)
+    if entry.provider not in config.providers:
+        suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
+        document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
+    elif provider is not None and provider.dialect in _WITHOUT_OPENAIS:
+        document.complain(
+            path, f"the dialect {provider.dialect} has none of OpenAI's other endpoints: name another provider"
+        )
+    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
+        document.complain(
+            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
+        )
+    return entry if provider is not None else None
+
+
+def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetParts) -> Target:
+    """Returns the target of unknown endpoints, which learns no limits: its answers may report those of any endpoint."""
+    kind = parts.kinds[provider.group]
+    timeouts = policies.timeouts["default"]
+    counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
+    upstream = parts.upstreams[provider.name, None]
+    speaks = languages_of(provider.dialect, kind, provider.speaks)
+    spoken = Spoken(kind, speaks, provider.dialect, policies.models.of)
+    # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
+    conversions = None if spoken.speaks is None else parts.convert(upstream, spoken, f"{provider.base_url} None")
+    return Target(
+        name=f"{provider.name}/*",
+        provider=provider.name,
+        model=None,
+        upstream=upstream,
+        detours={} if conversions is None else conversions.detours,
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
+        counting=replace(counting, learns=False),
+        account=account_of(provider),
+        breaker=policies.breakers["default"],
+        errors=policies.errors.of(kind),
+    )

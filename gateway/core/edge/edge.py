@@ -1,0 +1,304 @@
+"""The edge of the data plane: body in under a cap, key checked, call served, answer out.
+
+No Request or Response objects, no middleware: a hot request is one dictionary look-up away from `serve_cycle`. Everything that
+is not a hot endpoint goes to the starlette application that `routes.py` builds. No exception leaves this file. A stream that
+waits long may be answered with comments; from then on there is no status left, and whatever happens is told by its events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.edge.served import EVENT_STREAM, InFlight, ServedRequest
+from gateway.core.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown
+from gateway.core.http.writing import (
+    AnyCycle,
+    ClientGone,
+    answer_at_once,
+    answer_error,
+    chunk_writer,
+    end_stream,
+    send_chunk,
+    start_stream,
+    write_whole,
+)
+from gateway.core.intake.intake import AT_ONCE, Intake
+from gateway.core.ledger import answer_headers
+from gateway.core.pipeline import Pipeline
+from gateway.core.ports import Meter
+from gateway.core.relay import StreamBroken
+from gateway.core.render import around_json, named_request, on_one_line, own_error_event, whole_as_events
+from gateway.core.snapshot.snapshot import Policies
+from gateway.core.types import Endpoint
+from gateway.core.waiting import KeepAlive, Shedding
+from gateway.dialects.conversion.convert import as_stream
+from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.features.reuse.layers.entries import wants_usage
+from gateway.products.jobs.calls.ports import ServeCall
+from gateway.products.jobs.http.respond_async import AsyncAnswers
+from gateway.products.responses.http.door import ResponseDoor
+
+# Answers on their way out: whole, in parts, or as the events of a stream whose head has gone while its call waited.
+
+
+async def give(served: ServedRequest, call: Call, reply: Reply) -> None:
+    """Give an answer to its client, and close it."""
+    cycle = served.cycle
+    if served.kept_alive:
+        await _give_events(served, call, reply)
+        return
+    served.started = True
+    if reply.chunks is None:
+        headers, body = _as_events(call, reply) if call.stream and reply.status == 200 else (reply.headers, reply.body)
+        headers.append((b"content-length", b"%d" % len(body)))
+        await answer_at_once(cycle, reply.status, headers, body)
+        return
+    try:
+        await start_stream(cycle, reply.status, reply.headers)
+        if reply.pass_on is not None and cycle.chunked_encoding:
+            reply.pass_on(chunk_writer(cycle))
+        async for chunk in reply.chunks:
+            await send_chunk(cycle, chunk)
+        await end_stream(cycle)
+    finally:
+        await reply.close()
+
+
+async def _give_events(served: ServedRequest, call: Call, reply: Reply) -> None:
+    """The answer to a stream that was kept alive: its head has gone, its events follow, or one event for all of it."""
+    cycle = served.cycle
+    served.started = True
+    if reply.chunks is None:
+        await end_stream(cycle, reply.body if _is_stream(reply) else events_of(call, reply))
+        return
+    try:
+        if _is_stream(reply):
+            async for chunk in reply.chunks:
+                await send_chunk(cycle, chunk)
+            await end_stream(cycle)
+        else:
+            before, after = around_json(call.endpoint)
+            await send_chunk(cycle, before)
+            async for chunk in reply.chunks:
+                await send_chunk(cycle, on_one_line(chunk))
+            await end_stream(cycle, after)
+    finally:
+        await reply.close()
+
+
+def _is_stream(reply: Reply) -> bool:
+    return dict(reply.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """A provider that does not stream has answered a call that wants events: without any, SDKs would see an empty answer.
+
+    The reply itself stays as it is: others may read it, too.
+    """
+    if call.endpoint.tokens != "both" or not _is_json(reply):
+        return reply.headers, reply.body
+    headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
+    return [*headers, *EVENT_STREAM], events_of(call, reply)
+
+
+def _is_json(reply: Reply) -> bool:
+    return dict(reply.headers).get(b"content-type", b"").startswith(b"application/json")
+
+
+def events_of(call: Call, reply: Reply) -> bytes:
+    """A whole answer as the events that a streaming provider would have sent; where that cannot be told, one event."""
+    events = None
+    if reply.status == 200:
+        events = as_stream(call.endpoint.name, reply.body, include_usage=wants_usage(call))
+    return whole_as_events(call.endpoint, reply.status, reply.body) if events is None else events
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger("gateway.edge")
+
+
+class Edge:
+    """Serves calls."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        policies: Policies,
+        meter: Meter,
+        clock: Clock,
+        inflight: InFlight,
+        overload: Shedding | None = None,
+        keepalive: KeepAlive | None = None,
+        async_answers: AsyncAnswers | None = None,
+        responses: ResponseDoor | None = None,
+    ) -> None:
+        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive.
+
+        Without `async_answers` nobody is answered with a job; without `responses` none are kept here.
+        """
+        self.responses = responses
+        self._pipeline = pipeline
+        self._async_answers = async_answers
+        self._keepalive = KeepAlive() if keepalive is None else keepalive
+        self._meter = meter
+        self._clock = clock
+        self._inflight = inflight
+        self.intake = Intake(policies, clock, inflight, Shedding() if overload is None else overload)
+
+    async def serve(self, endpoint: Endpoint, scope: Scope, _receive: Receive, _send: Send) -> None:
+        """Serve a request to a data-plane endpoint that came by way of ASGI, from one of our own connections."""
+        cycle: AnyCycle = scope["state"].pop("cycle")  # it holds the scope: only the collector could free both
+        cycle.endpoint, cycle.task = endpoint, asyncio.current_task()
+        await self.serve_cycle(cycle)
+
+    async def serve_cycle(self, cycle: AnyCycle) -> None:
+        """Serve one request to a data-plane endpoint, from its head to the last byte of its answer."""
+        served = ServedRequest(cycle)
+        connection, serving = cycle.connection, self._inflight.serving
+        serving.add(served)
+        connection.on_gone = served.client_gone
+        try:
+            call = self.intake.take(served) or await self.intake.wait(served)
+            try:
+                handle = self._pipeline.handle if served.plan.is_plain else self._handle_of(served)
+                if served.wait_s is not None and self._async_answers is not None:
+                    reply = await self._respond(self._async_answers, served, call, served.wait_s)
+                elif (
+                    call.idempotency_key is not None
+                    and self._async_answers is not None
+                    and (repeated := await self._async_answers.repeated(call)) is not None
+                ):
+                    reply = repeated
+                elif not call.stream:
+                    if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
+                        reply = await self._handle_alive(call, served.interim, handle)
+                    else:
+                        reply = await handle(call)
+                elif served.plan.takes_comments:
+                    reply = await self._handle_alive(call, served.comment, handle)
+                else:
+                    reply = await handle(call)
+            except AdmissionDenied as refusal:
+                is_step = call.part is not None and call.part.step is not None
+                is_no_job = is_step or call.endpoint.name in AT_ONCE
+                if self._async_answers is None or served.kept_alive or is_no_job:
+                    raise
+                reply = await self._async_answers.in_place_of(call, refusal)
+            if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
+                served.started = True
+                reply.headers.append((b"content-length", b"%d" % len(reply.body)))
+                write_whole(cycle, reply.status, reply.headers, reply.body)
+            else:
+                await give(served, call, reply)
+        except (ClientGone, StreamBroken):
+            served.abort()
+        except GatewayError as error:
+            if isinstance(error, InternalError):
+                log.exception("defect while serving %s", served.request_id, exc_info=error.__cause__ or error)
+            await self._refuse(served, error)
+        except asyncio.CancelledError:
+            if served.stopped is None:
+                if served.call is None or not served.call.left:
+                    raise
+                served.stopped = "client_gone"  # by whoever waited for the answer last
+            await self._answer_stopped(served)
+        except Exception:
+            log.exception("defect while serving %s", served.request_id)
+            await self._refuse(served, InternalError())
+        finally:
+            connection.on_gone = None
+            serving.discard(served)
+            if not cycle.response_complete and not cycle.disconnected:
+                cycle.transport.close()
+
+    async def answer(self, served: ServedRequest) -> Reply:
+        """The answer to a request that did not come by HTTP, to be given by whoever asks. Raises GatewayError."""
+        call = self.intake.take(served) or await self.intake.wait(served)
+        if served.wait_s is not None and self._async_answers is not None:
+            return await self._respond(self._async_answers, served, call, served.wait_s)
+        return await (self._pipeline.handle if served.plan.is_plain else self._handle_of(served))(call)
+
+    def _handle_of(self, served: ServedRequest) -> ServeCall:
+        """What serves a call that is not plain."""
+        if served.cycle.endpoint.sse == "messages":
+            return self._handle_message
+        if served.cycle.endpoint.name == COUNT_GENERATED:
+            return self._pipeline.counts.handle
+        if served.plan.keeping is not None and self.responses is not None:
+            return partial(self.responses.handle, served)
+        return self._pipeline.handle
+
+    async def _handle_message(self, call: Call) -> Reply:
+        """The answer to a caller of Messages."""
+        handle = self._pipeline.counts.handle if call.endpoint.name == COUNT_TOKENS else self._pipeline.handle
+        reply = await handle(call)
+        named_request(reply.headers)
+        return reply
+
+    async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool], handle: ServeCall) -> Reply:
+        """As `handle`, and signs of life for the client who waits."""
+        call.comment = comment
+        self._keepalive.begin(call, call.received_at)
+        try:
+            return await handle(call)
+        finally:
+            self._keepalive.end(call)
+            call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector
+
+    async def _respond(self, answers: AsyncAnswers, served: ServedRequest, call: Call, wait_s: float) -> Reply:
+        """The answer of a call that is a job; a caller who wants the events of a pipeline's hears that it is alive."""
+        if call.model.pipeline is None or not call.stream:
+            return await answers.respond(call, served.cycle.index, wait_s)
+        call.comment = served.comment
+        self._keepalive.begin(call, call.received_at)
+        try:
+            return await answers.respond(call, served.cycle.index, wait_s)
+        finally:
+            self._keepalive.end(call)
+            call.comment = None
+
+    async def _refuse(self, served: ServedRequest, error: GatewayError) -> None:
+        """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""
+        if served.started:
+            served.abort()
+            return
+        call, cycle = served.call, served.cycle
+        if call is not None and served.kept_alive:
+            served.started = True
+            await end_stream(cycle, own_error_event(call.endpoint, error, served.request_id))
+            return
+        if call is None or not call.settled:  # nothing else counts it: it never came to the pipeline
+            self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
+        if call is None:
+            trail = [(b"x-request-id", served.request_id.encode())]
+        else:
+            trail = answer_headers(call, self._clock.monotonic())
+        # A client that waits for `100 Continue` may send its body or not: nothing can follow on its connection.
+        if isinstance(error, ShuttingDown | BodyTimeout) or cycle.waiting_for_100_continue:
+            cycle.keep_alive = False
+        await answer_error(cycle, error, trail)
+
+    async def _answer_stopped(self, served: ServedRequest) -> None:
+        """The request was cancelled by `Serving.stop`: say why to a client that is still there."""
+        if served.task is not None:
+            served.task.uncancel()
+        if served.stopped == "client_gone":
+            return
+        if served.stopped == "body_timeout":
+            late = BodyTimeout("The request body did not arrive in time; send it faster or smaller.")
+            await self._refuse(served, late)
+        elif served.started and served.call is not None and served.call.stream:
+            broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
+            await end_stream(served.cycle, own_error_event(served.call.endpoint, broken, served.request_id))
+        else:
+            await self._refuse(served, ShuttingDown("The gateway is shutting down; the call could not be finished."))

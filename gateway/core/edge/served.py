@@ -1,0 +1,209 @@
+"""One request that the edge serves: what has been learnt of it, whether its answer has begun, and its signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from gateway.core.errors import Forbidden
+from gateway.core.http.writing import AnyCycle, begin_stream, write_chunk
+from gateway.core.render import named_request, new_request_id
+
+if TYPE_CHECKING:
+    from gateway.core.call import Call
+    from gateway.core.snapshot.route_plan import RoutePlan
+    from gateway.core.snapshot.snapshot import Key, PolicySnapshot
+    from gateway.core.types import Lane
+
+
+# Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
+#
+# A request is stopped by cancelling its task with a reason; the edge turns the reason into an answer, or into silence.
+
+
+StopReason = Literal["client_gone", "body_timeout", "shutdown"]
+
+
+class Serving:
+    """One request being served."""
+
+    __slots__ = ("call", "reading_until", "stopped", "task")
+
+    is_connection = False
+    """It is a connection that serves many requests, and wants to be looked after."""
+
+    def __init__(self, task: asyncio.Task[None] | None) -> None:
+        self.task = task
+        self.stopped: StopReason | None = None
+        self.call: Call | None = None
+        """What came of the request, once it is one."""
+        self.reading_until: float | None = None
+        """While its body is being read: when that has to be done."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Cancel the request, with the reason as the message of its CancelledError; the first reason counts."""
+        if self.stopped is None and self.task is not None:
+            self.stopped = reason
+            self.task.cancel(reason)
+
+    def look_after(self, now: float, *, is_draining: bool) -> None:
+        """What a connection does about once a second."""
+
+    def client_gone(self) -> None:
+        """What the connection calls when it is lost: nobody waits any more, unless others do."""
+        if self.call is not None and self.call.followers:
+            self.call.left = True
+        else:
+            self.stop("client_gone")
+
+
+class InFlight:
+    """All requests being served."""
+
+    __slots__ = ("draining", "leaving", "serving")
+
+    def __init__(self) -> None:
+        self.serving: set[Serving] = set()
+        """Who is being served: the edge adds each request, and takes it out when it is answered or its client is gone."""
+        self.leaving = False
+        """The process will soon be gone, and is ready no more: who deals out connections has to hear of it first."""
+        self.draining = False
+        """The process is on its way out: no new calls."""
+
+    def __len__(self) -> int:
+        return len(self.serving)
+
+    def present(self) -> frozenset[Serving]:
+        """Those being served at this moment; may be asked from any thread."""
+        return frozenset(self.serving)
+
+    def sweep(self, now: float) -> None:
+        """Stop requests whose body takes too long, and look after connections of many; called about once a second."""
+        for serving in [one for one in self.serving if one.reading_until is not None and one.reading_until < now]:
+            serving.stop("body_timeout")
+        for connection in [one for one in self.serving if one.is_connection]:
+            connection.look_after(now, is_draining=self.draining)
+
+    def abort(self) -> None:
+        """The grace is over: stop everybody; streams end with an error event."""
+        for serving in list(self.serving):
+            serving.stop("shutdown")
+
+
+# Web pages that call a gateway without keys: any page open on this machine could spend its money and read its answers.
+#
+# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away by
+# its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
+# 2.3); one
+# whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
+
+
+_LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+def refuse_pages(index: Mapping[bytes, bytes]) -> None:
+    """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name."""
+    origin = index.get(b"origin")
+    if origin is None:
+        site = index.get(b"sec-fetch-site")
+        is_foreign = site is not None and site.strip().lower() == b"cross-site"
+    else:
+        is_foreign = _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]) is None
+    if is_foreign:
+        raise Forbidden(
+            "Without keys, pages of other sites may not call this gateway; add 'keys' to the config.",
+            code="origin_not_allowed",
+        )
+    host = index.get(b"host")
+    if host and not _LOCAL_HOST.fullmatch(host):
+        raise Forbidden(
+            "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
+            code="host_not_allowed",
+        )
+
+
+EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+INTERIM = {102: b"HTTP/1.1 102 Processing\r\n\r\n", 103: b"HTTP/1.1 103 Early Hints\r\n\r\n"}
+UNREAD_COMMENTS_BYTES = 256
+"""What may wait for a client to read it before it gets another comment: a few of them."""
+
+
+class ServedRequest(Serving):
+    """One request on its connection."""
+
+    __slots__ = (
+        "credential",
+        "cycle",
+        "has_options",
+        "is_echo",
+        "kept_alive",
+        "key",
+        "lane",
+        "plan",
+        "policy",
+        "request_id",
+        "started",
+        "wait_s",
+    )
+
+    # Known once the caller is, and the last of them once the body is read.
+    policy: PolicySnapshot
+    key: Key
+    credential: bytes | None
+    lane: Lane
+    has_options: bool
+    """Some header asks for what calls do without as a rule."""
+    plan: RoutePlan
+
+    def __init__(self, cycle: AnyCycle) -> None:
+        self.task = cycle.task
+        self.stopped = self.call = self.reading_until = None
+        self.cycle = cycle
+        self.request_id = new_request_id()
+        self.is_echo = False
+        self.kept_alive = False
+        """The head has gone out, with comments behind it."""
+        self.started = False
+        """What answers the request is on its way."""
+        self.wait_s: float | None = None
+        """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
+
+    def identify(self, sent: str) -> None:
+        """Take the client's own request id."""
+        self.is_echo = True
+        self.request_id = sent
+
+    def comment(self, text: bytes) -> bool:
+        """Send an SSE comment, behind the head if it is the first; False when there is nobody to send it to any more.
+
+        A client that does not read gets no more of them: they would only pile up.
+        """
+        cycle = self.cycle
+        if self.started or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        comment = b": %b\n\n" % text
+        if not self.kept_alive:
+            self.kept_alive = True
+            own_id = self.request_id.encode()
+            headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
+            if cycle.endpoint.sse == "messages":
+                named_request(headers)
+            begin_stream(cycle, headers, comment)
+        elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            write_chunk(cycle, comment)
+        return True
+
+    def interim(self, _text: bytes) -> bool:
+        """Send an interim response; False when there is nobody to send it to any more."""
+        cycle, call = self.cycle, self.call
+        if self.started or call is None or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        if cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            cycle.transport.write(INTERIM[call.model.holding.interim or 103])
+        return True
+
+    def abort(self) -> None:
+        """Break the connection off, so that a body cut short cannot look complete."""
+        self.cycle.transport.abort()

@@ -1,0 +1,325 @@
+"""Keeps the health of one target, apart from its limits: breakers, times to first byte, retries in flight.
+
+An account (one credential at a provider) has a breaker of its own, which opens when its credential is refused, or when every
+target in use there is open. It must not know calls. Invariant: each permit is given back exactly once, with or without news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, inf
+from typing import NamedTuple
+
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.breaker.state_machine import (
+    AwaitingLeave,
+    BreakerRules,
+    ByHand,
+    Closed,
+    HalfOpen,
+    Open,
+    account_rules,
+)
+from gateway.core.health.detector import Heard
+from gateway.core.health.times import Latency
+from gateway.core.retry.retry import Doubt
+from gateway.core.retry_budgets import RetryBudget, RetryTokens
+from gateway.core.types import ErrorClass
+
+# Applies to a breaker what other replicas report: that it is open or closed, and who has the leave to probe it.
+#
+# A replica with its own recent evidence ignores what peers report; the others adopt it. Where nothing has failed here, a report
+# is taken at its word for no longer than a first ejection, and one probe finds out. It must not know how replicas talk.
+# Invariants: a breaker set by hand is never changed by a peer; a report never shortens the time for which it is open.
+
+
+class FleetView:
+    """Applies to one breaker what its peers report; keeps nothing of its own, and is made for the occasion."""
+
+    __slots__ = ("_breaker",)
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+
+    def peer_opened(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> bool:
+        """Opens the breaker as another replica has done: until `until`, after so many `ejections` in a row.
+
+        A replica with its own evidence of health ignores the report. `rate` is the share of failures that the peer has seen.
+        The breaker is open for no longer than its own longest open time, nor for less than it is already. Where nothing failed
+        here it may be the peer's own way out that is broken: then its word holds for no longer than a first ejection, however
+        often it is repeated.
+        Returns True where the breaker was open, and is so for longer.
+        """
+        breaker = self._breaker
+        until = min(until, now + breaker.rules.max_open_s)
+        if breaker.is_by_hand or not breaker.rules.is_enabled or until <= now or self._is_outranked(now):
+            return False
+        phase, peers = breaker.phase, breaker.peers
+        breaker.ejections = max(breaker.ejections_at(now), ejections)
+        if peers.open_until is not None:
+            peers.open_until = max(until, peers.open_until)
+        elif isinstance(phase, Open | AwaitingLeave):
+            if until > phase.probe_at or isinstance(phase, AwaitingLeave):
+                breaker.phase = Open(until)
+                return True
+        else:
+            has_seen_none = isinstance(phase, Closed) and not breaker.outcomes_in_window(now)[1]
+            probe_at = min(until, now + breaker.rules.open_s) if has_seen_none else until
+            breaker.open_until(probe_at, f"told by another replica: {reason}", now)
+            peers.failure_rate = rate
+            peers.open_until = until if has_seen_none else None
+        return False
+
+    def peer_closed(self, reason: str, now: float) -> None:
+        """Closes the breaker behind a slow start, because another replica has found the target well."""
+        breaker = self._breaker
+        if not isinstance(breaker.phase, Closed | ByHand):
+            breaker.close(f"told by another replica: {reason}", now, breaker.rules.ramp_s)
+
+    def grant_leave(self, now: float) -> bool:
+        """Takes the leave to probe that the fleet gives; returns False if the breaker has no use for it any more."""
+        phase = self._breaker.phase
+        if isinstance(phase, HalfOpen):
+            phase.has_leave = True
+        elif isinstance(phase, AwaitingLeave):
+            self._breaker.begin_probing(phase, now)
+        else:
+            return False
+        return True
+
+    def retry_probe_at(self, at: float, now: float) -> bool:
+        """Puts off asking for leave to probe until `at`, because another replica has it.
+
+        A breaker whose leave had lapsed opens again, unless its probe is out already. Returns False if it has moved on.
+        """
+        breaker = self._breaker
+        phase = breaker.phase
+        if isinstance(phase, AwaitingLeave):
+            phase.probe_at = at
+        elif isinstance(phase, HalfOpen) and breaker.ask_leave is not None:
+            phase.has_leave = False
+            if not breaker.probes_out:
+                reported_until = breaker.peers.open_until
+                breaker.open_until(at, "another replica tries it", now)
+                breaker.peers.open_until = reported_until
+        else:
+            return False
+        return True
+
+    def return_permit(self) -> None:
+        """Gives up leave that was held for long without a call to probe with: the next one probes while it is asked for."""
+        phase = self._breaker.phase
+        if isinstance(phase, HalfOpen):
+            phase.has_leave = False
+
+    def _is_outranked(self, now: float) -> bool:
+        """Returns whether this replica's own evidence outranks a report of an outage, and renews that while nothing fails."""
+        breaker, peers = self._breaker, self._breaker.peers
+        is_outranked = breaker.has_own_evidence(now)
+        if isinstance(breaker.phase, Closed):
+            if peers.has_own_success(now) and not breaker.outcomes_in_window(now)[1]:
+                peers.remember_own_success(breaker.rules.max_open_s, now)
+            breaker.catch_up(now)
+        return is_outranked
+
+
+OnChange = Callable[[str, str, str], None]
+"""A callback that is told of each change of a breaker: its name, its new state, and why."""
+CLIENT_GONE = "client_gone"
+PANIC_FAILURE_SHARE = 2 / 3
+"""The share of failed calls above which even the last target of a call is left alone."""
+LATELY_S = 10.0
+"""The time constant, in seconds, with which the most calls in flight are forgotten."""
+LONG_S = 60.0
+"""Seconds without an answer after which a target may be dead."""
+FEWEST_TRIALS = 3
+"""The calls that have failed elsewhere and may try at the same time whether a target serves, at least."""
+PROBE_PATIENCE_S = 0.25
+"""Seconds up to which the turn of a probe is waited for."""
+UNHEALTHY = frozenset(
+    (
+        ErrorClass.OVERLOADED,
+        ErrorClass.SERVER_ERROR,
+        ErrorClass.TIMEOUT,
+        ErrorClass.CONNECTION,
+        ErrorClass.MALFORMED_RESPONSE,
+        ErrorClass.STREAM_INTERRUPTED,
+        "stream_error",
+    )
+)
+"""The outcomes that speak of a target's health; refusals for a rate, errors of the request and leaving clients do not."""
+
+
+class Permit(NamedTuple):
+    """The permits of the target's and the account's breaker for one call; both have to be given back."""
+
+    own: int
+    account: int | None
+
+
+class Account:
+    """Keeps the health of one credential at a provider."""
+
+    __slots__ = ("breaker", "is_refused", "name")
+
+    def __init__(self, name: str, rules: BreakerRules, now: float, on_change: OnChange | None = None) -> None:
+        self.name = name
+        self.breaker = Breaker(name, account_rules(rules), now, on_change)
+        self.is_refused = False
+        """True while the provider does not take the credential."""
+
+
+class TargetHealth:
+    """Keeps the health of one target: its breakers, and what is heard of it."""
+
+    __slots__ = (
+        "_busiest",
+        "_busiest_at",
+        "account",
+        "breaker",
+        "first_byte",
+        "heard",
+        "retries",
+        "tokens",
+        "whole_answer",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        account: Account,
+        rules: BreakerRules,
+        now: float,
+        on_change: OnChange | None,
+        kin: TargetHealth | None = None,
+    ) -> None:
+        """`kin` is the health of the same target with another caller's credential: both share the breaker and what is heard."""
+        self.account = account
+        self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
+        self.heard: Heard = Heard() if kin is None else kin.heard
+        self.first_byte = self.heard.first_byte
+        self.whole_answer = self.heard.whole_answer
+        self._busiest = 0
+        self._busiest_at = now
+        self.retries = RetryBudget()
+        self.tokens = RetryTokens()
+
+    @property
+    def is_clear(self) -> bool:
+        """Returns whether nothing is in the way of any call."""
+        return self.breaker.is_clear and self.account.breaker.is_clear
+
+    @property
+    def reason(self) -> str:
+        """Returns why it is not clear, in words."""
+        account = self.account.breaker
+        return self.breaker.reason if account.is_clear else f"account {self.account.name}: {account.reason}"
+
+    def wait_s(self, now: float, rank: int) -> float | None:
+        """Returns the seconds until a call of this rank may go; None: one in flight must end first, inf: a person must act."""
+        return _longer(self.breaker.wait_s(now, rank), self.account.breaker.wait_s(now, rank))
+
+    def admit(self, now: float, rank: int) -> float | None:
+        """Does for both breakers what `Breaker.admit` does for one, and returns the longer wait."""
+        return _longer(self.breaker.admit(now, rank), self.account.breaker.admit(now, rank))
+
+    @property
+    def latency(self) -> Latency:
+        """Its times to first byte; where it serves no streams, those of whole answers."""
+        if self.first_byte.count:
+            return self.first_byte
+        thought = self.heard.thought()
+        if thought and not self.whole_answer.count:
+            return thought[True] if True in thought else thought[False]
+        return self.whole_answer
+
+    @property
+    def is_probed(self) -> bool:
+        """Returns whether a few calls are finding out whether it is well again."""
+        return self.breaker.state == "half_open" or self.account.breaker.state == "half_open"
+
+    def is_open_to(self, rank: int, now: float) -> bool:
+        """Returns whether only rates stand between a call of this rank and its turn: nothing is open, or a probe is wanted."""
+        if self.is_clear:
+            return True
+        wait_s = self.wait_s(now, rank)
+        if wait_s is None:
+            return False
+        return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
+
+    def doubt(self, now: float) -> Doubt | None:
+        """Returns why a call that has failed elsewhere should not try this target now; None: it may.
+
+        Enough such calls are there already to tell whether it serves, or have failed. Where all targets are dead, each
+        further one would only be one more attempt. Calls that have not failed yet are not concerned.
+        """
+        breaker = self.breaker
+        rules = breaker.rules
+        if breaker.state != "closed" or not rules.is_enabled:
+            return None  # probes bound what goes there already, or the operator wants no bounds
+        run, trials = breaker.failures_in_a_row, self.heard.trials
+        enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
+        if run + len(trials) < (1 if is_silent else enough):
+            return None
+        if run <= 1 and self.heard.unserved_s(now) < LONG_S and not is_silent:
+            return None
+        return Doubt(next(iter(trials.values()), None), run >= enough or is_silent)
+
+    def close_in_panic(self, now: float) -> bool:
+        """Closes a breaker that opened although many calls were served (Envoy's panic threshold); returns whether it did.
+
+        It is for the last resort: a target that serves a third of its calls is better than none.
+        """
+        breaker = self.breaker
+        is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
+        if not is_open or self.heard.has_lost_model or breaker.failure_rate(now) > PANIC_FAILURE_SHARE:
+            return False
+        breaker.trust("nothing else is left, and it does serve calls", now)
+        return True
+
+    def probe_at(self, now: float) -> float:
+        """Returns the earliest time at which a call may go (monotonic seconds)."""
+        moments = [now]
+        for breaker in (self.breaker, self.account.breaker):
+            if breaker.state in ("open", "drained"):
+                moments.append(breaker.probe_at)
+        return max(moments)
+
+    def take(self, now: float) -> Permit:
+        """Counts a call that goes, and returns its permits."""
+        account = self.account.breaker
+        return Permit(self.breaker.take(now), None if account.is_clear else account.take(now))
+
+    def was_busy(self, in_flight: int, now: float) -> None:
+        """Remembers the number of calls in flight, because it is higher than of late."""
+        self._busiest, self._busiest_at = in_flight, now
+
+    def busiest(self, now: float) -> float:
+        """Returns the most calls in flight of late, which includes those that have just failed together."""
+        return self._busiest * exp((self._busiest_at - now) / LATELY_S)
+
+    def forget(self, permit: Permit, now: float) -> None:
+        """Gives the permits of a call back that said nothing about health."""
+        self.breaker.forget(permit.own, now)
+        if permit.account is not None:
+            self.account.breaker.forget(permit.account, now)
+
+    def succeeded(self, permit: Permit, now: float, first_byte_s: float | None) -> None:
+        """Counts a call that was answered; `first_byte_s` is given if that time tells how quick the target is."""
+        self.breaker.succeeded(permit.own, now, first_byte_s)
+        if permit.account is not None:
+            self.account.is_refused = False
+            self.account.breaker.succeeded(permit.account, now, None)
+
+    def failed(self, permit: Permit, now: float, u: float, why: str) -> None:
+        """Counts a call whose failure is the target's doing; `u` is a uniform draw from [0, 1)."""
+        self.heard.last_failure = why
+        self.breaker.failed(permit.own, now, u, why)
+        if permit.account is not None:
+            self.account.breaker.failed(permit.account, now, u, why)
+
+
+def _longer(own_s: float | None, accounts_s: float | None) -> float | None:
+    if own_s == inf or accounts_s == inf:
+        return inf
+    return None if own_s is None or accounts_s is None else max(own_s, accounts_s)

@@ -1,0 +1,295 @@
+"""The one place where our secrets are taken out of what providers say, before anything else of the gateway sees it.
+
+Some providers repeat a credential: in the error that refuses it, in a header, in a stream. Every answer passes `Secrets.guard`
+where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or an admin page can
+get what is not there any more. In place, by as many `*`: lengths and frames stay true.
+
+Known forms: as it was sent, with JSON's escapes, percent-encoded; also across reads. Unknown: base64, compressed bodies, a
+secret that a model spells out over several events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
+from operator import itemgetter
+from typing import Final, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx
+import orjson
+
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import Outgoing, Phase, RawHeaders
+from gateway.dialects.base import ConvertedRequest
+from gateway.dialects.registry import COUNTS, PATHS, Pair, Place, refuse
+
+# Puts a call where a target in another language, or with another way to name its model, takes it.
+
+
+MARK: Final = b'"gw1.'
+"""Begins the signature of thinking that another provider's model did; keep in step with `from_messages.thinking.MARK`."""
+OF_MESSAGES: Final = (PATHS["messages"], PATHS[COUNTS])
+_ANTHROPICS: Final = b"anthropic-"
+"""Begins the headers that mean something to Anthropic's Messages alone."""
+_TOKENS: Final = b"sk-ant-oat"
+"""What begins like this is no key, but a token of a login at Anthropic."""
+
+
+def addressed(outgoing: Outgoing, pair: Pair, sent: ConvertedRequest, body: bytes) -> Outgoing:
+    """Returns the converted call; what the caller put behind its path was for another one."""
+    place = sent.place or pair.place(outgoing.model, sent.asked.get("stream") is True)
+    headers, credential = outgoing.headers, outgoing.credential
+    if outgoing.path in OF_MESSAGES:
+        kept = pair.kept_headers
+        headers = [header for header in headers if header[0] in kept or not header[0].startswith(_ANTHROPICS)]
+    if pair.spoken == "messages":
+        credential = _as_key(credential)
+    if pair.headers:
+        names = {name for name, _ in pair.headers}
+        headers = [*pair.headers, *(header for header in headers if header[0] not in names)]
+    return replace(outgoing, path=place, query=b"", body=body, headers=headers, credential=credential)
+
+
+def _as_key(credential: bytes | None) -> bytes | None:
+    """Returns a caller's own key in the form that the version of Anthropic's API takes which converted calls name.
+
+    OpenAI's clients know bearer tokens alone.
+    """
+    scheme, _, token = (credential or b"").partition(b" ")
+    is_token = token.count(b".") == 2 or token.startswith(_TOKENS)
+    return credential if is_token or scheme.lower() != b"bearer" else b"x-api-key " + token.strip()
+
+
+def at_own_path(outgoing: Outgoing, place: Place) -> Outgoing:
+    """Returns a call of Gemini's callers at Gemini: the bytes that they sent, and the model in the path again."""
+    from gateway.dialects.gemini.in_request import taken_out  # only Gemini's callers need it
+
+    is_stream, body = taken_out(bytes(outgoing.body))
+    return replace(outgoing, path=place(outgoing.model, is_stream), query=b"", body=body)
+
+
+def unmarked(outgoing: Outgoing) -> Outgoing:
+    """Returns a call in the target's own language, whose bytes stay as they are, but for what we have put into its history.
+
+    Raises InvalidRequest where that costs something, and nothing may be lost.
+    """
+    body = bytes(outgoing.body)
+    if MARK not in body:
+        return outgoing
+    from gateway.dialects.anthropic.in_request import without_marks  # few conversations have one
+
+    made, lost = without_marks(body)
+    if lost and outgoing.signs is not None:
+        refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
+        outgoing.signs.gaps = [*outgoing.signs.gaps, *lost]
+    return replace(outgoing, body=made)
+
+
+# How far a request got before it failed: the one fact that decides whether it may be tried again.
+#
+# `NOTHING_SENT`: no byte of the request left this process. `SENT`: the provider may have seen it, nothing was answered.
+# `ANSWERED`: a status line arrived and the rest broke. Exceptions of `Http1Transport` carry the phase; those of other
+# httpx transports are judged by their type. Invariant: `NOTHING_SENT` is only said when it is certain.
+
+
+_E = TypeVar("_E", bound=httpx.TransportError)
+
+_NOTHING_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+)
+
+
+def with_phase(error: _E, phase: Phase) -> _E:
+    """Mark `error` with the phase it happened in and return it."""
+    error.phase = phase  # type: ignore[attr-defined]  # httpx has no field for it; `phase_of` is the reader
+    return error
+
+
+def phase_of(error: BaseException, *, answered: bool = False) -> Phase:
+    """Tell the phase of any transport's failure; `answered` says that it came while the body was being read."""
+    marked: Phase | None = getattr(error, "phase", None)
+    if marked is not None:
+        return marked
+    if answered:
+        return Phase.ANSWERED
+    return Phase.NOTHING_SENT if isinstance(error, _NOTHING_SENT) else Phase.SENT
+
+
+MIN_BYTES = 8
+"""Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""
+PROBE_BYTES = 8
+"""Of several secrets their beginnings are looked for: most of them begin alike (`sk-proj-`)."""
+STAND_INS = frozenset(["lm-studio", "no-key-required", "not-needed", "not-used", "placeholder", "sk-no-key-required"])
+"""What is sent to servers that want no key, only the header: words, which answers may hold."""
+_VALUE = itemgetter(1)
+
+
+class GuardedAnswer(Protocol):
+    """The parts of an answer that can tell something."""
+
+    headers: RawHeaders
+    whole: bytes | None
+
+    def mask_body(self, secrets: Secrets) -> None:
+        """Mask these in what has come of the body, and in all that comes from now on, whoever reads it and how."""
+        ...
+
+
+class Secrets:
+    """What one provider must not be heard to say."""
+
+    __slots__ = ("_needles", "ends", "probes")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Those too short, and those that are no secrets, are left out."""
+        needles = {form for text in texts if _is_secret(text) for form in _forms(text)}
+        self._needles = sorted(needles)
+        self.probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
+        self.ends = frozenset(bytes((letter,)) for needle in needles for letter in needle[:-1])
+
+    def __bool__(self) -> bool:
+        return bool(self._needles)
+
+    def guard(self, answer: GuardedAnswer) -> None:
+        """Mask them in an answer's headers and in its body, whole or as it comes."""
+        parts = [*map(_VALUE, answer.headers)]
+        if answer.whole is not None:  # no longer than a read
+            parts.append(answer.whole)
+        together = b"".join(parts)  # each search has its price, however little there is to look at
+        for probe in self.probes:
+            if together.replace(probe, probe) is not together:
+                # There is something in one of them, or only where two of them met: each is looked at by itself.
+                answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
+                answer.mask_body(self)
+                return
+        if answer.whole is None:
+            answer.mask_body(self)
+
+    def text(self, said: str) -> str:
+        """The text without them."""
+        raw = said.encode("utf-8", "surrogatepass")
+        return self.mask(raw).decode("utf-8", "surrogatepass")
+
+    def mask(self, block: bytes) -> bytes:
+        """The block without them; the very same object where it holds none."""
+        for probe in self.probes:
+            if (
+                block.replace(probe, probe) is not block
+            ):  # the cheapest search there is: it gives back what it was given
+                return self.mask_all(block)
+        return block
+
+    def mask_all(self, block: bytes, is_masked: int = 0) -> bytes:
+        """As `mask`, also where they overlap; the first `is_masked` bytes are part of one in any case."""
+        masked = bytearray(block)
+        masked[:is_masked] = b"*" * is_masked
+        for needle in self._needles:
+            at = block.find(needle)
+            while at >= 0:
+                masked[at : at + len(needle)] = b"*" * len(needle)
+                at = block.find(needle, at + 1)
+        return bytes(masked)
+
+    def beginning(self, block: bytes) -> int:
+        """So many bytes at the block's end are how one of them begins; 0: none."""
+        return max(_overlap(block, needle) for needle in self._needles)
+
+
+class Seam:
+    """Masks a body that comes in blocks: what may be the beginning of a secret waits for the next block, and nothing else."""
+
+    __slots__ = ("_is_masked", "_secrets", "ends", "kept", "probes")
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self.ends, self.probes = secrets.ends, secrets.probes
+        self.kept = b""
+        """The end of what has come, which may be the beginning of a secret."""
+        self._is_masked = 0
+        """So many of the kept bytes also are the end of a secret that has been seen whole."""
+
+    def feed(self, block: bytes) -> bytes:
+        """What can go on now; may be nothing."""
+        secrets = self._secrets
+        if not self.kept and block[-1:] not in self.ends:
+            return secrets.mask(block)
+        block = self.kept + block
+        masked = secrets.mask_all(block, self._is_masked)
+        goes = len(block) - secrets.beginning(block)
+        self.kept = block[goes:]
+        self._is_masked = len(self.kept) - len(masked[goes:].lstrip(b"*"))
+        return masked[:goes]
+
+    def end(self) -> bytes:
+        """What was kept, when no more comes."""
+        rest = self._secrets.mask_all(self.kept, self._is_masked)
+        self.kept, self._is_masked = b"", 0
+        return rest
+
+
+class MaskedChunks:
+    """A body's chunks, masked."""
+
+    __slots__ = ("_error", "_next", "_seam")
+
+    def __init__(self, chunks: AsyncIterator[bytes], seam: Seam) -> None:
+        self._next = chunks.__anext__
+        self._seam = seam
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        try:
+            while True:
+                block = self._seam.feed(await self._next())
+                if block:
+                    return block
+        except Exception as end:  # the body's end, too
+            rest = self._seam.end()
+            if not rest:
+                raise
+            self._error = end
+            return rest
+
+
+def secrets_of(provider: Provider, minted: Iterable[str] = ()) -> Secrets | None:
+    """What is sent to this provider and is nobody else's business, what was `minted` for it included; None: nothing."""
+    return Secrets((*provider.secrets, provider.api_key or "", *minted)) or None
+
+
+def _is_secret(text: str) -> bool:
+    return len(text) >= MIN_BYTES and text not in STAND_INS
+
+
+def _forms(text: str) -> Iterator[bytes]:
+    """How it may be written in an answer."""
+    escaped = orjson.dumps(text)[1:-1]
+    yield text.encode()
+    yield escaped
+    yield escaped.replace(b"/", rb"\/")
+    for plus in (rb"\u002B", rb"\u002b"):
+        yield escaped.replace(b"+", plus)
+    encoded = quote(text, safe="")
+    yield encoded.encode()
+    yield quote(text, safe="/").encode()
+
+
+def _overlap(block: bytes, needle: bytes) -> int:
+    """So many bytes at the block's end, fewer than the needle has, are the first of the needle; the most there are."""
+    at = block.find(needle[:1], max(0, len(block) - len(needle) + 1))
+    while at >= 0:
+        if needle.startswith(block[at:]):
+            return len(block) - at
+        at = block.find(needle[:1], at + 1)
+    return 0

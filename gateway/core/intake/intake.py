@@ -1,0 +1,348 @@
+"""Bytes to Call: who calls, what for, until when, and along which route.
+
+    admit (headers: may it come in?) -> the body -> call (body: what does it ask for?)
+
+Most requests bring none of the headers by which a call may ask for something of its own: of those nothing is looked up but
+their route's plan. Every refusal of a request that is read to its end is raised here, in the order in which checks are cheap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from gateway.core import peek as passthrough
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.edge.served import InFlight, ServedRequest
+from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, InvalidRequest, ShuttingDown
+from gateway.core.intake import parse
+from gateway.core.openai import headers as allow_lists
+from gateway.core.openai.bodies import parts_in_steps
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import other_model_field
+from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
+from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.types import Endpoint, Server
+from gateway.core.waiting import Shedding
+from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.features.runs.http.run_object import RunParts, without_own_baggage
+from gateway.features.runs.step import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFLOW, not_a_step, read_step
+from gateway.products.jobs.model import JobsOff
+from gateway.products.jobs.service.job_request import responds_async
+from gateway.products.pipelines.http import await_run
+
+# Small bodies, off the hot path: read whole, within the time that bodies have, as the JSON objects that they are to be.
+
+
+async def read_object(request: Request, server: Server, most: int, example: str) -> dict[str, Any]:
+    """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest, BodyTooLarge, BodyTimeout."""
+    asked = json_object(await read_bytes(request, server, most))
+    if asked is None:
+        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
+    return asked
+
+
+async def read_bytes(request: Request, server: Server, most: int) -> bytes:
+    """Returns the body, of at most so many bytes. Raises InvalidRequest, BodyTooLarge, BodyTimeout."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(server.body_timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
+    except ClientDisconnect:
+        raise InvalidRequest("The body has ended early.") from None
+    except TimeoutError:
+        raise BodyTimeout("The request body did not arrive in time; send it faster or smaller.") from None
+    return bytes(body)
+
+
+def refuse_unknown(asked: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises InvalidRequest for a field that is not known: it may be a misspelt one, and more would be meant without it."""
+    for name in asked:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
+            raise InvalidRequest(f"Unknown field '{name[:200]}'; {hint}", param=name[:200], code="unknown_field")
+
+
+# What another parser may read differently: a key that may use some models only must not name one that we do not see.
+#
+# Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that choose
+# a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor,
+# a tool, is
+# a model by itself. Only asked for keys whose `models` are restricted: whoever may use every model gains nothing by it.
+
+
+_ADVISOR = re.compile(rb'"type"\s*:\s*"(?:advisor|[^"]*\\u)', re.IGNORECASE)
+"""How such a tool begins in a body that is too large to be parsed."""
+_EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
+
+
+def refuse_other_readings(
+    key: Key, endpoint: Endpoint, fields: Iterable[str], body: bytes, index: dict[bytes, bytes]
+) -> None:
+    """Raises Forbidden where the body names a model in a way that only some providers read.
+
+    `fields` are the names at the top of a JSON body; those of a form are read here.
+    """
+    if endpoint.request == "multipart":
+        fields = _form_fields(key, body, form_boundary(index.get(b"content-type", b"")))
+    if endpoint.sse == "messages" and isinstance(fields, Mapping) and _asks_an_advisor(fields, body):
+        _refuse(key, "tools.model")
+    other = other_model_field(fields)
+    if other is not None:
+        _refuse(key, other)
+
+
+def _asks_an_advisor(fields: Mapping[str, Any], body: bytes) -> bool:
+    """Whether one of the tools has a model of its own."""
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        return any(name.casefold() == "model" for tool in tools if isinstance(tool, dict) for name in tool)
+    return tools is not None and _ADVISOR.search(body) is not None
+
+
+def _form_fields(key: Key, body: bytes, boundary: bytes) -> list[str]:
+    names: list[str] = []
+    end = 0
+    for part in parts_in_steps(body, boundary):
+        if part is None:
+            continue
+        name, start, stop = part
+        if _EXTENDED_NAME.search(body, end, start):
+            _refuse(key, "name*")
+        names.append(name)
+        end = stop
+    return names
+
+
+def _refuse(key: Key, name: str) -> None:
+    raise Forbidden(
+        f"The key '{key.name}' may use some models only, and by the field '{name}' a provider may choose another; leave it "
+        "out, and name the model in 'model'.",
+        param=name,
+        code="field_not_allowed",
+    )
+
+
+AT_ONCE = frozenset((COUNT_TOKENS, COUNT_GENERATED, "generate"))
+"""Endpoints whose calls are no jobs: what is answered at once, and what says a part of itself in its path."""
+
+
+class Intake:
+    """Makes calls of requests. One per process."""
+
+    __slots__ = (
+        "_account",
+        "_clock",
+        "_forwarded",
+        "_inflight",
+        "_overload",
+        "_parts",
+        "_passed_through",
+        "_plans",
+        "_policies",
+        "large_bodies",
+    )
+
+    def __init__(self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding) -> None:
+        self._policies = policies
+        self._clock = clock
+        self._inflight = inflight
+        self._overload = overload
+        self._plans = RoutePlans(policies.current)
+        self._parts = RunParts(policies.current.workflows)
+        self.large_bodies = LargeBodies()
+        self._forwarded = allow_lists.request_headers()
+        self._passed_through = allow_lists.passthrough_request_headers()
+        self._account = allow_lists.account_headers()
+
+    def take(self, served: ServedRequest) -> Call | None:
+        """The call, where its body is here already, and small; None: `wait` has to follow. Raises GatewayError."""
+        self.admit(served)
+        cycle = served.cycle
+        body = cycle.first
+        size = len(body)
+        server = served.policy.server
+        if cycle.more_body or cycle.rest is not None or cycle.waiting_for_100_continue or cycle.disconnected:
+            return None
+        if size > server.small_body_bytes or size > server.max_body_bytes or cycle.waiter is not None:
+            return None
+        cycle.first = b""
+        return self._call(served, body, peek(cycle.endpoint, body, cycle.index))
+
+    async def wait(self, served: ServedRequest) -> Call:
+        """The call of a request that `take` has let in. Raises GatewayError, ClientGone."""
+        cycle, policy = served.cycle, served.policy
+        limit = policy.server.max_body_bytes
+        announced = cycle.index.get(b"content-length", b"0")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+            raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")
+        served.reading_until = self._clock.monotonic() + policy.server.body_timeout_s
+        body = await cycle.read_body(limit)
+        served.reading_until = None
+        if cycle.endpoint.request == "any":
+            peeked = Peeked("")
+        elif len(body) <= policy.server.small_body_bytes:
+            peeked = peek(cycle.endpoint, body, cycle.index)
+        else:
+            peeked = await self.large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
+        return self._call(served, body, peeked)
+
+    def without_body(self, served: ServedRequest, asked: Peeked) -> Call:
+        """The call of a request that was admitted, and says all in its head. Raises GatewayError."""
+        return self._call(served, b"", asked)
+
+    def admit(self, served: ServedRequest) -> None:
+        """Find out who calls, by the headers alone, and whether the gateway takes the call now. Raises GatewayError."""
+        policy = served.policy = self._policies.current
+        cycle = served.cycle
+        index = cycle.index
+        served.has_options = has_options = not parse.OPTIONS.isdisjoint(index)
+        if len(index) != len(cycle.headers):
+            parse.refuse_doubles(cycle.headers)
+        if has_options:
+            sent_id = parse.request_id(index)
+            if sent_id is not None:
+                served.identify(sent_id)
+        if self._inflight.draining:
+            raise ShuttingDown("The gateway is shutting down and takes no new calls.")
+        key, served.credential = parse.authenticate(policy, index)
+        lane = key.lane
+        if has_options:
+            parse.refuse_encoded(index)
+            lane = parse.choose_lane(key, index)
+        if self._overload.level and self._overload.sheds(lane):
+            raise self._overload.refusal(lane)
+        served.key, served.lane = key, lane
+
+    def _call(self, served: ServedRequest, body: bytes, peeked: Peeked) -> Call:
+        """The call that a request makes. Raises GatewayError."""
+        cycle, policy, key, credential = served.cycle, served.policy, served.key, served.credential
+        index, headers, endpoint = cycle.index, cycle.headers, cycle.endpoint
+        now = self._clock.monotonic()
+        plans = self._plans if self._plans.policy is policy else self._plans_of(policy)
+        plan = plans.get((key.digest, peeked.model, endpoint.name, credential is not None))
+        if plan is None:
+            plan = self._find_plan(served, plans, peeked.model)
+        served.plan = plan
+        if plan.endpoint is not endpoint:
+            endpoint, peeked = plan.endpoint, Peeked("")
+        if plan.is_restricted and endpoint.request != "any":
+            refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
+        tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
+        if served.has_options:
+            tenant = parse.choose_tenant(key, index)
+            deadline, is_callers = parse.deadline(policy, served.lane, index, now)
+        if endpoint.request == "any":
+            forwarded = self._passed_through.keep(headers)
+        else:
+            forwarded = self._forwarded.keep(headers)
+            if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
+                forwarded = parse.as_json(forwarded)
+        if plan.passes_account:
+            forwarded += self._account.keep(headers)
+        served.call = call = Call(
+            served.request_id,
+            endpoint,
+            policy,
+            key,
+            plan.model,
+            peeked.model,
+            body,
+            peeked.stream,
+            peeked.stream_options,
+            peeked.model_span,
+            forwarded,
+            credential,
+            served.lane,
+            now,
+            deadline,
+            is_callers,
+            cycle.method,
+            endpoint.path or passthrough.passthrough_path(cycle.scope),
+            cycle.query,
+            served.is_echo,
+            tenant,
+            peeked.max_tokens,
+            peeked.thinks,
+            peeked.parsed,
+            peeked.large,
+            None,
+            served.task,
+            served.task,
+            plan.output,
+        )
+        if served.has_options:
+            if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any" and endpoint.name not in AT_ONCE:
+                wait_s = responds_async(headers)
+                served.wait_s = served.wait_s if wait_s is None else wait_s
+            if b"x-gateway-strict" in index:
+                call.model = parse.strictly(call.model, index)
+            call.sdk_retry = parse.sdk_retry(index)
+            call.idempotency_key = parse.idempotency_key(index, endpoint)
+            call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
+            names_part = RUN in index or WORKFLOW in index or TASK in index or STEP in index or OUTCOME in index
+            if BAGGAGE in index:
+                call.headers = without_own_baggage(forwarded)
+                names_part = True
+            if names_part or peeked.metadata is not None or key.workflow:
+                self._find_part(call, index, peeked.metadata)
+        elif peeked.metadata is not None or key.workflow:
+            self._find_part(call, index, peeked.metadata)
+        return call
+
+    def _find_part(self, call: Call, index: Mapping[bytes, bytes], metadata: object) -> None:
+        """Notes of which run the call is a part, and which step of it, where it says so. Raises GatewayError."""
+        workflows = call.policy.workflows
+        parts = self._parts
+        if parts.workflows is not workflows:
+            parts = self._parts = RunParts(workflows)
+        call.part = parts.find(call.key, index, metadata)
+        if STEP in index and call.method == "POST":
+            if not call.policy.jobs.is_on:
+                raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
+            step = read_step(index, "" if call.part is None else call.part.run)
+            if call.model.pipeline is not None:  # it remembers its own steps
+                raise not_a_step("a pipeline", "model")
+            if call.part is not None:
+                call.part.step, call.part.is_durable = step, True
+            call.idempotency_key = None  # the step says what is the same
+
+    def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:
+        """The plans of another snapshot than that of the last call: from the reload on, the new one's are kept."""
+        plans = RoutePlans(policy)
+        if policy is self._policies.current:
+            self._plans = plans
+        return plans
+
+    def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:
+        """The plan of a route that has none yet. Raises NotFound or Forbidden."""
+        policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
+        is_callers = served.credential is not None
+        if endpoint.request != "any" and name:
+            model = parse.find_model(policy, key, name)
+            plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
+            if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
+                served.wait_s = await_run(policy, name)
+                return plan
+            plans.remember((key.digest, name, endpoint.name, is_callers), plan)
+            return plan
+        scope = served.cycle.scope
+        unnamed = None
+        if endpoint.request != "any":
+            unnamed = passthrough.unnamed_model(policy, key)
+            # what nobody has named has no price
+            passthrough.refuse_unpriced(key, passthrough.OTHER, scope["method"], endpoint.path)
+        if unnamed is None:
+            endpoint, unnamed = passthrough.OTHER, passthrough.relayed_by(policy, key, scope)
+        return plan_route(policy, key, unnamed, endpoint, is_callers=is_callers)

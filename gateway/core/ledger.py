@@ -1,0 +1,310 @@
+"""The account of a call: settled exactly once, on every path, cancellation included.
+
+Money is tokens times the rates that were resolved when the policy was compiled; an unknown price is "not priced", never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+
+from gateway.core import retry_budgets as budgets
+from gateway.core.admission.admission.candidates import estimate_of
+from gateway.core.admission.gates import Gates
+from gateway.core.call import Call, Replay, Settled
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError, InternalError, ShuttingDown
+from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
+from gateway.core.openai.usage import estimate_usage
+from gateway.core.ports import Meter
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of
+from gateway.core.retry_budgets import cost_usd as retry_budgets_cost_usd
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import Attempt, Gap, Usage, shown
+from gateway.features.runs.table.table import RunTable
+
+# What a call is estimated to use and to cost, by what its targets have answered to calls before it.
+#
+# It must not know budgets. A cost is in US dollars; where a target has no price it is None, which is not 0.
+
+
+class CostEstimates:
+    """Estimates what attempts cost. Holds no state of any call."""
+
+    __slots__ = ("_gates",)
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+
+    def usage(self, call: Call, target: Target) -> Usage:
+        """Returns what an attempt at the target is estimated to use."""
+        learned = self._gates.line(target, call).gate.calibration
+        output = learned.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
+        return Usage(learned.input_estimate(estimate_of(call)), output, estimated=True)
+
+    def usd(self, call: Call, target: Target) -> float | None:
+        """Returns what an attempt at the target is estimated to cost; None: not priced."""
+        usage = self.usage(call, target)
+        return retry_budgets_cost_usd(target.find_rates(upstream_model(call, target)), usage.input, usage.output)
+
+    def price(self, call: Call, budget_usd: float) -> Price:
+        """Returns what the call may cost its key: at the dearest of the model's own targets, where some are priced."""
+        prices = []
+        for target in call.model.targets if call.endpoint.request != "any" and call.endpoint.tokens != "none" else ():
+            rates = target.find_rates(upstream_model(call, target))
+            if rates is not None:
+                learned = self._gates.line(target, call).gate.calibration
+                price = price_of(
+                    learned.input_bound(estimate_of(call)) * rates.input_usd,
+                    rates.output_usd if call.endpoint.tokens == "both" else 0.0,
+                    learned.output_estimate(None),
+                    call.max_tokens,
+                    budget_usd,
+                    is_known=learned.answers_seen >= SEEN_ANSWERS,
+                )
+                prices.append(price)
+        return max(prices, key=lambda price: price.most, default=FREE)
+
+    def price_unfinished(self, call: Call) -> None:
+        """Prices the attempt in flight of a call that is given up: a provider works on it, and wants to be paid."""
+        last = call.attempts[-1] if call.attempts else None
+        if last is None or last.ended_at is not None or last.cost_usd is not None:
+            return
+        target = next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == last.target), None)
+        if target is not None:
+            last.cost_usd = self.usd(call, target)
+
+
+CLIENT_GONE_STATUS = 499
+INTERNAL_ERROR = "internal_error"
+
+
+def why_stopped(stopped: asyncio.CancelledError) -> str:
+    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
+    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
+
+
+def _nobody_pays(_call: Call, _usd: float) -> None:
+    return None
+
+
+def _nobody_notes(_call: Call) -> None:
+    return None
+
+
+def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
+    if target is None or usage is None:
+        return None
+    rates = target.find_rates(upstream_model(call, target))
+    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written, usage.cache_written_1h)
+
+
+class Accounts:
+    """Closes the accounts of calls and tells the meter."""
+
+    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "_runs", "opened")
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        release: Callable[[Call, Usage | None], None],
+        charge: Callable[[Call, float], None] = _nobody_pays,
+        note: Callable[[Call], None] = _nobody_notes,
+        runs: RunTable | None = None,
+    ) -> None:
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
+        told of calls that may have been spared, `runs` of those that are parts of runs.
+        """
+        self._runs = runs
+        self._note = note
+        self._release = release
+        self._charge = charge
+        self._clock = clock
+        self._meter = meter
+        self.opened = meter.began
+        """To be called when a call has come in."""
+
+    cost_of = staticmethod(cost_usd)
+
+    def settle(
+        self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
+    ) -> None:
+        """Close the call's account; a second time does nothing."""
+        if call.settled:
+            return
+        call.settled = True
+        call.usage, call.outcome = usage, outcome
+        if call.left:
+            status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
+        try:
+            self._release(call, usage)
+        finally:  # whatever fails there, the books are kept
+            self._book(call, status, outcome, target, usage)
+
+    def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
+        """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
+        if isinstance(failure, GatewayError):
+            self.settle(call, failure.status, failure.code or failure.type)
+            return failure
+        self.settle(call, InternalError.status, INTERNAL_ERROR)
+        told = InternalError()
+        told.__cause__ = failure
+        return told
+
+    def settle_stopped(self, call: Call, stopped: asyncio.CancelledError) -> None:
+        """Closes the account of a call that was cancelled."""
+        outcome = why_stopped(stopped)
+        self.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
+
+    @contextmanager
+    def closing(self, call: Call) -> Iterator[None]:
+        """Closes the account of a call that fails inside, or is stopped there. Raises what it failed with; a defect becomes
+        an InternalError."""
+        try:
+            yield
+        except asyncio.CancelledError as stopped:
+            self.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            self.settle_failed(call, error)
+            raise
+        except Exception as defect:
+            raise self.settle_failed(call, defect) from defect
+
+    def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
+        now = self._clock.monotonic()
+        last = call.attempts[-1] if call.attempts else None
+        if last is not None and last.ended_at is None:
+            last.ended_at = now
+            if outcome != "ok":
+                last.error_class = outcome  # how a relay ended, or that nobody waited for it
+        cost = self.cost_of(call, target, usage)
+        is_served = last is not None and cost is not None
+        retries_usd = 0.0
+        if len(call.attempts) > int(is_served):  # more than the one that served it
+            retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+            if call.output_check is not None:
+                call.usage = call.output_check.total(usage)
+        if last is not None and cost is not None:
+            last.cost_usd = cost
+        if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
+            self._charge(call, (cost or 0.0) + retries_usd)
+        first_byte_s = None
+        if last is not None and last.first_byte_at is not None:
+            first_byte_s = last.first_byte_at - last.started_at
+        if call.replay is not None:
+            self._note(call)
+        if call.part is not None and self._runs is not None:
+            self._runs.settled(call, outcome, cost, retries_usd)
+        self._meter.settled(
+            Settled(
+                call,
+                status,
+                outcome,
+                usage,
+                cost,
+                retries_usd,
+                now - call.received_at,
+                overhead_s(call, now),
+                first_byte_s,
+            )
+        )
+
+
+def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
+    """An estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
+    if call.endpoint.tokens == "none":
+        return None
+    output_tokens = output_tokens if call.endpoint.tokens == "both" else 0
+    if call.large is not None and call.large.tokens >= 0:
+        return Usage(call.large.tokens, output_tokens, estimated=True)
+    return estimate_usage(call.body, output_tokens)
+
+
+def known_usd(attempts: Sequence[Attempt]) -> float | None:
+    """What attempts have cost together, as far as it is known; None: nothing is."""
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    return sum(costs) if costs else None
+
+
+def _started_at(attempt: Attempt) -> float:
+    return attempt.started_at
+
+
+def overhead_s(call: Call, now: float) -> float:
+    """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
+    upstream_s, until = 0.0, -inf
+    for attempt in call.attempts if len(call.attempts) < 2 else sorted(call.attempts, key=_started_at):
+        ended_at = now if attempt.ended_at is None else attempt.ended_at
+        if ended_at > until:  # two may have run side by side
+            upstream_s += ended_at - max(attempt.started_at, until)
+            until = ended_at
+    return max(0.0, now - call.received_at - upstream_s - call.queue_s - call.backoff_s)
+
+
+# What an answer tells about its way through the gateway: request id, target, attempts, times.
+
+
+MOST_SHOWN = 200
+
+
+def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
+    """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds)."""
+    own_id = call.id.encode()
+    replay = call.replay
+    headers = [
+        (b"x-gateway-cache", b"bypass") if replay is None else (b"x-gateway-cache", replay.result.encode()),
+        (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
+        (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
+        (b"x-gateway-request-id", own_id),
+    ]
+    upstream_id = None
+    attempts = call.attempts
+    if replay is not None:
+        _tell_source(headers, replay, is_served=not attempts)
+    if call.denied is not None:
+        headers.append((b"x-gateway-retry-denied", call.denied.encode()))
+    if call.joined is not None:
+        headers.append((b"x-gateway-grouped", b"%d" % call.joined[1]))
+    if call.lowered is not None:
+        headers.append((b"x-gateway-degraded", ", ".join(call.lowered.fields).encode()))
+    if attempts:
+        last = attempts[-1]
+        cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
+        if cost_usd is not None:
+            headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
+        upstream_id = last.upstream_request_id
+        trail = str(last) if len(attempts) == 1 else shown(attempts)
+        headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
+    if upstream_id is None:
+        headers.append((b"x-request-id", own_id))
+    elif call.echo_request_id:
+        headers += (b"x-request-id", own_id), (b"x-gateway-upstream-request-id", upstream_id)
+    else:
+        headers.append((b"x-request-id", upstream_id))
+    return headers
+
+
+def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
+    """What was lost on the way to a provider, by name: that belongs to the answer, whoever gets it."""
+    told = ", ".join(f"{gap.field}({gap.how})" for gap in gaps)
+    return b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")
+
+
+def _tell_source(headers: list[tuple[bytes, bytes]], replay: Replay, *, is_served: bool) -> None:
+    """Adds whose answer it is, where the call was spared a provider."""
+    if replay.key:
+        headers.append((b"x-gateway-cache-key", replay.key.hex().encode()))
+    if replay.layer:
+        headers.append((b"x-gateway-cache-source", replay.source.encode()))
+        if is_served and replay.target:
+            headers.append((b"x-gateway-target", replay.target.encode()))
+        if is_served and replay.attempts:
+            headers.append((b"x-gateway-attempts", replay.attempts.encode()))
+    if replay.similarity is not None:
+        headers.append((b"x-gateway-cache-similarity", b"%.4f" % replay.similarity))

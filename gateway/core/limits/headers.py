@@ -1,0 +1,417 @@
+"""What providers say about their limits, in headers and error bodies, in one vocabulary: `Learned` and a delay.
+
+Total: whatever a provider sends, the answer is a sane number or None. It must not decide what to do with it. Sources:
+the providers' rate-limit pages and captured answers. Invariant: no number is negative or infinite, no delay is longer
+than 31 days; what is garbage is as good as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from gateway.core.types import RawHeaders
+
+# Moments and durations as headers write them, read as seconds from now.
+#
+# Total: what is garbage, past or absurdly far away (over 31 days) is None. `wall_now` is epoch seconds and comes in as an
+# argument; it must not know which header it reads.
+
+
+_ABSURD_S = 31 * 86_400.0
+_VALUE_BYTES = 64
+
+_NUMBER = re.compile(rb"\d{1,15}(?:\.\d{1,9})?")
+_GO = re.compile(
+    rb"(?:(\d{1,9}(?:\.\d{1,9})?)h)?(?:(\d{1,9}(?:\.\d{1,9})?)m(?!s))?"
+    rb"(?:(\d{1,9}(?:\.\d{1,9})?)s)?(?:(\d{1,9}(?:\.\d{1,9})?)ms)?"
+)
+_RFC3339 = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?(?:[Zz]|([+-])(\d\d):(\d\d))")
+_IMF_DATE = re.compile(rb"[A-Z][a-z]{2}, (\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) GMT")
+_RFC850_DATE = re.compile(rb"[A-Z][a-z]{5,8}, (\d\d)-([A-Z][a-z]{2})-(\d\d) (\d\d):(\d\d):(\d\d) GMT")
+_ASCTIME_DATE = re.compile(rb"[A-Z][a-z]{2} ([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{4})")
+_MONTHS = {b"JanFebMarAprMayJunJulAugSepOctNovDec"[3 * n : 3 * n + 3]: n + 1 for n in range(12)}
+
+
+def parse_reset(value: bytes | str, wall_now: float) -> float | None:
+    """Seconds from `wall_now` (epoch seconds) to the moment a reset header names; None for anything not sane.
+
+    In this order: RFC 3339 instant, Go duration (`6m0s`), epoch milliseconds, epoch seconds, plain seconds.
+    """
+    told = value.encode("ascii", "replace") if isinstance(value, str) else value
+    if len(told) > _VALUE_BYTES:
+        return None
+    told = told.strip()
+    if told[4:5] == b"-":
+        return until_s(rfc3339(told), wall_now)
+    if told[-1:] in (b"h", b"m", b"s"):
+        return sane_s(_go_duration(told))
+    number = plain_number(told)
+    if number is None:
+        return None
+    if number > 1e12:
+        return until_s(number / 1000, wall_now)
+    return until_s(number, wall_now) if number > 1.6e9 else sane_s(number)
+
+
+def parse_retry_after(value: bytes, wall_now: float) -> float | None:
+    """The seconds that a `retry-after` asks for: a number or an HTTP date (RFC 9110, 10.2.3); one in the past means now."""
+    value = value[: _VALUE_BYTES + 1].strip()
+    seconds = plain_number(value)
+    if seconds is not None:
+        return sane_s(seconds)
+    instant = _http_date(value, wall_now)
+    return None if instant is None else sane_s(max(0.0, instant - wall_now))
+
+
+def until_s(instant: float | None, wall_now: float) -> float | None:
+    """Seconds to an instant in epoch seconds; None for None, and as `sane_s`."""
+    return None if instant is None else sane_s(instant - wall_now)
+
+
+def sane_s(seconds: float | None) -> float | None:
+    """The number, or None where it is negative or over 31 days."""
+    return seconds if seconds is not None and 0 <= seconds <= _ABSURD_S else None
+
+
+def plain_number(value: bytes) -> float | None:
+    """The value of a plain decimal of at most 15 digits; `float` would also take signs, exponents and words."""
+    if value.isdigit():
+        return float(value) if len(value) <= 15 else None
+    return float(value) if _NUMBER.fullmatch(value) else None
+
+
+def _http_date(text: bytes, wall_now: float) -> float | None:
+    """Epoch seconds of a date in any of the three forms of RFC 9110, 5.6.7."""
+    if (found := _IMF_DATE.fullmatch(text)) is not None:
+        day, month, year, *clock = found.groups()
+        return epoch_s(int(year), _MONTHS.get(month, 0), int(day), *map(int, clock))
+    if (found := _RFC850_DATE.fullmatch(text)) is not None:
+        day, month, year, *clock = found.groups()
+        this_year = 1970 + int(wall_now // 31_556_952)
+        century = this_year - this_year % 100
+        full_year = century + int(year) - (100 if century + int(year) > this_year + 50 else 0)
+        return epoch_s(full_year, _MONTHS.get(month, 0), int(day), *map(int, clock))
+    if (found := _ASCTIME_DATE.fullmatch(text)) is not None:
+        month, day, *clock, year = found.groups()
+        return epoch_s(int(year), _MONTHS.get(month, 0), int(day), *map(int, clock))
+    return None
+
+
+def rfc3339(text: bytes) -> float | None:
+    found = _RFC3339.fullmatch(text)
+    if found is None:
+        return None
+    *date, fraction, sign, hours, minutes = found.groups()
+    year, month, day, hour, minute, second = map(int, date)
+    instant = epoch_s(year, month, day, hour, minute, second)
+    if instant is None:
+        return None
+    offset_s = (int(hours) * 3600 + int(minutes) * 60) if sign else 0
+    return instant + float(fraction or 0) - (offset_s if sign == b"+" else -offset_s)
+
+
+def epoch_s(year: int, month: int, day: int, hour: int, minute: int, second: int) -> float | None:
+    """Epoch seconds of a date and time in UTC; None where there is no such one."""
+    if not (year >= 1970 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60):
+        return None
+    return float(timegm((year, month, day, hour, minute, second)))
+
+
+def _go_duration(text: bytes) -> float | None:
+    found = _GO.fullmatch(text)
+    if found is None:
+        return None
+    hours, minutes, seconds, millis = found.groups()
+    return float(hours or 0) * 3600 + float(minutes or 0) * 60 + float(seconds or 0) + float(millis or 0) / 1000
+
+
+_MOST = 1e12
+_BODY_BYTES = 16_384
+_MOST_HINTS = 32
+_MINUTE_S = 60.0
+_DAY_S = 86_400.0
+
+_RETRY_INFO = re.compile(rb'"retryDelay"\s{0,8}:\s{0,8}"(\d{1,9}(?:\.\d{1,9})?)s"')
+_AGAIN = re.compile(rb"(?:try again|retry) (?:in|after) ", re.IGNORECASE)
+_PIECE = re.compile(
+    rb"\s{0,2}(\d{1,9}(?:\.\d{1,9})?)\s{0,2}"
+    rb"(milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)(?![a-z])",
+    re.IGNORECASE,
+)
+_AFTER = re.compile(rb"after (\d{1,9}) seconds", re.IGNORECASE)
+_REGAIN = re.compile(rb"regain access on (\d{4})-(\d\d)-(\d\d) at (\d\d):(\d\d) UTC")
+_UNIT_S = {b"d": 86_400.0, b"h": 3600.0, b"m": 60.0, b"s": 1.0, b"ms": 0.001}
+_REQUESTED = re.compile(
+    rb"Limit:? (\d[\d,]{0,19}?),?(?: Used:? \d[\d,]{0,19}?,?)? Requested:? (\d[\d,]{0,19})", re.IGNORECASE
+)
+
+_PLACES = {"limit": 0, "remaining": 1, "reset": 2}
+_NAMES = {
+    "x-ratelimit-{}-requests": "requests",
+    "x-ratelimit-{}-tokens": "tokens",
+    "x-ratelimit-{}-project-tokens": "project-tokens",
+    "x-rate-limit-{}-requests": "requests",
+    "x-rate-limit-{}-tokens": "tokens",
+    "anthropic-ratelimit-requests-{}": "anthropic-requests",
+    "anthropic-ratelimit-tokens-{}": "anthropic-tokens",
+    "anthropic-ratelimit-input-tokens-{}": "anthropic-input-tokens",
+    "anthropic-ratelimit-output-tokens-{}": "anthropic-output-tokens",
+    "x-ratelimitbysize-{}-minute": "by-size",
+    "ratelimitbysize-{}": "by-size",
+    "x-ratelimit-{}": "bare",
+    "x-tokenlimit-{}": "bare-tokens",
+    "x-ratelimit-{}-tokens-prompt": "prompt",
+    "x-ratelimit-{}-tokens-cache-adjusted-prompt": "cache-adjusted-prompt",
+    "x-ratelimit-{}-tokens-generated": "generated",
+}
+_FIELDS: dict[bytes, tuple[str, int]] = {
+    **{
+        pattern.format(field).encode(): (dimension, place)
+        for pattern, dimension in _NAMES.items()
+        for field, place in _PLACES.items()
+    },
+    b"ratelimitbysize-query-cost": ("cost", 0),
+    b"x-ratelimit-over-limit": ("over", 0),
+}
+"""By the header's name: of which dimension it tells what."""
+_PERIOD_S = dict.fromkeys(("bare", "bare-tokens", "prompt", "cache-adjusted-prompt", "generated"), 1.0)
+_UNTOLD = (None,)
+
+_HOSTS = {
+    "groq.com": "groq",
+    "together.xyz": "together",
+    "together.ai": "together",
+    "fireworks.ai": "fireworks",
+    "openrouter.ai": "openrouter",
+    "mistral.ai": "mistral",
+    "anthropic.com": "anthropic",
+    "openai.azure.com": "azure",
+    "openai.com": "openai",
+}
+
+
+class Reading(NamedTuple):
+    """One limit as a provider tells it: `limit` in `period_s` seconds, `remaining` of it, `reset_s` until it is whole.
+
+    `remaining` is rounded down to a multiple of `grain`.
+    """
+
+    limit: float | None = None
+    remaining: float | None = None
+    reset_s: float | None = None
+    period_s: float = _MINUTE_S
+    grain: float = 1.0
+
+
+READING_OF = {
+    "requests_per_min": "requests",
+    "requests_per_day": "requests_per_day",
+    "tokens_per_min": "tokens",
+    "input_tokens_per_min": "input_tokens",
+    "output_tokens_per_min": "output_tokens",
+}
+"""By the name of a limit: the field of `Learned` that tells it."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """All the limits that one answer tells; None: not a word about it."""
+
+    requests: Reading | None = None
+    requests_per_day: Reading | None = None
+    tokens: Reading | None = None
+    input_tokens: Reading | None = None
+    output_tokens: Reading | None = None
+    charged_tokens: float | None = None
+    """What the provider charged for this call at admission (Mistral)."""
+    is_over: bool = False
+    """Served, but above the limit: slow down (Fireworks)."""
+
+    def by_limit(self) -> list[tuple[str, Reading]]:
+        """The readings, by the names of limits."""
+        named = (  # as READING_OF names them, which would take a look-up by name for each answer
+            ("requests_per_min", self.requests),
+            ("requests_per_day", self.requests_per_day),
+            ("tokens_per_min", self.tokens),
+            ("input_tokens_per_min", self.input_tokens),
+            ("output_tokens_per_min", self.output_tokens),
+        )
+        return [(name, reading) for name, reading in named if reading is not None]
+
+
+def provider_of(base_url: str) -> str:
+    """Whose headers to expect from this address: `groq`, `together`, … or empty when it is nobody we know."""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:
+        return ""
+    return next((name for domain, name in _HOSTS.items() if host == domain or host.endswith("." + domain)), "")
+
+
+def read_limit_headers(headers: RawHeaders, wall_now: float, provider: str = "") -> Learned | None:
+    """What an answer's headers (names in lower case) tell about limits; None when they tell nothing.
+
+    `provider` is that of `provider_of`: Groq's requests are per day, Together's bare names per second.
+    """
+    found: dict[str, list[bytes | None]] = {}
+    for name, value in headers:
+        field = _FIELDS.get(name)
+        if field is not None:
+            dimension, place = field
+            told = found.get(dimension)
+            if told is None:
+                found[dimension] = told = [None, None, None]
+            told[place] = value
+    return _learned(found, wall_now, provider) if found else None
+
+
+def retry_delay_s(status: int, headers: RawHeaders, body: bytes, wall_now: float, provider: str = "") -> float | None:
+    """How long the provider asks to wait, in seconds; None when it does not say, or nothing sane.
+
+    The first of: `retry-after-ms`, `retry-after`, Google's RetryInfo, the words of the body, and with a 429 the resets of
+    what the headers say is used up.
+    """
+    index = dict(headers)
+    told = index.get(b"retry-after-ms")
+    if told is not None:
+        milliseconds = plain_number(told.strip())
+        delay_s = None if milliseconds is None else sane_s(milliseconds / 1000)
+        if delay_s is not None:
+            return delay_s
+    told = index.get(b"retry-after")
+    if told is not None:
+        delay_s = parse_retry_after(told, wall_now)
+        if delay_s is not None:
+            return delay_s
+    delay_s = _delay_in_body(body[:_BODY_BYTES], wall_now)
+    return _exhausted_s(headers, wall_now, provider) if delay_s is None and status == 429 else delay_s
+
+
+def never_fits(body: bytes) -> bool:
+    """Whether an error says that the call asks for more than the limit ever holds: waiting cannot help."""
+    words = _REQUESTED.search(body[:_BODY_BYTES])
+    if words is None:
+        return False
+    limit, requested = (int(number.replace(b",", b"")) for number in words.groups())
+    return requested > limit
+
+
+def _learned(found: dict[str, list[bytes | None]], wall_now: float, provider: str) -> Learned | None:
+    cost = found.pop("cost", _UNTOLD)[0]
+    over = found.pop("over", _UNTOLD)[0]
+    readings = {
+        dimension: reading
+        for dimension, told in found.items()
+        if (reading := _reading(told, wall_now, _PERIOD_S.get(dimension, _MINUTE_S))) is not None
+    }
+    told_of = readings.get
+    learned = Learned(
+        requests=told_of("anthropic-requests") or told_of("requests"),
+        tokens=_tighter(told_of("tokens"), told_of("project-tokens")) or told_of("by-size") or told_of("bare-tokens"),
+        input_tokens=told_of("anthropic-input-tokens") or told_of("cache-adjusted-prompt") or told_of("prompt"),
+        output_tokens=told_of("anthropic-output-tokens") or told_of("generated"),
+        charged_tokens=None if cost is None else _amount(cost),
+        is_over=over is not None and over.strip().lower() in (b"yes", b"true", b"1"),
+    )
+    if learned.requests is None and provider == "together":
+        learned.requests = told_of("bare")
+    elif learned.requests is not None and _is_daily(learned.requests, provider):
+        learned.requests_per_day = learned.requests._replace(period_s=_DAY_S)
+        learned.requests = None
+    if learned.input_tokens is None and learned.output_tokens is None and learned.tokens is None:
+        learned.tokens = told_of("anthropic-tokens")  # else it only repeats the tighter of the two
+    return learned if readings or cost is not None or over is not None else None
+
+
+def _reading(told: list[bytes | None], wall_now: float, period_s: float) -> Reading | None:
+    """None when the limit is told, but makes no sense (Azure sends -1, with a remaining of 0)."""
+    told_limit, told_remaining, told_reset = told
+    limit = remaining = None
+    if told_limit is not None:
+        limit = _amount(told_limit)
+        if not limit:
+            return None
+    if told_remaining is not None:
+        remaining = _amount(told_remaining)
+        if remaining is not None and limit is not None and remaining > limit:
+            remaining = None
+    reset_s = None if told_reset is None else parse_reset(told_reset, wall_now)
+    if limit is None and remaining is None and reset_s is None:
+        return None
+    is_rounded = limit is not None and limit >= 10_000 and remaining is not None and remaining % 1000 == 0
+    return Reading(limit, remaining, reset_s, period_s, 1000.0 if is_rounded else 1.0)
+
+
+def _is_daily(requests: Reading, provider: str) -> bool:
+    """Groq's always are. OpenAI's may be, and are told apart by how long the used ones take to come back."""
+    if provider == "groq":
+        return True
+    limit, remaining, reset_s = requests.limit, requests.remaining, requests.reset_s
+    if provider == "azure" or limit is None or remaining is None or reset_s is None or remaining >= limit:
+        return False
+    return 0.5 * _DAY_S < reset_s * limit / (limit - remaining) < 1.5 * _DAY_S
+
+
+def _tighter(one: Reading | None, other: Reading | None) -> Reading | None:
+    if one is None or other is None:
+        return one or other
+    if one.remaining is None or other.remaining is None:
+        return one
+    return one if one.remaining <= other.remaining else other
+
+
+def _exhausted_s(headers: RawHeaders, wall_now: float, provider: str) -> float | None:
+    """The longest reset among what is used up; a reset alone (Azure's older headers) counts as used up."""
+    learned = read_limit_headers(headers, wall_now, provider)
+    if learned is None:
+        return None
+    return max(
+        (
+            reading.reset_s
+            for _, reading in learned.by_limit()
+            if reading.reset_s is not None and (reading.remaining is None or reading.remaining < 1)
+        ),
+        default=None,
+    )
+
+
+def _delay_in_body(body: bytes, wall_now: float) -> float | None:
+    google = _RETRY_INFO.search(body)
+    if google is not None:
+        return sane_s(float(google[1]))
+    for again in islice(_AGAIN.finditer(body), _MOST_HINTS):
+        delay_s = _words_s(body, again.end())
+        if delay_s is not None:
+            return sane_s(delay_s)
+    after = _AFTER.search(body)
+    if after is not None:
+        return sane_s(float(after[1]))
+    regain = _REGAIN.search(body)
+    if regain is not None:
+        year, month, day, hour, minute = map(int, regain.groups())
+        return until_s(epoch_s(year, month, day, hour, minute, 0), wall_now)
+    return None
+
+
+def _words_s(body: bytes, start: int) -> float | None:
+    """The duration that stands at `start`: `1h2m3.5s`, `84ms`, `6 seconds`, `5 minutes 10 seconds`."""
+    total_s = None
+    for _ in range(5):
+        piece = _PIECE.match(body, start)
+        if piece is None:
+            break
+        unit = piece[2].lower()
+        short = b"ms" if unit.startswith((b"ms", b"milli")) else unit[:1]
+        total_s = (total_s or 0.0) + float(piece[1]) * _UNIT_S[short]
+        start = piece.end()
+    return total_s
+
+
+def _amount(value: bytes) -> float | None:
+    number = plain_number(value.strip())
+    return number if number is not None and number <= _MOST else None

@@ -1,0 +1,442 @@
+"""Finding a rate that nobody tells.
+
+For targets with limits neither in the config nor in headers. It must not know why an attempt failed, only that it was
+refused for its rate; of a call it knows nothing but the moment it was sent.
+
+The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
+first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
+empty bucket accepts is its rate. (Some providers refuse a few calls at any rate: `stray_refusals.py` tells those apart.) We
+stay a little below it and probe upwards, the faster the farther nothing is refused (additive increase, multiplicative decrease:
+Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
+
+Invariants: a refusal never raises the rate; once the window is gone, any second sees at most
+1.2 times the highest rate in it (or that and one call); with nothing in flight somebody may go within a second and
+`1 / rate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log
+from typing import NamedTuple
+
+# Refusals that come whatever the rate: told from those of a limit, so that they neither slow a target nor pause it.
+#
+# A limit refuses all that is too much: its refusals come thick, and stop as soon as the rate is lowered. Some providers
+# refuse one call in a hundred at any rate; such strays come one at a time, at a low rate, too. A cumulative sum of evidence
+# (Page, "Continuous inspection schemes", Biometrika 1954) tells the two apart: each refusal adds to it, each accepted call
+# takes a little of it away, and when it is full there is a limit. How much a refusal adds depends on how usual strays are,
+# which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is proof enough.
+#
+# It must not know rates, calls or time. Invariant: O(1), and nothing but a counter for a call that was accepted.
+
+
+_RAREST = 0.00009
+"""Where none was ever seen: one refusal is all the evidence that is needed."""
+_MOST_USUAL = 0.06
+"""A higher share than this is never taken to be usual."""
+_FULL = 7.0
+"""Of the evidence: odds of a thousand to one."""
+_HEAD_START = 4.0
+"""What evidence begins with once the rate was lowered (Lucas and Crosier, 1982): often it was not lowered enough."""
+_BY_LIMIT = 0.10
+"""The least share of calls that a limit which matters refuses, beside the strays."""
+_MEMORY = 2000.0
+"""So many calls tell how usual strays are, then the older count half."""
+_DOUBT = 60.0
+"""So many calls without a stray are assumed beside those that were seen."""
+_PROVEN = 3.0
+"""So many strays are beyond doubt; before, one of them may have been a limit's."""
+_CLEAN, _CLEAN_PROVEN = 3.0, 5.0
+"""Half are forgotten after so many times the calls that usually bring one, without any: a chance of one in 20 (150)."""
+
+
+class Strays:
+    """The refusals of one target, and how many of them are usual whatever the rate."""
+
+    __slots__ = ("_calls", "_evidence", "_found", "_limits", "_suspects", "accepted")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """Calls since the last refusal; whoever sees one accepted counts it here."""
+        self._evidence = 0.0
+        self._calls = 0.0  # at a rate that is low enough, as far as somebody was refused there ...
+        self._found = 0.0  # ... and those of them that were refused
+        self._limits = 0.0  # how often several were too many for chance
+        self._suspects = 0.0  # of these, the ones that are evidence of a limit now
+
+    def refused(self, *, has_room: bool) -> bool:
+        """A call was refused: True when there is a limit, False for a stray. The former begins anew.
+
+        `has_room` says that no limit is thought to be near: then it tells how usual strays are.
+        """
+        accepted, self.accepted = self.accepted, 0
+        usual = self.usual
+        evidence = self._evidence - accepted * log((1 - usual) / (1 - usual - _BY_LIMIT))
+        if evidence <= 0:
+            evidence = self._suspects = 0.0
+        if accepted * usual > (_CLEAN_PROVEN if self.are_proven else _CLEAN):
+            self._found /= 2
+        if has_room:
+            self._calls += accepted + 1
+            self._found += 1
+            self._suspects += 1
+            if self._calls > _MEMORY:
+                self._calls, self._found, self._suspects = self._calls / 2, self._found / 2, self._suspects / 2
+                self._limits /= 2
+            usual = self.usual
+        self._evidence = evidence + log((usual + _BY_LIMIT) / usual)
+        if self._evidence < _FULL:
+            return False
+        if self._suspects > 1:  # a single one may well have been a stray
+            self._found = max(0.0, self._found - self._suspects)
+            self._limits += 1
+        self.lowered()
+        return True
+
+    def lowered(self) -> None:
+        """The rate was lowered."""
+        self._suspects = 0.0
+        self._evidence = _HEAD_START
+
+    def found(self, strays: float, calls: float) -> None:
+        """So many of these calls were strays, as it has turned out."""
+        self._found += strays
+        self._calls += calls
+
+    @property
+    def usual(self) -> float:
+        """The share of calls that is refused whatever the rate, as far as anybody knows."""
+        share = (self._found - (0.0 if self.are_proven else 1.0)) / (self._calls + _DOUBT)
+        return min(max(share, _RAREST), _MOST_USUAL)
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether more than one was seen."""
+        return self._found > 1.0
+
+    @property
+    def are_proven(self) -> bool:
+        """Whether they are usual beyond doubt, and not too many to be strays: then no pause follows from one."""
+        return max(_PROVEN, 2 * self._limits) <= self._found <= _MOST_USUAL * self._calls
+
+
+_EARLY_S = 1e-6
+_STEP_S = 0.01
+_SAMPLE_S = 0.25
+_LONGEST_HOLD_S = 1.0
+_ROOM = 0.95
+"""Of the measured rate: below it a limit has room."""
+_FLIGHT, _LARGE_FLIGHT = 3, 8
+"""So many calls accepted behind a refusal tell that it was a stray, and so many how usual they are."""
+_FLIGHT_STRAYS = 0.05
+"""So many of them may be refused, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPolicy:
+    """Rates are calls per second; the defaults did best over all providers of `tests/policy/storm.py` together."""
+
+    blind_rate: float = 12.5
+    """Until the first answer."""
+    first_rate: float = 50.0
+    """From the first answer on, if it is no refusal."""
+    min_rate: float = 0.05
+    max_rate: float = 10_000.0
+    burst_s: float = 0.2
+    """So many seconds of the rate may go at once (at least one call)."""
+    first_window: int = 16
+    """While searching, so many calls may be in flight whatever the rate."""
+    window_percent: float = 2.0
+    """Of the accepted calls, added to the window: if all in it are refused, that is few compared with those."""
+    growth_percent: float = 40.0
+    """While searching, per second (or round trip, if longer), compounding; probing is never faster."""
+    leap_percent: float = 25.0
+    """The most that the rate grows by at once."""
+    cut: float = 0.5
+    """The least share of the rate that a refusal leaves, and all it leaves when too few calls tell the true rate."""
+    enough: int = 4
+    """So many calls accepted since a refusal tell the true rate."""
+    settle: float = 0.9
+    """Share of the measured rate to go on with after a refusal."""
+    probe_percent: float = 2.0
+    """Growth per round trip at the measured rate; at twice that rate sixteen times as much (256 among strays)."""
+    probe_call_percent: float = 0.1
+    """The same per call, if that is less: about a hundred calls pay for one refusal."""
+    floor_percent: float = 2.0
+    """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
+    guess_floor: float = 0.5
+    """The same, as a rate, as long as nothing is measured."""
+
+    def bounded(self, rate_per_s: float) -> float:
+        """The rate, within the least and the most."""
+        return min(max(rate_per_s, self.min_rate), self.max_rate)
+
+    def floor(self, measured: float) -> float:
+        """The rate that no refusal cuts below; `measured` is infinite as long as nothing is."""
+        return self.floor_percent / 100 * measured if measured < inf else self.guess_floor
+
+    def probe(self, trips: float, calls: float) -> float:
+        """By how many percent the measured rate grows in so many round trips and calls."""
+        return min(self.probe_percent * trips, self.probe_call_percent * max(1.0, calls))
+
+
+class _Before(NamedTuple):
+    """What was thought before a refusal."""
+
+    rate_per_s: float
+    measured: float
+    window: float
+    is_searching: bool
+
+
+class RateSearch:
+    """The request rate of one target, and the limit that enforces it.
+
+    The rate grows only while somebody waits for it: an idle target teaches nothing. One refusal cuts once, together with
+    all the others for calls that were sent before that cut.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_before",
+        "_behind",
+        "_credit_s",
+        "_cut_at",
+        "_gap_s",
+        "_grown_at",
+        "_is_guess",
+        "_is_searching",
+        "_latest",
+        "_measured",
+        "_next_at",
+        "_policy",
+        "_refused_at",
+        "_since",
+        "_wanted_at",
+        "_window",
+        "in_flight",
+        "rate_per_s",
+        "strays",
+    )
+
+    def __init__(self, now: float, policy: SearchPolicy | None = None, strays: Strays | None = None) -> None:
+        self._policy = policy or SearchPolicy()
+        self.strays = strays or Strays()
+        self.in_flight = 0
+        self._next_at = now
+        self._gap_s = 0.0
+        self._set(self._policy.blind_rate)
+        self._window: float = self._policy.first_window  # 0: only the rate counts
+        self._is_searching = True  # nothing was ever refused
+        self._is_guess = False  # the last cut had no measurement behind it
+        self._measured = inf
+        self._cut_at = -inf
+        self._grown_at = now  # in the future: not to grow before
+        self._wanted_at = -inf  # until when somebody is known to wait
+        # Accepted calls are counted by when they were sent: after one, up to the other.
+        self._since = self._latest = now
+        self._accepted = 0
+        self._behind = 0  # and refused of those, though sent before the cut
+        self._before = _Before(self.rate_per_s, inf, self._window, True)  # what a guess has ended
+        self._refused_at = now
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until one more call may go; 0.0 now."""
+        wait_s = self._next_at - now
+        return 0.0 if self.in_flight < self._window or wait_s <= _EARLY_S else wait_s
+
+    def want(self, now: float) -> float:
+        """A call wants to go: as `wait_s`, but notes that somebody waits, without whom the rate does not grow."""
+        wait_s = self.wait_s(now)
+        if wait_s:
+            self._wanted_at = self._next_at
+        return wait_s
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether refusals have told the rate; before, it is a guess, and nothing should be refused on its strength."""
+        return self._measured < inf and not self._is_guess
+
+    def ready_at(self, now: float, ahead: float = 0.0) -> float:
+        """When one more may go after `ahead` others: an estimate, at the present rate."""
+        ahead -= max(0.0, self._window - self.in_flight)
+        if ahead < 0:
+            return now
+        return max(now, max(self._next_at, now - self._credit_s) + ahead * self._gap_s)
+
+    def take(self, now: float) -> None:
+        """One call goes; only to be called when `wait_s` is 0.0."""
+        self.in_flight += 1
+        next_at = self._next_at
+        if next_at <= now + _EARLY_S:  # else it goes by the window
+            earliest = now - self._credit_s
+            self._next_at = (next_at if next_at > earliest else earliest) + self._gap_s
+
+    def give_back(self, now: float) -> None:
+        """It was never sent."""
+        self.left(now)
+        if not self._window:
+            self._next_at -= self._gap_s
+
+    def left(self, now: float) -> None:
+        """It ended with neither an answer nor a refusal, and teaches nothing."""
+        if self.in_flight:
+            self.in_flight -= 1
+
+    def succeeded(self, sent_at: float, now: float) -> None:
+        """The provider accepted the call that was sent at `sent_at`; while somebody waits the rate may grow."""
+        if self.in_flight:
+            self.in_flight -= 1
+        if sent_at > self._since:
+            self._accepted += 1
+            self.strays.accepted += 1
+            if sent_at > self._latest:
+                self._latest = sent_at
+        grown_at = self._grown_at
+        if now < grown_at:
+            return
+        if self._is_searching:
+            self._widen()
+        elif self._is_guess:
+            self._measure_flight(sent_at, now)
+        if now - grown_at >= _STEP_S and now >= self._grown_at:
+            self._grown_at = now
+            if self._wanted_at >= grown_at and sent_at >= self._cut_at:
+                self._grow(now - grown_at, now - sent_at)
+
+    def refused(self, sent_at: float, now: float) -> bool:
+        """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate."""
+        self.left(now)
+        if sent_at < self._cut_at:
+            self._behind += sent_at > self._since
+            return True
+        if not self._judge(sent_at):
+            return False
+        before = _Before(self.rate_per_s, self._measured, self._window, self._is_searching)
+        if self._is_searching:
+            self._before = before
+            self._end_search(sent_at, now)
+        elif self._accepted >= self._policy.enough and self._latest > self._since:
+            self._measured = self._accepted / (self._latest - self._since)
+            share = self._policy.settle * min(1.0, self._measured / self.rate_per_s)
+            self._cut(max(self._policy.cut, share))
+            self._is_guess = False
+            self._count_from(sent_at)
+        else:
+            self._cut(self._policy.cut)
+            if not self._is_guess or self._accepted:
+                self._before = before
+                self._count_from(sent_at)
+            self._is_guess = True
+        self._next_at = max(self._next_at, now + self._gap_s)
+        self._cut_at = now
+        self._grown_at = max(self._grown_at, now)
+        return True
+
+    def _judge(self, sent_at: float) -> bool:
+        """Counts a refusal; returns whether a limit is behind it. Refusals are fast: the calls in flight count as let in."""
+        strays = self.strays
+        between = self.rate_per_s * (sent_at - max(self._refused_at, self._cut_at))
+        self._refused_at = sent_at
+        strays.accepted = max(strays.accepted, int(min(between, strays.accepted + self.in_flight)))
+        were_proven = strays.are_proven
+        if strays.refused(has_room=not self._is_searching and self.rate_per_s <= _ROOM * self._measured):
+            return True
+        if strays.are_proven and not were_proven:  # what was measured before may have been by strays
+            self._is_searching, self._is_guess = True, False
+        return False
+
+    def resumed(self, now: float) -> None:
+        """A pause has ended: the first second sees no herd. Calls from before the pause neither raise nor cut the rate."""
+        self._window = 0
+        self._is_guess = False
+        self._cut_at = now
+        self._grown_at = now + 1.0
+
+    def assume(self, rate_per_s: float, now: float) -> None:
+        """Starts from a rate that somebody told, although it seems to be too high now."""
+        self._window = 0
+        self._is_searching = False
+        self._measured = rate_per_s
+        self._count_from(now)
+        self._set(rate_per_s)
+
+    def _widen(self) -> None:
+        """While searching, the window grows, and the rate is at least what the provider takes."""
+        if self._window:
+            self._window += self._policy.window_percent / 100
+        if self._window and self.rate_per_s < self._policy.first_rate:
+            self._set(self._policy.first_rate)
+        span_s = self._latest - self._since
+        if self._accepted > self.rate_per_s * (span_s if span_s > _SAMPLE_S else _SAMPLE_S):
+            self._set(self._accepted / max(span_s, _SAMPLE_S))
+        if span_s >= 4 * _SAMPLE_S:
+            self._count_from(self._latest)
+
+    def _end_search(self, sent_at: float, now: float) -> None:
+        """The flight under way was sent at a rate that may be far too high: its answers come first."""
+        self._window = 0
+        self._is_searching = False
+        self._is_guess = True
+        self._cut(self._policy.cut)
+        self._next_at = max(self._next_at, now + min(now - sent_at, _LONGEST_HOLD_S))
+        self._count_from(sent_at)
+
+    def _measure_flight(self, sent_at: float, now: float) -> None:
+        """What is accepted of the flight behind a refusal tells the rate, once half of the flight is known."""
+        if sent_at >= self._cut_at:
+            self._is_guess = False
+            return
+        span_s = self._latest - self._since
+        if span_s <= 0 or span_s < (self._cut_at - self._since) / 2:
+            return
+        accepted, refused, before = self._accepted, self._behind, self._before
+        if accepted >= _FLIGHT and refused <= _FLIGHT_STRAYS * accepted:
+            self._restore(before)
+            self._grown_at = now + (now - sent_at)  # the next flight shows what this rate brings about
+        elif accepted >= self._policy.enough:
+            # By the share, where fewer went than might have.
+            self._measured = max(accepted / span_s, before.rate_per_s * accepted / (accepted + refused))
+            self._set(self._policy.settle * self._measured)
+        else:
+            most = max((accepted + 1) / span_s, before.rate_per_s * (accepted + 1) / (accepted + 1 + refused))
+            self._set(min(self.rate_per_s, self._policy.settle * most))
+
+    def _restore(self, before: _Before) -> None:
+        """All that went behind a refusal was let in: it was a stray."""
+        self._is_searching, self._is_guess = before.is_searching, False
+        self._window = before.window
+        self._measured = before.measured
+        self._set(before.rate_per_s)
+        if self._accepted >= _LARGE_FLIGHT:
+            self.strays.found(1 + self._behind, self._accepted)
+
+    def _grow(self, elapsed_s: float, latency_s: float) -> None:
+        policy, rate = self._policy, self.rate_per_s
+        goal = policy.settle * self._measured
+        if rate < goal < inf:
+            self._set(goal)
+            return
+        trips = elapsed_s / (latency_s + 1e-9)
+        # A rate neither measured nor searched for is low: even if it grows at each round trip few calls overshoot.
+        is_low = goal == inf and not self._is_searching
+        percent = policy.growth_percent * (trips if is_low or latency_s > 1 else elapsed_s)
+        if goal < inf:
+            far = (rate / self._measured) ** (8 if self.strays.are_usual else 4)
+            percent = min(percent, far * policy.probe(trips, rate * elapsed_s))
+        self._set(rate * (1 + min(percent, policy.leap_percent) / 100))
+
+    def _cut(self, share: float) -> None:
+        self._set(min(self.rate_per_s, max(self.rate_per_s * share, self._policy.floor(self._measured))))
+
+    def _set(self, rate_per_s: float) -> None:
+        self.rate_per_s = self._policy.bounded(rate_per_s)
+        gap_s = 1 / self.rate_per_s
+        self._next_at += gap_s - self._gap_s  # as if the last call had gone at this rate
+        self._gap_s = gap_s
+        self._credit_s = max(0.0, self._policy.burst_s - gap_s)
+
+    def _count_from(self, sent_at: float) -> None:
+        self._since = self._latest = sent_at
+        self._accepted = self._behind = 0

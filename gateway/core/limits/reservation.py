@@ -1,0 +1,563 @@
+"""What one attempt has taken from its gate, and how it ends: what the end gives back, and what it teaches.
+
+    finish                                a whole answer has come, and with it the end: most calls
+    answered -> settle                    a stream's first event, and its end; an error that is an answer
+    refusal.refused                       a 429, or an account that is spent
+    failed, cancel                        it came to nothing; it was never sent
+
+It must not know calls or queues. Invariant: every grant ends in exactly one `finish`, `settle`, `failed`, `cancel` or refusal;
+whatever comes behind that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from math import inf, sqrt
+
+from gateway.core.error_tables import Diagnosis
+from gateway.core.health.target_health.target_health import UNHEALTHY, Permit
+from gateway.core.limits.bucket import take_all
+from gateway.core.limits.estimate import NOTHING, Cost, charged_output
+from gateway.core.limits.headers import read_limit_headers
+from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.target_limits.gate import ESTIMATE_TOLERANCE, LONGEST_HOLD_S, MARGIN, RESUME_S, Gate, ResumeCap
+from gateway.core.retry_budgets import Retry
+from gateway.core.types import ErrorClass, RawHeaders, Usage
+
+PENALTY_S = 5.0
+"""A target that has just failed is taken to be so much slower, where the fastest is looked for."""
+
+
+class Grant:
+    """What one attempt has taken. `estimate` are the input tokens as estimated, uncorrected; 0: not counted."""
+
+    __slots__ = (
+        "at",
+        "cost",
+        "epoch",
+        "estimate",
+        "first_byte_s",
+        "gate",
+        "headers",
+        "is_again",
+        "is_judged",
+        "is_open",
+        "is_told",
+        "mark",
+        "max_tokens",
+        "permit",
+        "retry",
+    )
+
+    def __init__(
+        self,
+        gate: Gate,
+        cost: Cost,
+        at: float,
+        mark: tuple[float, ...] | None,
+        estimate: int,
+        max_tokens: int | None,
+        permit: Permit,
+    ) -> None:
+        self.gate = gate
+        self.cost = cost
+        self.at = at
+        self.mark = mark
+        self.epoch = gate.pauses.epoch
+        self.estimate = estimate
+        self.max_tokens = max_tokens
+        self.permit = permit
+        self.headers: RawHeaders | None = None
+        """Those of a whole answer that has come: `finish` is told of it. None: there is none yet, or `answered` was told."""
+        self.is_judged = False
+        """The breakers know how it went."""
+        self.first_byte_s: float | None = None
+        """Until a stream's first event: how quick the target is. A whole answer's time grows with its length."""
+        self.is_again = False
+        """The call had failed here before."""
+        self.retry: Retry | None = None
+        """What it has taken of the retry budgets."""
+        self.is_open = True
+        """It has not ended."""
+        self.is_told = False
+        """The search for a rate knows how it ended."""
+
+    def finish(
+        self,
+        headers: RawHeaders,
+        usage: Usage | None,
+        now: float,
+        wall_now: Callable[[], float],
+        *,
+        thinks: bool = False,
+    ) -> None:
+        """Ends the attempt with a whole answer that has come: `answered`, `judge` and `settle` in one."""
+        gate = self.gate
+        health, heard = gate.health, gate.health.heard
+        is_known = self.is_judged or self.permit.account is not None or not health.is_clear
+        if is_known or not gate.is_plain or not self.is_open or thinks or heard.thinks:
+            self.answered(headers, now, wall_now(), thinks=thinks)
+            self.settle(usage, now)
+            return
+        # From here on the three as they come out where limits alone decide: what every call pays.
+        pauses, limits = gate.pauses, gate.limits
+        gate.discovery.let_in += 1
+        if self.epoch == pauses.epoch:
+            pauses.refusals_in_a_row = 0
+        if self.mark is not None:
+            gate.learn(read_limit_headers(headers, wall_now(), gate.counting.kind), self.at, self.mark, now)
+        took_s = now - self.at
+        heard.whole_answer.observe(took_s, now)
+        gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
+        self.is_judged = self.is_told = True
+        health.breaker.succeeded(self.permit.own, now, None)
+        if usage is None or not self.estimate or limits.table.buckets is None:  # these headers may have changed them
+            self.settle(usage, now)
+            return
+        self.is_open = False
+        gate.in_flight -= 1
+        if self.epoch == pauses.epoch:
+            pauses.sent_in_epoch -= 1
+        if self.retry is not None:
+            self.retry.end()
+        cost, counting = self.cost, gate.counting
+        gate.squares = max(0.0, gate.squares - cost.input_tokens * cost.input_tokens) if gate.in_flight else 0.0
+        tokens, output_tokens = usage.input, usage.output
+        if counting.excludes_cached:
+            tokens = max(0, tokens - usage.cached)
+        if counting.charge != "input":
+            output_tokens = charged_output(counting.charge, tokens, self.max_tokens, output_tokens)
+        if tokens + output_tokens > limits.table.smallest:
+            shrunk = limits.shrink(Cost(1, tokens, output_tokens), inf)
+            limits.settle_tokens(cost, shrunk.input_tokens, shrunk.output_tokens, now, self.at)
+        else:
+            limits.settle_tokens(cost, tokens, output_tokens, now, self.at)
+        if not usage.estimated:
+            gate.calibration.observe(self.estimate, usage.input, usage.output)
+
+    def answered(
+        self,
+        headers: RawHeaders,
+        now: float,
+        wall_now: float,
+        *,
+        is_stream: bool = False,
+        is_error: bool = False,
+        thinks: bool = False,
+    ) -> None:
+        """Notes that the provider has let the call in; its limit headers correct levels and capacities.
+
+        An error comes faster than any answer: it teaches nothing else.
+        """
+        gate = self.gate
+        discovery, health = gate.discovery, gate.health
+        discovery.let_in += 1
+        if self.epoch == gate.pauses.epoch:
+            gate.pauses.refusals_in_a_row = 0
+        if self.mark is not None:
+            gate.learn(read_limit_headers(headers, wall_now, gate.counting.kind), self.at, self.mark, now)
+        if is_error:
+            return
+        took_s = now - self.at
+        if is_stream:
+            self.first_byte_s = took_s
+        if thinks or health.heard.thinks:
+            health.heard.times(stream=is_stream, thinks=True).observe(took_s, now)
+        elif is_stream:
+            health.first_byte.observe(took_s, now)
+        else:
+            health.whole_answer.observe(took_s, now)
+        if not is_stream or health.is_probed:  # a probe's first event is news enough
+            self._succeeded(now)
+        gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
+        self.is_told = True
+        if discovery.search is not None:
+            discovery.search.succeeded(self.at, now)
+            if discovery.is_distrusted and discovery.trust_if_confirmed(gate.limits.table.refills_per_s(requests=True)):
+                gate.review_rate(now)
+        if gate.cap is not None and is_stream:
+            gate.has_streams = True
+            gate.cap.observe(took_s, gate.in_flight)
+
+    def settle(self, usage: Usage | None, now: float) -> None:
+        """Ends the attempt: corrects the reservation to what was used (None: nobody knows, it stands)."""
+        if not self.is_open:
+            return
+        gate = self.gate
+        if gate.cap is not None and not gate.has_streams and usage is not None and usage.output:
+            gate.cap.observe((now - self.at) / usage.output, gate.in_flight)  # seconds per token: the next best
+        if usage is None or not self.estimate:
+            self.end(self.cost, now)
+            return
+        charged = gate.charge(usage.input, self.max_tokens, usage.output, usage.cached)
+        self.end(gate.limits.shrink(charged, inf), now)
+        if not usage.estimated:
+            gate.calibration.observe(self.estimate, usage.input, usage.output)
+
+    def failed(self, now: float, *, is_overload: bool) -> None:
+        """Ends an attempt that came to nothing, but not for its rate. Its request counts, its tokens do not."""
+        if self.gate.cap is not None and is_overload:
+            self.gate.cap.dropped()
+        self.forget(now)
+        self.end(Cost(self.cost.requests, 0, 0), now)
+
+    def cancel(self, now: float) -> None:
+        """Ends an attempt of which nothing was sent: gives everything back."""
+        gate = self.gate
+        if self.is_open:
+            if not self.is_told and gate.discovery.search is not None:
+                gate.discovery.search.give_back(now)
+            gate.limits.unsend(self.cost)
+        self.is_told = True
+        self.forget(now)
+        self.end(NOTHING, now)
+
+    def judge(self, error_class: str | None, now: float, u: float) -> None:
+        """Tells the breakers how the attempt went, as far as that speaks of the target's health; once.
+
+        `error_class` None: well. `u` is a uniform draw from [0, 1).
+        """
+        if self.is_judged:
+            return
+        gate = self.gate
+        if error_class is None:
+            self._succeeded(now)
+        elif self.retry is not None and self.is_again and not gate.health.is_probed:
+            self.forget(now)  # one request that always fails is no outage, however often it is tried
+        elif error_class in UNHEALTHY:
+            self.is_judged = True
+            gate.health.latency.penalise(PENALTY_S, now)
+            gate.health.failed(self.permit, now, u, error_class)
+        else:
+            self.forget(now)
+
+    def is_late(self, now: float) -> bool:
+        """Returns whether the call has waited longer than is usual here, whoever lost patience."""
+        return now - self.at >= self.gate.health.breaker.slow_after_s
+
+    def forget(self, now: float) -> None:
+        """Gives the breakers' permit back without news, unless they know already how it went."""
+        if not self.is_judged:
+            self.is_judged = True
+            self.gate.health.forget(self.permit, now)
+
+    def end(self, actual: Cost, now: float) -> None:
+        """Gives back to the limits what the attempt took beyond `actual`; the first end counts."""
+        if not self.is_open:
+            return
+        gate, tokens = self.gate, self.cost.input_tokens
+        self.is_open = False
+        gate.in_flight -= 1
+        if self.retry is not None:
+            self.retry.end()
+        gate.squares = max(0.0, gate.squares - tokens * tokens) if gate.in_flight else 0.0
+        if self.epoch == gate.pauses.epoch:
+            gate.pauses.sent_in_epoch -= 1
+        if gate.discovery.search is not None and not self.is_told:
+            gate.discovery.search.left(now)
+        gate.limits.settle(self.cost, actual, now, self.at)
+
+    def _succeeded(self, now: float) -> None:
+        if not self.is_judged:
+            self.is_judged = True
+            self.gate.health.succeeded(self.permit, now, self.first_byte_s)
+
+
+# A call's way through a gate: when it may go, what it takes, and what its time has come for.
+#
+#     enter        the usual way: what the call costs is taken in one visit, or the call has to wait
+#     admit, take  the way of a call that waits in a queue: `admit` says 0.0, then `take`; `reserve` does both
+#     wait_for, ready_at      questions, which change nothing
+#
+# It must not know calls, lanes' order or queues. Invariant: a grant is given only when limits, pauses, the search for a
+# rate, the
+# cap and the breakers all let the call go.
+
+
+LEARN_EVERY_S = 0.005
+"""Headers of answers to calls that went closer together teach nothing new."""
+
+
+def enter(
+    gate: Gate,
+    estimate: int,
+    max_tokens: int | None,
+    now: float,
+    keep_percent: float = 0.0,
+    rank: int = 1,
+    *,
+    answers: bool = True,
+) -> Grant | None:
+    """Takes what a call of so many input tokens (as estimated, uncorrected) costs; returns None if it may not go now.
+
+    An estimate of 0 or less: tokens are not counted. `answers` is False for calls whose answer has no tokens.
+    """
+    health, pauses = gate.health, gate.pauses
+    breaker = health.breaker
+    if not gate.is_plain or not breaker.is_clear or not health.account.breaker.is_clear:
+        return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
+    # From here on `gate.cost_of`, `admit` and `take` as they come out where limits alone decide: what every call pays.
+    margin = 0.0
+    input_tokens = output_tokens = 0
+    if estimate > 0 and gate.counts_tokens:
+        calibration, counting = gate.calibration, gate.counting
+        input_tokens = round(estimate * calibration.ratio) or 1
+        if answers:
+            expected = calibration.expected_output
+            if max_tokens is not None and max_tokens < expected:
+                expected = max_tokens
+            output_tokens = charged_output(counting.charge, input_tokens, max_tokens, expected)
+            if counting.charge == "input":
+                output_tokens = expected
+        else:
+            output_tokens = charged_output(counting.charge, input_tokens, None, 0)
+        if calibration.error:
+            margin = MARGIN * calibration.error * sqrt(gate.squares + input_tokens * input_tokens)
+    limits = gate.limits
+    table = limits.table
+    buckets = table.buckets
+    tokens = input_tokens + output_tokens
+    cost = tuple.__new__(Cost, (1, input_tokens, output_tokens))  # as Cost(…), without a call of Python's
+    amounts: tuple[float, ...] = (1, input_tokens, output_tokens, tokens)
+    if tokens > table.smallest:
+        cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
+        amounts = (*cost, cost.input_tokens + cost.output_tokens)
+    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now, keep_percent):
+        return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
+    gate.in_flight += 1
+    pauses.sent_in_epoch += 1
+    pauses.probed_at = gate.used_at = now
+    gate.squares += cost.input_tokens * cost.input_tokens
+    mark = _sample(gate, now) if now >= gate.learns_from else None
+    permit = tuple.__new__(Permit, (breaker.take(now), None))
+    return Grant(gate, cost, now, mark, estimate, max_tokens, permit)
+
+
+def _enter_slowly(
+    gate: Gate, estimate: int, max_tokens: int | None, now: float, keep_percent: float, rank: int, *, answers: bool
+) -> Grant | None:
+    counted = estimate if gate.counts_tokens and estimate > 0 else 0
+    cost = gate.cost_of(counted, max_tokens, answers=answers)
+    grant = reserve(gate, cost, now, keep_percent, estimate=estimate, max_tokens=max_tokens, rank=rank)
+    gate.review(now)
+    return grant
+
+
+def reserve(
+    gate: Gate,
+    cost: Cost,
+    now: float,
+    keep_percent: float = 0.0,
+    *,
+    estimate: int = 0,
+    max_tokens: int | None = None,
+    rank: int = 1,
+) -> Grant | None:
+    """Takes what the call costs; returns None if it may not go now."""
+    if admit(gate, cost, now, keep_percent, rank=rank) != 0.0:
+        return None
+    return take(gate, cost, now, estimate, max_tokens)
+
+
+def admit(
+    gate: Gate,
+    cost: Cost,
+    now: float,
+    keep_percent: float = 0.0,
+    keep_requests: float = 0.0,
+    keep_tokens: float = 0.0,
+    rank: int = 1,
+) -> float | None:
+    """Brings about what a call that wants to go has its time come for; returns the seconds of `wait_for`.
+
+    A pause that is over ends, behind the resume cap; a breaker whose time is over begins to probe; what the call lacks of
+    shared limits is asked for; a guess that is in its way may grow.
+    """
+    pauses = gate.pauses
+    paused_until = pauses.ends_at
+    if paused_until > now:
+        return paused_until - now
+    if pauses.is_resume_due:
+        _resume(gate, now, paused_until)
+    pauses.end_probing(now)
+    keep = keep_tokens + gate.margin(cost) if gate.counts_tokens else keep_tokens
+    wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
+    if wait_s == inf:
+        return inf
+    if wait_s != 0.0:
+        levels.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, keep_percent, keep_requests)
+    if gate.discovery.search is not None:
+        gate.discovery.search.want(now)
+    if not gate.health.is_clear:
+        gate.health.admit(now, rank)
+    return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
+
+
+def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Grant:
+    """Takes what the call costs; only to be called when `admit` has said 0.0."""
+    gate.limits.take(cost, now)
+    if gate.discovery.search is not None:
+        gate.discovery.search.take(now)
+    pauses = gate.pauses
+    if pauses.resume_cap is not None:
+        pauses.resume_cap.take(
+            1.0 if pauses.resume_cap.counts_requests else cost.input_tokens + cost.output_tokens, now
+        )
+        if pauses.resume_cap.is_over(now):
+            pauses.resume_cap = None
+    gate.in_flight += 1
+    pauses.sent_in_epoch += 1
+    pauses.probed_at = gate.used_at = now
+    gate.squares += cost.input_tokens * cost.input_tokens
+    mark = _sample(gate, now) if now >= gate.learns_from else None
+    return Grant(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
+
+
+def wait_for(
+    gate: Gate,
+    cost: Cost,
+    now: float,
+    keep_percent: float = 0.0,
+    keep_requests: float = 0.0,
+    keep_tokens: float = 0.0,
+    rank: int = 1,
+) -> float | None:
+    """Returns the seconds until a call may go, as things stand: 0.0 now, inf never, None when one in flight has to end first.
+
+    A question, which changes nothing. Whoever has a call that wants to go says so by `admit`.
+    """
+    paused_until = gate.pauses.ends_at
+    if paused_until > now:
+        return paused_until - now
+    if gate.counts_tokens:
+        keep_tokens += gate.margin(cost)
+    wait_s = gate.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
+    if wait_s == inf:
+        return inf
+    if gate.discovery.search is not None:
+        wait_s = _longer(wait_s, gate.discovery.search.wait_s(now))
+    if gate.pauses.resume_cap is not None:
+        wait_s = _longer(wait_s, gate.pauses.resume_cap.wait_s(now))
+    wait_s = _longer(wait_s, gate.pauses.probe_wait_s(now))
+    if not gate.health.is_clear:
+        health_s = gate.health.wait_s(now, rank)
+        wait_s = _longer(wait_s, None if health_s == inf else health_s)  # inf: until a person says so
+    return None if gate.is_full else wait_s
+
+
+def ready_at(gate: Gate, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
+    """Returns when the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
+    if gate.pauses.quota_until > now:
+        return inf
+    burst, search = gate.limits.table.burst, gate.discovery.search
+    if burst is not None and burst.may_be_more:
+        ahead = ahead._replace(requests=max(0.0, ahead.requests - burst.may_be_more))
+    moment = gate.limits.ready_at(cost, now, ahead, keep_percent)
+    if search is not None and search.has_measured and not gate.discovery.is_distrusted:
+        moment = max(moment, search.ready_at(now, ahead.requests))
+    if gate.cap is not None and gate.is_full:
+        moment = max(moment, now + (ahead.requests + 1) * gate.answer_s / gate.cap.cap)
+    paused_until = gate.pauses.until
+    if paused_until > now:
+        moment = max(moment, paused_until + gate.limits.drain_s(ahead))
+    return moment if gate.health.is_clear else max(moment, gate.health.probe_at(now))
+
+
+def _sample(gate: Gate, now: float) -> tuple[float, ...] | None:
+    """Notes of one call in LEARN_EVERY_S how busy the target is; returns what makes its answer's headers exact."""
+    gate.learns_from = now + LEARN_EVERY_S
+    if gate.in_flight > gate.health.busiest(now):
+        gate.health.was_busy(gate.in_flight, now)
+    return gate.limits.mark() if gate.counting.learns else None
+
+
+def _resume(gate: Gate, now: float, paused_until: float) -> None:
+    """Ends a pause so that no herd follows; long after it there is none to fear."""
+    gate.pauses.is_resume_due = False
+    table = gate.limits.table
+    if table.burst is not None and table.burst.is_news and gate.news is not None:
+        table.burst.is_news = False
+        gate.news.burst(gate.name, table.burst.burst, now)
+    if now - paused_until > RESUME_S:
+        return
+    levels.hold_back(gate.limits, now)
+    if gate.discovery.search is not None:
+        gate.discovery.search.resumed(now)
+    for counts_requests in (True, False):  # tokens where nobody counts requests
+        rate_per_s = table.refills_per_s(requests=counts_requests)
+        if rate_per_s < inf:
+            gate.pauses.resume_cap = ResumeCap(rate_per_s, now, counts_requests=counts_requests)
+            return
+
+
+def _longer(one_s: float | None, other_s: float | None) -> float | None:
+    return None if one_s is None or other_s is None else max(one_s, other_s)
+
+
+# What a 429 means: for the call that got it, for the target's pauses, and for what is believed of its limits.
+#
+# It must not know calls, plans or the time that a call still has. Invariants: all refusals of one epoch lengthen a
+# pause once; a
+# refusal that comes whatever the rate pauses nobody.
+
+
+class Refusal(Enum):
+    """What a 429 means for the call that got it."""
+
+    WAIT = "wait"
+    """The target is paused; the call goes back to the head of its queue."""
+    NEVER_FITS = "never fits"
+    """It asks for more than the limit ever holds there."""
+    EXHAUSTED = "exhausted"
+    """The account is spent until its reset."""
+
+
+def refused(grant: Grant, diagnosis: Diagnosis, headers: RawHeaders, now: float, wall_now: float) -> Refusal:
+    """Ends an attempt that the provider refused for its rate or its account, and pauses the target.
+
+    The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
+    its tokens only where no header tells the level, and once for all calls of one epoch: whatever made our level too
+    high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
+    """
+    gate = grant.gate
+    grant.forget(now)
+    if diagnosis.never_fits:
+        grant.cancel(now)
+        return Refusal.NEVER_FITS
+    delay_s, is_for_tokens = diagnosis.delay_s, diagnosis.error_class == ErrorClass.RATE_LIMIT_TOKENS
+    learned = read_limit_headers(headers, wall_now, gate.counting.kind) if gate.counting.learns else None
+    gate.learn(learned, grant.at, grant.mark, now)
+    is_first = grant.epoch == gate.pauses.epoch and not gate.pauses.refusals_in_a_row
+    keeps_tokens = is_for_tokens and learned is None and is_first
+    is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
+    grant.is_told = not is_exhausted
+    grant.end(grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
+    if is_exhausted:
+        gate.exhaust(delay_s, now)
+        return Refusal.EXHAUSTED
+    _slow_down(grant, delay_s, now, is_for_tokens=is_for_tokens)
+    return Refusal.WAIT
+
+
+def _slow_down(grant: Grant, delay_s: float | None, now: float, *, is_for_tokens: bool) -> None:
+    """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
+    gate = grant.gate
+    pauses, discovery, table = gate.pauses, gate.discovery, gate.limits.table
+    gate.is_plain = False
+    if not discovery.refused(grant.at, now, is_current=grant.epoch == pauses.epoch):
+        return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
+    is_first = pauses.refused(grant.epoch)
+    if is_for_tokens or not levels.burst_refused(gate.limits, now, is_first=is_first):
+        discovery.count_unexplained()  # else too many went at once: no word on the rate
+    if delay_s is not None:
+        gate.pause(pauses.believed_s(delay_s), now)
+    if discovery.search is not None:
+        if discovery.is_distrusted and discovery.trust_if_in_vain(table.refills_per_s(requests=True)):
+            gate.review_rate(now)
+        return
+    if delay_s is None and is_first:
+        gate.pause(pauses.backoff_s, now)
+    if discovery.is_unexplained and pauses.refusals_in_a_row == 1 and gate.counting.learns:
+        # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
+        discovery.distrust(table.refills_per_s(requests=True), now)

@@ -1,0 +1,486 @@
+"""The gate of one target: everything that decides when a call may go there, and what is known of it.
+
+    entry.enter -> Grant.finish                                           the usual case: a whole answer, one visit each way
+    entry.admit -> take, or reserve (both in one) -> Grant.answered | refusal.refused -> Grant.settle      (or Grant.cancel)
+
+A gate holds the limits, the pauses that a provider asked for, the search for a rate that nobody tells, a cap that follows
+latency and the target's health; it is paused, resumed and looked at here. `entry.py` lets calls in, `grant.py` and `refusal.py`
+say what their ends teach. It must not know calls, lanes' order or queues. Invariant: during a pause nothing is granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from math import inf, sqrt
+from typing import Protocol
+
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.target_health.target_health import Account, TargetHealth
+from gateway.core.health.times import Latency
+from gateway.core.limits.estimate import Calibration, Cost, charge
+from gateway.core.limits.headers import READING_OF, Learned, Reading
+from gateway.core.limits.learning import AdaptiveCap, RateDiscovery
+from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table.limit_table import LimitRow, LimitSet, ShareOut
+from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.target_limits.idle_gates import IdleGateState
+from gateway.core.snapshot.snapshot import Counting
+from gateway.core.types import Lane
+
+# Until when a target is left alone after refusals, and how calls come back to it.
+#
+#     refused -> pause -> (it is over, and a call comes) -> the resume cap for a second -> normal
+#     refused in several epochs, served in none between -> one call at a time, until one is not refused
+#
+# An epoch ends with a refusal: the calls of one epoch were sent before they could learn of it, so that all their refusals count
+# as one. It must not know limits, headers or calls. Invariants: a pause never moves back; nothing goes while one lasts.
+
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0
+"""The pause after a refusal that asks for none: twice as long with each epoch that was refused."""
+LONGEST_DOUBT_S = 1.0
+"""A provider that asks for shorter pauses, again and again, is not taken at its word: the back-off up to this is added."""
+REFUSED_WITHIN_S = 1.0
+"""A refusal comes fast: a probe that has not been refused after so long was let in, however long its answer takes."""
+RESUME_S = 1.0
+"""So long the resume cap lasts."""
+_AT_ONCE_S = 0.2
+_MOST_DOUBLINGS = 10
+
+
+class ResumeCap:
+    """The second behind a pause: at most 1.2 times the target's rate, whatever its level has come to meanwhile.
+
+    `rate_per_s` flows in, behind a fifth of a second's worth that is there at once. A call goes while anything is left and
+    takes what it costs, debt included: a large one need not wait until so much has flowed in, the next one waits instead.
+    """
+
+    __slots__ = ("_at", "_ends_at", "_level", "_rate_per_s", "counts_requests")
+
+    def __init__(self, rate_per_s: float, now: float, *, counts_requests: bool) -> None:
+        self.counts_requests = counts_requests
+        """It counts requests rather than tokens."""
+        self._rate_per_s = rate_per_s
+        self._level = rate_per_s * _AT_ONCE_S - 1e-9
+        self._at = now
+        self._ends_at = now + RESUME_S
+
+    def wait_s(self, now: float) -> float:
+        """Returns the seconds until the next call may go, whatever it costs; 0.0 now."""
+        if self.is_over(now):
+            return 0.0
+        level = self._level + (now - self._at) * self._rate_per_s
+        return 0.0 if level > 0 else min(-level / self._rate_per_s, self._ends_at - now) + 1e-6
+
+    def take(self, cost: float, now: float) -> None:
+        """Notes that a call goes."""
+        self._level += (now - self._at) * self._rate_per_s - cost
+        self._at = now
+
+    def is_over(self, now: float) -> bool:
+        """Returns whether the target is back to its limits alone."""
+        return now >= self._ends_at
+
+
+class Pauses:
+    """The pauses of one target. All times are monotonic seconds; of several hints the latest wins."""
+
+    __slots__ = (
+        "count",
+        "epoch",
+        "is_resume_due",
+        "probed_at",
+        "quota_until",
+        "refusals_in_a_row",
+        "resume_cap",
+        "sent_in_epoch",
+        "until",
+    )
+
+    def __init__(self) -> None:
+        self.until = -inf
+        """When the pause ends that a refusal has asked for, or a back-off; in the past: there is none."""
+        self.quota_until = -inf
+        """When an account whose quota is spent is tried again."""
+        self.count = 0
+        """How often it was paused, for the metrics."""
+        self.epoch = 0
+        """Counts the refusals that ended an epoch."""
+        self.sent_in_epoch = 0
+        """Calls of this epoch that have not ended."""
+        self.refusals_in_a_row = 0
+        """Epochs that were refused, with no call served between."""
+        self.probed_at = -inf
+        """When a call was sent last."""
+        self.is_resume_due = False
+        """A pause has begun, and no call has come since it ended."""
+        self.resume_cap: ResumeCap | None = None
+        """Lets calls through in the second behind a pause; None: that is over."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the target may be used again; in the past: it may."""
+        return max(self.until, self.quota_until)
+
+    def pause_until(self, until: float, now: float) -> None:
+        """Leaves the target alone until then; an end that is no finite number, or before the present one, moves nothing."""
+        if self.until <= now < until:
+            self.count += 1
+        if self.until < until < inf:
+            self.until = until
+        self.is_resume_due = True
+
+    def spend_until(self, until: float) -> None:
+        """Leaves the target alone until then because its account is spent; then one call goes first."""
+        self.quota_until = until
+        self._begin_epoch()
+        self.refusals_in_a_row = max(self.refusals_in_a_row, 2)
+
+    def end(self) -> None:
+        """Ends whatever it was left alone for, by hand."""
+        self.until = self.quota_until = -inf
+        self.refusals_in_a_row = 0
+
+    def refused(self, epoch: int) -> bool:
+        """Notes a refusal of a call of this epoch; returns whether it is the first, which ends the epoch."""
+        if epoch != self.epoch:
+            return False
+        self._begin_epoch()
+        self.refusals_in_a_row += 1
+        return True
+
+    @property
+    def backoff_s(self) -> float:
+        """How long to leave the target alone after a refusal that asks for no pause."""
+        doublings = min(self.refusals_in_a_row - 1, _MOST_DOUBLINGS)
+        return min(FIRST_BACKOFF_S * 2.0**doublings, LONGEST_BACKOFF_S)
+
+    def believed_s(self, delay_s: float) -> float:
+        """Returns how long to leave the target alone after a refusal that asks for `delay_s`."""
+        return delay_s if self.refusals_in_a_row < 2 else max(delay_s, min(self.backoff_s, LONGEST_DOUBT_S))
+
+    def probe_wait_s(self, now: float) -> float:
+        """Returns the seconds until one more call may find out whether it is still refused; 0.0 now, or nothing is probed."""
+        if self.refusals_in_a_row > 1 and self.sent_in_epoch:
+            return max(0.0, self.probed_at + REFUSED_WITHIN_S - now)
+        return 0.0
+
+    def end_probing(self, now: float) -> None:
+        """Ends the probing if the last probe has not been refused for so long that it was let in."""
+        if self.refusals_in_a_row > 1 and self.sent_in_epoch and now - self.probed_at >= REFUSED_WITHIN_S:
+            self.refusals_in_a_row = 1
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self.sent_in_epoch = 0
+
+
+QUOTA_PROBE_S = 60.0
+"""A spent quota is not tried again before, whatever resets (of other limits) its headers tell."""
+QUOTA_LONGEST_S = 1800.0
+"""A spent quota is tried again after so long, however far away its reset is: somebody may have added credit."""
+LONGEST_HOLD_S = 3600.0
+"""A rate limit that asks for more is no rate limit, but a spent quota."""
+ESTIMATE_TOLERANCE = 1.25
+"""A call whose estimate is above a limit by less than this may still fit."""
+MARGIN = 3.75
+"""Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+BURST = "requests_at_once"
+"""By this name replicas tell each other how many go at once, where nobody else tells."""
+
+
+class GateState(Enum):
+    """What a gate is about, as far as calls are concerned; of several that hold, the first in this table.
+
+    | state     | why                                    | what goes                          | until                        |
+    |-----------|----------------------------------------|------------------------------------|------------------------------|
+    | SPENT     | the account has no quota left          | nothing                            | its reset, or half an hour   |
+    | PAUSED    | a refusal asked for it, or a back-off  | nothing                            | the latest of all hints      |
+    | RESUMING  | a pause is over                        | at most 1.2 times the rate         | 1 s behind the first call    |
+    | PROBING   | refused in several epochs, served in   | one call at a time, 1 s each       | one is not refused           |
+    |           | none between                           |                                    |                              |
+    | SEARCHING | nobody tells a rate that is believed   | what the search for a rate allows  | a limit is told, and holds   |
+    | NORMAL    | none of these                          | what the limits allow              |                              |
+
+    A cap that follows latency, and the breakers, hold calls up besides, in any state.
+    """
+
+    SPENT = "spent"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    PROBING = "probing"
+    SEARCHING = "searching"
+    NORMAL = "normal"
+
+
+class GateNews(Protocol):
+    """Who carries to other replicas what this one has learned of the gate `name`. Sync, and cheap."""
+
+    def paused(self, name: str, left_s: float, now: float) -> None:
+        """Tells that nothing goes there for so long."""
+        ...
+
+    def exhausted(self, name: str, left_s: float, now: float) -> None:
+        """Tells that its account is spent for so long."""
+        ...
+
+    def learned(self, name: str, learned: Learned, now: float) -> None:
+        """Tells limits that an answer has told."""
+        ...
+
+    def burst(self, name: str, burst: float, now: float) -> None:
+        """Tells how many requests it takes at once, as refusals have shown."""
+        ...
+
+
+class Gate:
+    """One target's limits, levels and pauses; kept over reloads under the target's name."""
+
+    __slots__ = (
+        "answer_s",
+        "calibration",
+        "cap",
+        "counting",
+        "counts_tokens",
+        "discovery",
+        "has_streams",
+        "health",
+        "in_flight",
+        "is_plain",
+        "learns_from",
+        "limits",
+        "name",
+        "news",
+        "pauses",
+        "squares",
+        "used_at",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        counting: Counting,
+        now: float,
+        health: TargetHealth | None = None,
+        share_out: ShareOut | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """Without `health` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits.
+
+        `calibration` is that of the same model at the same target, for another caller.
+        """
+        self.name = name
+        rules = BreakerRules()
+        self.health = health or TargetHealth(name, Account(name, rules, now), rules, now, None)
+        self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
+        self.calibration = calibration or Calibration(counting.first_output_tokens)
+        self.pauses = Pauses()
+        self.discovery = RateDiscovery()
+        self.cap: AdaptiveCap | None = None
+        """How many may be in flight where the server queues without bound; None: nobody asked for that."""
+        self.has_streams = False
+        """Streams tell the cap how quick the target is; answers in one piece, whose time grows with their length, do not."""
+        self.counts_tokens = False
+        """Some limit counts tokens: calls have to be estimated."""
+        self.answer_s = 0.0
+        """From a grant to the answer, a running mean."""
+        self.in_flight = 0
+        self.squares = 0.0
+        """The sum of the squares of the input tokens of calls in flight, of which `margin` is made."""
+        self.used_at = now
+        """When a call went there last."""
+        self.learns_from = -inf
+        """An answer's headers teach nothing new where its call was sent before this."""
+        self.is_plain = False
+        """Limits alone, all of them buckets of our own, say whether a call may go: no pause or what follows one, no search for
+        a rate, no cap, no probes. What the breakers say is not in it."""
+        self.news: GateNews | None = None
+        """Where there are other replicas."""
+        self.configure(limits, counting, now)
+
+    def configure(self, limits: Limits, counting: Counting, now: float) -> None:
+        """Puts the operator's numbers in force; levels, pauses and what was learned stay. A spent quota is tried again."""
+        self.pauses.quota_until = -inf
+        self.counting = counting
+        self.calibration.expect(counting.first_output_tokens)
+        if counting.charge == "input":  # what it calls tokens per minute counts the input alone
+            inputs = limits.input_tokens_per_min
+            inputs = limits.tokens_per_min if inputs is None else inputs
+            limits = replace(limits, tokens_per_min=None, input_tokens_per_min=inputs)
+        self.is_plain = False
+        self.limits.table.configure(limits, now, counting.style)
+        if not counting.adaptive:
+            self.cap = None
+        elif self.cap is None:
+            self.cap = AdaptiveCap()
+        self.review_rate(now)
+
+    def review(self, now: float) -> None:
+        """Looks whether the short way of `entry.enter` is open again. Whatever shuts it does so at once."""
+        is_normal = self.state(now) is GateState.NORMAL
+        self.is_plain = is_normal and self.cap is None and self.limits.table.buckets is not None
+
+    def review_rate(self, now: float) -> None:
+        """Begins or ends the search for a rate after what is known has changed: there is one only where nobody tells a rate."""
+        table = self.limits.table
+        self.counts_tokens = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
+        is_told = self.counts_tokens or table.has("requests_per_min")
+        self.discovery.review(now, learns=self.counting.learns, is_told=is_told)
+        if self.discovery.search is not None:
+            self.is_plain = False
+
+    def state(self, now: float) -> GateState:
+        """Returns which row of the table it is in."""
+        pauses = self.pauses
+        if pauses.quota_until > now:
+            return GateState.SPENT
+        if pauses.until > now:
+            return GateState.PAUSED
+        if pauses.is_resume_due or pauses.resume_cap is not None:
+            return GateState.RESUMING
+        if pauses.refusals_in_a_row > 1:
+            return GateState.PROBING
+        return GateState.NORMAL if self.discovery.search is None else GateState.SEARCHING
+
+    def is_shut(self, lane: Lane, now: float) -> bool:
+        """Returns whether a call of this lane had better not wait: no quota, or an open breaker that it has no time for."""
+        if self.pauses.quota_until > now:
+            return True
+        probe_at = self.health.probe_at(now)
+        return probe_at == inf or (probe_at > now and not self.health.breaker.rules.hold_for_s[lane])
+
+    @property
+    def is_full(self) -> bool:
+        """As many calls are in flight as the cap allows."""
+        return self.cap is not None and self.in_flight >= self.cap.cap
+
+    @property
+    def capacity(self) -> float | None:
+        """How many calls it can serve at a time, as far as anybody knows (its rate times its time: Little's law)."""
+        table = self.limits.table
+        most = self.cap.cap if self.cap is not None else table.concurrency
+        rate_per_s = table.refills_per_s(requests=True) if most is None else inf
+        return most if rate_per_s == inf else rate_per_s * max(self.answer_s, 0.01)
+
+    @property
+    def latency(self) -> Latency:
+        """Its times to first byte, as balancing reads them."""
+        return self.health.latency
+
+    def cost_of(self, estimate: int, max_tokens: int | None, *, answers: bool = True) -> Cost:
+        """Returns what a call of so many input tokens (as estimated, uncorrected) is charged when it is admitted.
+
+        `answers` is False for calls whose answer has no tokens.
+        """
+        if not estimate:
+            return Cost()
+        tokens = self.calibration.input_estimate(estimate)
+        expected = self.calibration.output_estimate(max_tokens) if answers else 0
+        return self.limits.shrink(self.charge(tokens, max_tokens if answers else None, expected), ESTIMATE_TOLERANCE)
+
+    def charge(self, tokens: int, max_tokens: int | None, output: int, cached: int = 0) -> Cost:
+        """Returns what the provider charges for so many input and output tokens, of which `cached` were read from its cache."""
+        counting = self.counting
+        cost = charge(
+            counting.charge, tokens, max_tokens, output, cached=cached, excludes_cached=counting.excludes_cached
+        )
+        return cost._replace(output_tokens=output) if counting.charge == "input" else cost
+
+    def margin(self, cost: Cost) -> float:
+        """Returns the input tokens to leave over because the estimates of all those in flight may be too low together.
+
+        Estimates err independently, so it grows with the root of the sum of their squares.
+        """
+        error = self.calibration.error
+        return MARGIN * error * sqrt(self.squares + cost.input_tokens * cost.input_tokens) if error else 0.0
+
+    def learn(self, learned: Learned | None, sent_at: float, mark: tuple[float, ...] | None, now: float) -> None:
+        """Takes over the limits that an answer to a call sent at `sent_at` has told; None: it has told nothing."""
+        if learned is not None:
+            levels.learn(self.limits, learned, now, sent_at, mark)
+            self.review_rate(now)
+            if self.news is not None:
+                self.news.learned(self.name, learned, now)
+
+    def pause(self, delay_s: float, now: float) -> None:
+        """Leaves the target alone for so long, and has other replicas do the same."""
+        self.pauses.pause_until(now + delay_s, now)
+        self.is_plain = False
+        if self.news is not None and 0.0 < delay_s < inf:
+            self.news.paused(self.name, delay_s, now)
+
+    def leave_alone(self, delay_s: float, now: float) -> None:
+        """Pauses for so long, or for half an hour, because the provider has asked for it, though not for a rate."""
+        self.pause(min(delay_s, QUOTA_LONGEST_S), now)
+
+    def exhaust(self, delay_s: float | None, now: float) -> None:
+        """Leaves the target alone because its account is spent, for so long as far as anybody knows."""
+        self._spend_until(now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S))
+        if self.news is not None:
+            self.news.exhausted(self.name, self.pauses.quota_until - now, now)
+
+    def peer_paused(self, left_s: float, now: float) -> None:
+        """Leaves the target alone for so long because another replica was asked to."""
+        until = now + min(left_s, LONGEST_HOLD_S)
+        if until > self.pauses.until:
+            self.pauses.pause_until(until, now)
+            self.is_plain = False
+
+    def peer_exhausted(self, left_s: float, now: float) -> None:
+        """Leaves the target alone for so long because another replica has found the account spent."""
+        until = now + min(left_s, QUOTA_LONGEST_S)
+        if until > self.pauses.quota_until:
+            self._spend_until(until)
+
+    def peer_learned(self, name: str, amount: float, period_s: float, now: float) -> None:
+        """Takes over a limit of so much in so many seconds from another replica; nothing of what is left of it."""
+        if name == BURST:
+            levels.burst_heard(self.limits, amount, now)
+        elif self.counting.learns and name in READING_OF:
+            told = Learned()
+            setattr(told, READING_OF[name], Reading(amount, period_s=period_s))
+            levels.learn(self.limits, told, now)
+            self.review_rate(now)
+
+    def kept(self, now: float) -> IdleGateState | None:
+        """Returns what is to be known of it when it is used again, asked when no call is in flight; None: nothing."""
+        pauses, used = self.pauses, levels.used(self.limits, now)
+        if pauses.ends_at <= now and not used:
+            return None
+        return IdleGateState(now, pauses.until, pauses.quota_until, pauses.refusals_in_a_row, used)
+
+    def remember(self, kept: IdleGateState, now: float) -> None:
+        """Goes on where the gate of this name has left off; a quota that was spent is spent until it resets."""
+        levels.use_again(self.limits, kept.used, now)
+        self.pauses.refusals_in_a_row = kept.refusals
+        self.is_plain = False
+        if kept.paused_until > now:
+            self.pauses.pause_until(kept.paused_until, now)
+        if kept.exhausted_until > now:
+            self._spend_until(kept.exhausted_until)
+
+    def rows(self, now: float) -> list[LimitRow]:
+        """Returns every limit, known, found or adaptive, for `/admin/limits` and the gauges."""
+        rows, search = self.limits.table.rows(now), self.discovery.search
+        if search is not None:
+            per_min = search.rate_per_s * 60
+            rows.append(LimitRow("found_requests_per_min", per_min, per_min, "learned", search.wait_s(now)))
+        if self.cap is not None:
+            cap, next_free_s = self.cap.cap, None if self.is_full else 0.0
+            rows.append(LimitRow("found_concurrency", cap - self.in_flight, cap, "learned", next_free_s))
+        return rows
+
+    def blocking(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str:
+        """Returns the name of what holds the call up."""
+        if self.pauses.quota_until > now:
+            return "quota"
+        if self.pauses.until > now:
+            return "pause"
+        which = self.limits.which(cost, now, keep_percent)
+        return which or ("concurrency" if self.discovery.search is None else "rate")
+
+    def _spend_until(self, until: float) -> None:
+        self.pauses.spend_until(until)
+        self.is_plain = False

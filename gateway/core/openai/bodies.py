@@ -1,0 +1,273 @@
+"""Finds text fields in a multipart/form-data body, by its offsets, so that the rest can be relayed as it came.
+
+Source: RFC 7578; RFC 2046, 5.1.1. Works on the delimiter lines only: file parts are skipped, never copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from gateway.core.limits.estimate import estimate_large
+from gateway.core.openai.json_edit import Contents, Field, Outline, insert_field, remove_fields, replace_field
+from gateway.core.openai.json_edit import find_fields as json_edit_find_fields
+from gateway.core.openai.usage import Needs, needs_of_fields
+from gateway.core.types import Edit, Spliced
+
+# What a target's config sets in the body of each call and leaves out of it, on top-level fields alone.
+
+
+NOT_EDITABLE = frozenset(("model", "stream", "stream_options"))
+"""Fields that decide where a call goes and how its answer comes; a model is named by the target, not by its body."""
+
+
+COUNTED = frozenset(
+    [
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "output_config",
+        "output_format",
+        "cache_control",
+        "context_management",
+        "mcp_servers",
+        "prefill",
+        "speed",
+        "compaction",
+        "billing_policy",
+        "user_profile_id",
+        "workspace_id",
+    ]
+)
+"""The fields of a question for the tokens of a request of Messages; with any other it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyEdits:
+    """The edits of one target. Invariant: no field is both set and dropped."""
+
+    set: tuple[tuple[str, bytes], ...] = ()
+    """Names and their values, as JSON texts."""
+    drop: tuple[str, ...] = ()
+
+    def of_count(self) -> BodyEdits:
+        """Returns the edits for a question that only asks how many tokens the call would have."""
+        return BodyEdits(tuple(one for one in self.set if one[0] in COUNTED), self.drop)
+
+    def seen(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what a parsed body says with the edits made."""
+        kept = {name: value for name, value in body.items() if name not in self.drop}
+        return kept | {name: orjson.loads(value) for name, value in self.set}
+
+    def apply(self, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+        """Returns the body, a JSON object, with the edits made, and the names of the fields that it has lost by them."""
+        dropped = []
+        for name in self.drop:
+            if _may_have(body, name) and (fields := json_edit_find_fields(body, name)):
+                body = remove_fields(body, fields)
+                dropped.append(name)
+        for name, value in self.set:
+            if _may_have(body, name) and (fields := json_edit_find_fields(body, name)):
+                body = replace_field(remove_fields(body, fields[:-1]), name, value)
+            else:
+                body = insert_field(body, name, value)
+        return body, tuple(dropped)
+
+
+def _may_have(body: bytes, name: str) -> bool:
+    """Returns False where a plain search shows that there is no such field; it is much faster than to look for its place."""
+    return name.encode() in body or b"\\u" in body
+
+
+# The facts kept of a large body, so that it is walked through only once.
+#
+# Bodies up to PEEKED_BYTES with few values are parsed once as small ones are; of all others only this is known.
+
+
+LARGE_BYTES = 262_144
+"""A larger body is read in outline first, a piece at a time."""
+PEEKED_BYTES = 4_000_000
+"""A larger body is not parsed at all."""
+PARSED_VALUES = 50_000
+"""A body with more values is not parsed: objects are a hundred times as dear as text."""
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """The facts about a large body. An empty or negative one has to be, and may be, found by parsing it."""
+
+    model: Field | None = None
+    """The place of the model's name in the JSON."""
+    stream_options: Field | None = None
+    choices: int = 1
+    tokens: int = -1
+    """The tokens of the input, estimated from its length; negative: they may be counted."""
+    needs: Needs | None = None
+    digest: bytes = b""
+    """The SHA-256 of the body, which replaces it in keys."""
+
+
+def is_parsed(body: bytes, outline: Outline) -> bool:
+    """Returns whether the body may be parsed."""
+    return len(body) <= PEEKED_BYTES and outline.tally.values <= PARSED_VALUES
+
+
+def large_of(body: bytes, outline: Outline, contents: Contents | None = None) -> Large:
+    """Returns the facts of a body; `contents` is given if it is not parsed."""
+    model, options = outline.spans.get("model"), outline.spans.get("stream_options")
+    choices = outline.fields.get("n")
+    count = choices if type(choices) is int and 1 < choices <= MAX_CHOICES else 1
+    if contents is None:
+        return Large(model, options, count)
+    tokens = estimate_large(body, outline.tally.data_bytes, outline.tally.data_strings)
+    needs = needs_of_fields(outline.fields, images=contents.may_show_images)
+    return Large(model, options, count, tokens, needs, contents.digest)
+
+
+def edited(body: bytes, large: Large, model: str | None, stream_options: object, *, adds_usage: bool) -> Spliced:
+    """Returns the body with another model (None: its own), and asking for usage, without copying it."""
+    edits: list[Edit] = []
+    if model is not None and large.model is not None:
+        edits.append((large.model.start, large.model.end, orjson.dumps(model)))
+    if adds_usage:
+        span = large.stream_options
+        if span is None:
+            begin = body.index(b"{") + 1
+            edits.append((begin, begin, b'"stream_options":{"include_usage":true},'))
+        else:
+            edits.append((span.start, span.end, _with_usage(body[span.start : span.end], stream_options)))
+    return Spliced(body, edits)
+
+
+def _with_usage(options: bytes, parsed: object) -> bytes:
+    """Returns the value of `stream_options`, which is short where it was parsed."""
+    if not isinstance(parsed, dict):
+        return b'{"include_usage":true}'
+    edit = replace_field if "include_usage" in parsed else insert_field
+    return edit(options, "include_usage", b"true")
+
+
+_BOUNDARY = re.compile(rb"""[;\s]boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))(?![^\s;])""", re.IGNORECASE)
+# Whole parameters are skipped on the way to `name`: a file may be called `; name=model`.
+_NAME = re.compile(
+    rb"""^content-disposition:[ \t]*form-data[ \t]*"""
+    rb"""(?:;[ \t]*(?!name=)[^\s;="]++=(?:"(?:[^"\\\r\n]|\\.)*+"|[^\s;"]*+)[ \t]*)*+"""
+    rb""";[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))""",
+    re.I | re.M,
+)
+MAX_PARTS = 1000
+_PARTS_A_STEP = 16
+_SEARCHED_BYTES = 262_144
+Spans = dict[str, list[tuple[int, int]]]
+Part = tuple[str, int, int]
+_MAX_PART_HEAD = 8192
+
+
+class MultipartError(ValueError):
+    """The body is not the multipart/form-data that its content type promises."""
+
+
+def boundary_of(content_type: bytes) -> bytes:
+    """Returns the boundary that the content type names. Raises MultipartError when there is none."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise MultipartError("the content type names no boundary")
+    return found.group(1) or found.group(2)
+
+
+def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
+    """Returns the offsets of the values of all fields with these names. Raises MultipartError on a malformed body."""
+    steps = find_in_steps(body, boundary, names)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as found:
+            spans: Spans = found.value
+            return spans
+
+
+def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Generator[None, None, Spans]:
+    """Does the same as `find_fields`, in steps of a millisecond or two between which the caller can let others run."""
+    spans: Spans = {name: [] for name in names}
+    for part in parts_in_steps(body, boundary):
+        if part is None:
+            yield
+        elif part[0] in spans:
+            spans[part[0]].append(part[1:])
+    return spans
+
+
+def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None, None]:
+    """Yields every part: its name (empty: none), and the offsets of its value; None behind each step of a millisecond or two.
+
+    Raises MultipartError on a malformed body.
+    """
+    delimiter = b"--" + boundary
+    line = b"\r\n" + delimiter
+    at = 0
+    if not body.startswith(delimiter):
+        at = (yield from _find(body, line, 0)) + 2
+        if at < 2:
+            raise MultipartError("the boundary does not occur in the body")
+    for number in range(MAX_PARTS):
+        if number % _PARTS_A_STEP == 0:
+            yield None
+        line_end = at + len(delimiter)
+        if body[line_end : line_end + 2] == b"--":
+            return
+        if body[line_end : line_end + 2] != b"\r\n":
+            raise MultipartError("a boundary does not end its line")
+        part_end = yield from _find(body, line, line_end)
+        if part_end < 0:
+            raise MultipartError("a part does not end")
+        head_end = body.find(b"\r\n\r\n", line_end, min(part_end + 2, line_end + _MAX_PART_HEAD))
+        if head_end < 0:
+            raise MultipartError("the head of a part does not end")
+        field = _NAME.search(body, line_end, head_end)
+        name = (field.group(1) or field.group(2) or b"").decode("latin-1") if field is not None else ""
+        yield name, head_end + 4, max(head_end + 4, part_end)
+        at = part_end + 2
+    raise MultipartError(f"more than {MAX_PARTS} parts")
+
+
+def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes]:
+    """Returns the SHA-256 of the parts, each behind its length, without the boundaries, which clients draw anew each time."""
+    whole, line = sha256(), b"\r\n--" + boundary
+    start = 0 if body.startswith(line[2:]) else -1  # the first boundary may lack its line end
+    if start == 0:
+        whole.update(b"0:")
+        start = len(line) - 2
+    else:
+        start = 0
+    lead = b"\r\n" if start == 0 else b""
+    while True:
+        end = yield from _find(body, line, start)
+        stop = len(body) if end < 0 else end
+        whole.update(b"%d:%b" % (stop - start + len(lead), lead))
+        lead = b""
+        for at in range(start, stop, _SEARCHED_BYTES):
+            whole.update(memoryview(body)[at : min(stop, at + _SEARCHED_BYTES)])
+            yield
+        if end < 0:
+            return whole.digest()
+        start = end + len(line)
+
+
+def _find(body: bytes, what: bytes, start: int) -> Generator[None, None, int]:
+    """Does the same as `bytes.find`, a piece of the body at a time."""
+    while start < len(body):
+        found = body.find(what, start, start + _SEARCHED_BYTES + len(what) - 1)
+        if found >= 0:
+            return found
+        start += _SEARCHED_BYTES
+        if start < len(body):
+            yield
+    return -1

@@ -1,0 +1,340 @@
+"""Follows an event stream: whether it is complete, has failed or makes no sense, and the tokens it reports.
+
+Most events only bring more of the answer: `sse.py` tells these without parsing them. All
+others are read here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
+JSON object or `[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.openai import sse
+from gateway.core.openai.sse import (
+    Form,
+    choices_of,
+    ended_candidates,
+    failed_finish_message,
+    failed_reason,
+    plain_events_of,
+    says_nothing,
+)
+from gateway.core.openai.usage import find_usage, read_usage, told_later
+from gateway.core.types import ErrorClass, Usage
+
+# Tells which calls make a model think before it answers, so that minutes without output are usual.
+#
+# From what a request asks for, or, where nobody says, from a model's name. It must not know targets or clocks.
+
+
+FIELDS = frozenset(("reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"))
+"""The fields at the top of a request: of OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
+_LITTLE = frozenset((None, False, "none", "minimal", "disabled"))
+_LONGEST_NAME = 256
+_THINKERS = re.compile(
+    r"(?:^|[/_:-])(?:o[1-9](?:$|-)|gpt-[5-9](?!.*chat)|gpt-oss|qwq|magistral|deepseek-r[1-9]|r1(?:$|[:-]))|reason|think",
+    re.IGNORECASE,
+)
+
+
+def asks_for_reasoning(body: Mapping[str, Any]) -> bool:
+    """Returns whether a request asks its model to think first, and more than a little."""
+    if FIELDS.isdisjoint(body):
+        return False
+    return any(_is_much(body[field]) for field in FIELDS & body.keys())
+
+
+def is_thinker(model: str) -> bool:
+    """Returns whether a model of this name thinks without being asked; models without a telling name are missed.
+
+    Only the beginning of the name is looked at, which may be a client's and of any length.
+    """
+    model = model[:_LONGEST_NAME]
+    return _THINKERS.search(model) is not None and "non-" not in model
+
+
+def _is_much(asked: Any) -> bool:
+    if isinstance(asked, Mapping):
+        said = [asked[name] for name in ("effort", "type", "enabled") if name in asked]
+        return bool(asked) and all(map(_is_much, said))
+    return not isinstance(asked, list) and asked not in _LITTLE
+
+
+STREAM_ERROR = "stream_error"
+"""The outcome of a stream in which the provider itself reported an error."""
+
+NULL_USAGE = b',"usage":null'
+_LAST = frozenset(("response.completed", "response.failed", "response.incomplete", "message_stop"))
+_LAST_NAME = re.compile(
+    rb"^event: ?(?:response\.(?:completed|incomplete)|message_stop)\r?$"
+    rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|incomplete)|message_stop)"',
+    re.MULTILINE,
+)
+_FINISH = re.compile(rb'(?<!\\)"(?:finish_reason|finishReason)" ?: ?"')
+_EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+_HEAD_BYTES = 256
+_TAIL_BYTES = 32_768
+"""The bytes kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
+_MOST_NUMBER = 1 << 53
+"""No event has a number that is as high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A reason to pass nothing more on: the call's outcome, and the error event that the client gets last, if any is due."""
+
+    outcome: str
+    event: bytes = b""
+
+
+class Transcript:
+    """One stream. Give it, in order, all blocks of whole events that are not plain, and the parts of long events."""
+
+    __slots__ = (
+        "_form",
+        "_has_done",
+        "_head",
+        "_long_tail",
+        "_number",
+        "_strips",
+        "_told",
+        "events",
+        "failure",
+        "finished",
+        "is_over",
+        "is_plain",
+        "last_plain",
+        "usage",
+        "usage_event",
+    )
+
+    def __init__(self, form: Form, *, strips_usage: bool = False) -> None:
+        """`strips_usage`: take out what only asking for usage has added, the extra event and `"usage":null`."""
+        self._form = form
+        self._strips = strips_usage
+        self._has_done = False
+        self._head = b""
+        self._long_tail = b""
+        self._number = -1
+        self._told: dict[str, Any] = {}
+        """The usage of a message as it was told so far."""
+        self.events = 0
+        """The events read here that had content."""
+        self.finished: set[object] = set()
+        """The choices that have a finish reason."""
+        self.is_over = False
+        """The stream's last event has come."""
+        self.is_plain = plain_events_of(form)
+        """Returns whether a block needs no reading; it is then to be counted and kept in `last_plain`."""
+        self.last_plain = b""
+        """The last event that was passed on without reading."""
+        self.failure: Failure | None = None
+        self.usage: Usage | None = None
+        self.usage_event = b""
+        """The usage event that was taken out of the stream because only the gateway had asked for it."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Returns whether the client has a part of an event, which was too long to be held back."""
+        return bool(self._head)
+
+    def read(self, block: bytes, *, is_part: bool = False) -> bytes:
+        """Returns the part of this block that may be passed on. `is_part`: it is the start or the middle of a long event."""
+        if is_part or self._head:
+            return self._read_long(block, is_part=is_part)
+        kept = []
+        for event in sse.split_events(block):
+            if self.is_plain(event):
+                self.events += 1
+                self.last_plain = event
+                kept.append(event)
+                continue
+            kept.append(self._hear(event))
+            if self.failure is not None:
+                break
+        passed = b"".join(kept)
+        return passed.replace(NULL_USAGE, b"") if self._strips else passed
+
+    def is_complete(self, choices: Callable[[], int], *, is_clean: bool) -> bool:
+        """Returns whether the stream is complete; `is_clean`: the connection did not break. `choices` is asked for
+        how many there have to be. Four kinds of stream:
+
+        1. Those that end with an event of their own. 2. Chats end with `[DONE]`; some providers leave it out, then a clean
+        end behind a finish reason for every choice will do. 3. Gemini's, in which that is all there is.
+        4. Others, of which we know no last event: a clean end is all.
+        """
+        if self.is_over or self._head:
+            return self.is_over
+        if self._form == "chat":
+            return is_clean and len(self.finished) >= choices()
+        if self._form == "generate":
+            return is_clean and (sse.PROMPT in self.finished or len(self.finished) >= choices())
+        return is_clean and self._form == "other"
+
+    def error_event(self, message: str, code: str) -> bytes:
+        """Returns an error event as this stream's readers expect it."""
+        if self._form == "responses":
+            return sse.response_error(message, code, self._last_number() + 1)
+        if self._form == "generate":
+            return sse.google_error(message, code)
+        return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
+
+    def _last_number(self) -> int:
+        """The sequence number of the last event: an error of ours is the next one."""
+        plain = sse.event_json(self.last_plain) if self.last_plain else None
+        return max(self._number, _number_of(plain or {}))
+
+    def _hear(self, event: bytes) -> bytes:
+        data = sse.event_data(event).strip()
+        if data == sse.DONE:
+            return self._end(event)
+        if self.is_over:
+            return b""
+        error = sse.error_in(event)
+        if not data and error is None and sse.is_silent(event):
+            return event
+        parsed = sse.json_object(data)
+        if parsed is not None:
+            self._note(parsed)
+        if error is not None:
+            return self._fail(event, parsed, error)
+        if parsed is None:
+            self.failure = self._interrupted("the provider sent an event that is not JSON")
+            return b""
+        if self._strips and _is_usage_event(parsed):
+            self.usage_event = event
+            return b""
+        return self._take(event, parsed)
+
+    def _end(self, event: bytes) -> bytes:
+        """Passes `[DONE]` on once, also behind an end of another kind."""
+        is_first, self._has_done = not self._has_done, True
+        self._be_over()
+        return event if is_first else b""
+
+    def _be_over(self) -> None:
+        self.is_over, self.is_plain = True, plain_events_of("other")
+
+    def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:
+        """Passes on an event with an object that is no error."""
+        if not says_nothing(parsed):
+            self.events += 1
+        for choice in choices_of(parsed):
+            if choice.get("finish_reason"):
+                index = choice.get("index")
+                self.finished.add(index if isinstance(index, int) else 0)
+        if self._form == "generate":
+            self.finished.update(ended_candidates(parsed))
+        reason = failed_reason(parsed) if self.finished else None
+        if reason is not None:
+            self.failure = Failure(
+                STREAM_ERROR, self.error_event(failed_finish_message(reason), ErrorClass.STREAM_INTERRUPTED)
+            )
+        kind = parsed.get("type")
+        if isinstance(kind, str) and kind in _LAST:
+            self._be_over()
+        return event
+
+    def _note(self, parsed: dict[str, Any]) -> None:
+        """Notes the event's usage. A stream of unknown form may also turn out to be one with a known end."""
+        kind = parsed.get("type")
+        if self._form == "other" and isinstance(kind, str):
+            if kind == "message_start":
+                self._form = "messages"
+            elif kind.startswith("response."):
+                self._form = "responses"
+        told = _usage_in(parsed)
+        usage = None if told is None else read_usage(told)
+        if usage is not None and told is not None:
+            if self._form == "messages":
+                self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)
+                self.usage = read_usage(self._told)
+            else:
+                self.usage = usage if self.usage is None else _merged(self.usage, usage)
+        if self._form == "responses":
+            self._number = max(self._number, _number_of(parsed))
+
+    def _fail(self, event: bytes, parsed: dict[str, Any] | None, error: dict[str, Any]) -> bytes:
+        """Passes on the provider's own error: as it is where clients recognise it, else in their form."""
+        is_foreign = self._form == "messages" and (parsed is None or parsed.get("type") != "error")
+        if parsed is not None and (parsed.get("error") or self._form != "chat") and not is_foreign:
+            self.failure = Failure(STREAM_ERROR)
+            return event
+        if parsed is None:
+            message = error.get("message")
+            self.failure = self._interrupted(str(message or "the provider reported an error"))
+        elif is_foreign:
+            self.failure = Failure(STREAM_ERROR, sse.message_error(str(error.get("message")), str(error.get("code"))))
+        else:
+            self.failure = Failure(STREAM_ERROR, b"data: %s\n\n" % sse.error_json(error))
+        return b""
+
+    def _interrupted(self, why: str) -> Failure:
+        outcome = ErrorClass.STREAM_INTERRUPTED
+        return Failure(outcome, self.error_event(why, outcome))
+
+    def _read_long(self, block: bytes, *, is_part: bool) -> bytes:
+        """Reads a piece of an event that is not held back, of which only the first and the last bytes are known.
+
+        If its end shows that it was no JSON, the client has a part of it already, and no event can follow.
+        """
+        if self.is_over:
+            return b""
+        end = None if is_part else _EVENT_END.search(block)
+        piece = block if end is None else block[: end.end()]
+        if not self._head and not sse.event_data(piece).startswith(b"{"):
+            self.failure = self._interrupted("the provider sent an event that is not JSON")
+            return b""
+        self._head = self._head or piece[:_HEAD_BYTES]
+        self._long_tail = (self._long_tail + piece)[-_TAIL_BYTES:]
+        if is_part:
+            return block
+        if not self._long_tail.rstrip().endswith(b"}"):
+            self.failure = Failure(ErrorClass.STREAM_INTERRUPTED)
+            return b""
+        self._end_long()
+        return piece + self.read(block[len(piece) :])
+
+    def _end_long(self) -> None:
+        self.events += 1
+        self.usage = find_usage(self._long_tail) or self.usage
+        if _LAST_NAME.search(self._head):
+            self._be_over()
+        if _FINISH.search(self._long_tail):
+            self.finished.add(0)
+        self._head = self._long_tail = b""
+
+
+def _number_of(event: dict[str, Any]) -> int:
+    number = event.get("sequence_number")
+    return number if isinstance(number, int) and abs(number) < _MOST_NUMBER else -1
+
+
+def _is_usage_event(parsed: dict[str, Any]) -> bool:
+    return parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
+
+
+def _usage_in(parsed: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the usage that an event reports, wherever its provider puts it."""
+    usage = parsed.get("usageMetadata")
+    if isinstance(usage, dict):
+        return usage
+    for holder in (parsed, parsed.get("response"), parsed.get("message"), parsed.get("x_groq")):
+        usage = holder.get("usage") if isinstance(holder, dict) else None
+        if isinstance(usage, dict):
+            return usage
+    return None
+
+
+def _merged(known: Usage, news: Usage) -> Usage:
+    """Merges two reports, whose counts only grow."""
+    return Usage(
+        max(known.input, news.input),
+        max(known.output, news.output),
+        max(known.cached, news.cached),
+        cache_written=max(known.cache_written, news.cache_written),
+        cache_written_1h=max(known.cache_written_1h, news.cache_written_1h),
+    )

@@ -1,0 +1,434 @@
+"""What the gateway reads in a body: which model, as a stream or not, how many tokens at most. Parsed once, and kept as it came.
+
+Only what the gateway itself needs is checked here; everything else in a body is the provider's to judge. Routing looks at
+the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and the like are inert at any depth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import orjson
+
+from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound
+from gateway.core.openai.bodies import (
+    PEEKED_BYTES,
+    Large,
+    MultipartError,
+    boundary_of,
+    digest_in_steps,
+    find_fields,
+    find_in_steps,
+    is_parsed,
+    large_of,
+)
+from gateway.core.openai.json_edit import (
+    MAX_DEPTH,
+    Field,
+    MalformedJson,
+    Outline,
+    is_too_deep,
+    is_written_once,
+    read_contents,
+    read_outline,
+    too_deep,
+)
+from gateway.core.openai.transcript import FIELDS as REASONING
+from gateway.core.openai.transcript import asks_for_reasoning
+from gateway.core.openai.usage import costs_nothing
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import PASSTHROUGH, Endpoint
+
+MAX_MODEL_CHARS = 256
+MAX_CHOICES = 128
+_MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
+_BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
+_RARE = REASONING | {"metadata", "generationConfig"}
+"""What is looked at more closely; one question for all of it."""
+
+
+@dataclass(slots=True)
+class Peeked:
+    """What the gateway read in a body."""
+
+    model: str
+    stream: bool = False
+    stream_options: object = None
+    model_span: tuple[int, int] | None = None
+    max_tokens: int | None = None
+    thinks: bool = False
+    parsed: dict[str, Any] | None = None
+    large: Large | None = None
+    metadata: object = None
+    """As it stands in the body; None: there is none, or it was not read."""
+
+
+def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
+    """What the body asks for; of a large one see `large_bodies.py`. Raises CallerFault, naming the field and the remedy."""
+    if endpoint.request == "multipart":
+        return _peek_multipart(body, index.get(b"content-type", b""))
+    value = json_value(body)
+    # To take one character out jumps from one to the next, to count them looks at every byte: three times as long.
+    rest = len(body.replace(b"{", b"", MAX_DEPTH + 1)) + len(body.replace(b"[", b"", MAX_DEPTH + 1))
+    if 2 * len(body) - rest > MAX_DEPTH and is_too_deep(body):
+        raise too_deep()
+    peeked = read_fields(value, is_model_optional=endpoint.is_model_optional)
+    # One character is found much faster than four; `in` makes and drops an error first, that the text is no number.
+    is_plain = body.count(_MODEL_KEY) == 1 and (body.find(b"\\") < 0 or body.find(b"\\u00") < 0)
+    if not is_plain and "model" in value and not is_written_once(body, "model"):
+        raise written_twice("model")
+    return peeked
+
+
+def json_value(body: bytes) -> dict[str, Any]:
+    """The body, parsed. Raises InvalidRequest, or BodyTooComplex where it is deeper than the parser goes."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise _not_json(body, exc) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest('The request body must be a JSON object, such as {"model": …}.', code="invalid_json")
+    return value
+
+
+def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Peeked:
+    """What these top-level fields ask for; an empty name where they name no model and need not. Raises InvalidRequest."""
+    name = value.get("model")
+    if type(name) is not str or not 0 < len(name) <= MAX_MODEL_CHARS or not name.isprintable():
+        name = "" if name is None and is_model_optional else _model_name(name, present="model" in value)
+    stream = value.get("stream", False)
+    if stream is not True and stream is not False:
+        if stream is not None:
+            raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
+        stream = False
+    thinks, metadata = False, None
+    if not _RARE.isdisjoint(value):
+        thinks, metadata = asks_for_reasoning(value), value.get("metadata")
+    max_tokens = None if _BOUNDS.isdisjoint(value) else _max_tokens(value)
+    if "generationConfig" in value and "contents" in value:
+        max_tokens, thinks = _of_generated(value["generationConfig"])
+    return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value, None, metadata)
+
+
+def written_twice(name: str) -> InvalidRequest:
+    """What is said of a field that two parsers may read differently."""
+    return InvalidRequest(
+        f"The field '{name}' occurs more than once; send it once.", param=name, code="duplicate_field"
+    )
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    """The bound on the answer's tokens, for all choices together; what is not a sane number is the provider's to judge."""
+    bound = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
+    if type(bound) is not int or not 0 < bound < 1_000_000_000:
+        return None
+    for name in ("max_tokens", "max_output_tokens"):  # each provider heeds its own: a small one hides no larger one
+        other = body.get(name) or bound
+        if other != bound:
+            if type(other) is not int or not 0 < other < 1_000_000_000:
+                return None
+            bound = max(bound, other)
+    choices = body.get("n")
+    return bound * choices if type(choices) is int and 1 < choices <= MAX_CHOICES else bound
+
+
+def _of_generated(config: object) -> tuple[int | None, bool]:
+    """The bound on the answer's tokens and whether it is thought before it, from Gemini's own options."""
+    if not isinstance(config, dict):
+        return None, False
+    bound, choices = config.get("maxOutputTokens"), config.get("candidateCount")
+    asked = {"max_tokens": bound} | ({"n": choices} if choices is not None else {})
+    thinking = config.get("thinkingConfig")
+    thinking = thinking if isinstance(thinking, dict) else {}
+    budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
+    return _max_tokens(asked), level != "minimal" or (type(budget) is int and budget != 0)
+
+
+def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:
+    try:
+        found = find_fields(body, form_boundary(content_type), ("model", "stream"))
+    except MultipartError as exc:
+        raise malformed_form(exc) from None
+    return read_form(body, found["model"], found["stream"])
+
+
+def form_boundary(content_type: bytes) -> bytes:
+    """The boundary of a form. Raises InvalidRequest for another content type, MultipartError without a boundary."""
+    if not content_type.lower().startswith(b"multipart/form-data"):
+        raise InvalidRequest(
+            "This endpoint takes multipart/form-data; set the content type.", code="invalid_content_type"
+        )
+    return boundary_of(content_type)
+
+
+def malformed_form(problem: MultipartError | str) -> InvalidRequest:
+    """What is said of a form that is none."""
+    return InvalidRequest(f"The multipart body is malformed: {problem}.", code="invalid_multipart")
+
+
+def read_form(body: bytes, spans: Sequence[tuple[int, int]], streams: Sequence[tuple[int, int]]) -> Peeked:
+    """What a form asks for whose fields `model` and `stream` stand there. Raises InvalidRequest."""
+    if len(spans) > 1:
+        raise written_twice("model")
+    raw = body[slice(*spans[0])] if spans else b""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The field 'model' is not valid UTF-8.", param="model", code="invalid_value") from None
+    model = _model_name(text, present=bool(spans))
+    stream = bool(streams) and body[slice(*streams[0])].lower() == b"true"
+    return Peeked(model, stream, model_span=spans[0])
+
+
+def _model_name(value: Any, *, present: bool) -> str:
+    if not present:
+        raise no_model()
+    if not isinstance(value, str):
+        raise InvalidRequest("The field 'model' must be a string.", param="model", code="invalid_type")
+    if not value or len(value) > MAX_MODEL_CHARS or not value.isprintable():
+        raise InvalidRequest(
+            f"The field 'model' must have 1 to {MAX_MODEL_CHARS} printable characters.",
+            param="model",
+            code="invalid_value",
+        )
+    return value
+
+
+def no_model() -> InvalidRequest:
+    """What is said where a model has to be named."""
+    return InvalidRequest("The field 'model' is missing; name the model to use.", param="model", code="missing_field")
+
+
+def _not_json(body: bytes, exc: orjson.JSONDecodeError) -> CallerFault:
+    if not body.strip():
+        return InvalidRequest("The request body is empty; send a JSON object.", code="empty_body")
+    if "depth" in exc.msg or "ecursion" in exc.msg:  # its words depend on the version
+        return too_deep()
+    return InvalidRequest(f"The request body is not valid JSON: {_json_problem(body, exc)}.", code="invalid_json")
+
+
+def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
+    """The parser's words, made plain where they are not."""
+    if body[:3] == b"\xef\xbb\xbf" or body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "it starts with a byte order mark; send plain UTF-8"
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return f"it is not valid UTF-8 at byte {broken.start}"
+    return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
+
+
+# Reads what a large body asks for, a piece at a time: between the pieces everybody else is served.
+#
+# One body at a time, so that the loop is never later by more than one piece, however many come at once. A body of more than a
+# few megabytes is not parsed at all: what it costs is its bytes.
+
+
+TAKES_TOKENS = frozenset(("embeddings", "completions"))
+"""Endpoints whose texts may be lists of token numbers: 2,048 of them with 512 each are usual, and harmless."""
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+
+T = TypeVar("T")
+
+
+class LargeBodies:
+    """Reads the large bodies of this process."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def peek(self, endpoint: Endpoint, body: bytes, index: dict[bytes, bytes], max_values: int) -> Peeked:
+        """As `peek.peek`. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
+        async with self._turn:
+            if endpoint.request == "multipart":
+                return await _peek_form(body, index, keyed=b"idempotency-key" in index)
+            try:
+                return await _peek_json(body, max_values, endpoint)
+            except MalformedJson as problem:
+                raise _malformed(body, problem) from None
+
+    async def outline(self, body: bytes, max_values: int) -> Outline:
+        """Returns the top level of a JSON object. Raises InvalidRequest, or BodyTooComplex."""
+        async with self._turn:
+            try:
+                return await _in_steps(read_outline(body, max_values))
+            except MalformedJson as problem:
+                raise _malformed(body, problem) from None
+
+    async def find_field(self, body: bytes, name: str, max_values: int) -> Field | None:
+        """Returns the place of a field of the object that the body is; None: it has no such field.
+
+        Raises InvalidRequest, also where the field is written twice, and BodyTooComplex.
+        """
+        async with self._turn:
+            try:
+                outline = await _in_steps(read_outline(body, max_values, counts_numbers=False))
+            except MalformedJson as problem:
+                raise _malformed(body, problem) from None
+        if name in outline.repeated:
+            raise written_twice(name)
+        return outline.spans.get(name)
+
+
+def _malformed(body: bytes, problem: MalformedJson) -> InvalidRequest:
+    why = "it starts with a byte order mark; send plain UTF-8" if body.startswith(_MARKS) else str(problem)
+    return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
+
+
+async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> Peeked:
+    counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
+    outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
+    if is_parsed(body, outline):
+        peeked = read_fields(json_value(body), is_model_optional=is_optional)
+        large = large_of(body, outline)
+    else:
+        contents = await _in_steps(read_contents(body))
+        peeked = read_fields(outline.fields, is_model_optional=is_optional)
+        large = large_of(body, outline, contents)
+    if "model" in outline.repeated:
+        raise written_twice("model")
+    peeked.large = large
+    return peeked
+
+
+async def _peek_form(body: bytes, index: dict[bytes, bytes], *, keyed: bool) -> Peeked:
+    """`keyed`: it will be compared with another."""
+    try:
+        boundary = form_boundary(index.get(b"content-type", b""))
+        found = await _in_steps(find_in_steps(body, boundary, ("model", "stream")))
+    except MultipartError as exc:
+        raise malformed_form(exc) from None
+    peeked = read_form(body, found["model"], found["stream"])
+    if keyed and len(body) > PEEKED_BYTES:
+        peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
+    return peeked
+
+
+async def _in_steps(work: Generator[None, None, T]) -> T:
+    """What the work returns, after as many turns of the loop as it has steps."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        await asyncio.sleep(0)
+
+
+# Pass-through: which paths are relayed as they are, to whom, and who may ask for that.
+#
+# Everything below `/v1`, and without `/v1` below the first segments of OpenAI's API alone, so that no path of the gateway's own
+# or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
+
+
+OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
+"""Whatever is relayed as it is."""
+SEGMENTS = frozenset((
+    "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
+    "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
+))  # fmt: skip
+"""What may come first below `/`."""
+ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
+"""Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
+_MOST_DECODINGS = 3
+_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|;|%3b|%3f|%23|[^\x21-\x7e]", re.IGNORECASE)
+"""What some servers take for another path: steps up, slashes that are hidden, what ends a path or a step (RFC 3986, 3.3)."""
+_VERSION = re.compile(r"v\d+\w*", re.IGNORECASE)
+
+
+def is_relayed(policy: PolicySnapshot, path: str) -> bool:
+    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`."""
+    if policy.passthrough is None:
+        return False
+    below, _, rest = path[1:].partition("/")
+    if below == "v1":
+        below = rest.partition("/")[0]
+        return bool(rest) and (policy.passthrough_admin or not is_admin(below))
+    return below in SEGMENTS or (policy.passthrough_admin and below == "organization")
+
+
+def is_admin(segment: str) -> bool:
+    """Whether it leads to the administration of an account, however often it is encoded."""
+    return _plain(segment).lower() in ADMIN_SEGMENTS
+
+
+def _plain(segment: str) -> str:
+    for _ in range(_MOST_DECODINGS):
+        segment = unquote(segment)
+    return segment
+
+
+def unnamed_model(policy: PolicySnapshot, key: Key) -> Model | None:
+    """The entry for calls that name no model: that of every name, `"*"`; None: there is none, and `passthrough` takes them.
+
+    Raises Forbidden for a key that may not use every model, InvalidRequest where nothing takes such calls.
+    """
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not leave out 'model'; name one of them.",
+            param="model",
+        )
+    model = policy.patterns[-1][1] if policy.patterns else None
+    if model is not None and model.name == "*":
+        return model
+    if policy.passthrough is None:
+        raise no_model()
+    return None
+
+
+def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
+    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
+    target = policy.passthrough
+    if target is None:
+        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
+        )
+    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
+
+
+def relayed_by(policy: PolicySnapshot, key: Key, scope: Mapping[str, Any]) -> Model:
+    """Whoever takes a request that is relayed as it is. Raises NotFound, or Forbidden for a key that may not send it."""
+    model = passthrough_model(policy, key)
+    path = passthrough_path(scope)
+    if path.startswith("/responses/") and "/responses" in model.targets[0].detours:
+        raise NotFound(
+            f"'{model.targets[0].provider}', the provider of 'passthrough', has chat completions and no Responses, so there is "
+            "nothing below /v1/responses; only calls to /v1/responses itself are put into another language."
+        )
+    refuse_unpriced(key, OTHER, scope["method"], path)
+    return model
+
+
+def refuse_unpriced(key: Key, endpoint: Endpoint, method: str, path: str) -> None:
+    """Raises Forbidden where a key with a budget would spend what nobody can count."""
+    if key.budget_usd_per_day is None or key.allow_unpriced or costs_nothing(endpoint, method, path):
+        return
+    raise Forbidden(
+        f"The key '{key.name}' has a budget, and what {method} {path.partition('?')[0]} costs is not known; allow it with "
+        "'allow_unpriced: true' at the key.",
+        code="unpriced_endpoint",
+    )
+
+
+def passthrough_path(scope: Mapping[str, Any]) -> str:
+    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start.
+
+    Whether there is a `/v1` to take away is told by the path that was matched (`scope["path"]`, decoded).
+    """
+    path: bytes = scope["raw_path"]
+    start = b"/v1/" if scope["path"].startswith("/v1/") else b"/" + scope["path"][1:].partition("/")[0].encode()
+    is_whole = start.endswith(b"/") or path[len(start) : len(start) + 1] in (b"/", b"")
+    if not path.startswith(start) or not is_whole or _CLIMBS.search(path):
+        raise NotFound("Unknown path.")
+    if start == b"/v1/" and _VERSION.fullmatch(_plain(path[len(start) :].partition(b"/")[0].decode("ascii"))):
+        raise NotFound("Unknown path.")  # behind a base_url without a version that is the same place as without it
+    return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")

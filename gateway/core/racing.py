@@ -1,0 +1,658 @@
+"""Looks at open attempts that get no answer: finds calls that have waited for too long, and targets that are silent.
+
+    look ── the first event of a stream is late ──────────────── its attempt ends
+         ── the remaining time is needed for another target ───── the call moves on
+         ── a target is suspect: its breaker opens ───────────── the calls that hang there move on, a few at a time
+
+The attempts are inspected a few times a second, so a call that is answered soon pays nothing for it. `policy/` decides,
+`moving.py` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because its
+target is suspect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.keys import CallBudgets, token_cost
+from gateway.core.answers import FirstAnswer, clocks_of, dispatch
+from gateway.core.attempts.outgoing import AttemptDeadlines, Open, Task
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.detector import Heard, SilentAttempt, Suspicion, is_suspect
+from gateway.core.health.times import UNKNOWN, Latency, UsualTimes, first_event_s, probe_s, room_s, silence_s, usual_of
+from gateway.core.limits.reservation import Grant, enter
+from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.ports import Meter
+from gateway.core.retry.balancing import Action, Hedging
+from gateway.core.retry.retry import rule_for
+from gateway.core.retry_budgets import Retry
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed
+
+# Hedging: a second attempt where the first is late, and the end of the one that is not needed.
+#
+#     first ── answers in time
+#     first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
+#
+# This module decides when and where a second attempt goes; it must not know what follows a failure. Each attempt has a task of
+# its own, and the second a copy of the call, so that ledger, grant and deadline are its own as well; in the end the deciding
+# attempt is the call's last one, and its grant the call's. Invariants: the second never waits for its turn; however the race
+# ends, no task runs on, the loser's connection is closed and what it reserved is settled.
+
+
+CANCELLED = "cancelled"
+"""The error class of an attempt that was stopped because its answer is not needed; no breaker counts it as a failure."""
+
+Learn = Callable[[Call, Target, FirstAnswer | UpstreamFailed], None]
+"""Called when an attempt fails while another goes on; the call's last attempt and grant are those of the failure."""
+
+
+@dataclass(slots=True, eq=False)
+class Racer:
+    """One running attempt. `call` is the call itself for the first attempt, a copy of it for the second."""
+
+    call: Call
+    target: Target
+    task: asyncio.Task[FirstAnswer]
+
+
+class Hedges:
+    """Makes second attempts. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_learn", "_meter", "_watch")
+
+    def __init__(self, clock: Clock, meter: Meter, admission: Admission, watch: AttemptDeadlines, learn: Learn) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._watch = watch
+        self._learn = learn
+
+    def late_after_s(self, call: Call, hedging: Hedging) -> float | None:
+        """Returns the seconds after which the attempt that begins now is late; None: too few are measured, or it is a retry."""
+        if call.grant is None or any(not attempt.is_refused for attempt in call.attempts):
+            return None
+        usual_s = _times(call, call.grant).quantile(hedging.percentile / 100, hedging.min_samples)
+        return None if usual_s is None else max(usual_s, hedging.at_least_s)
+
+    async def race(self, call: Call, target: Target, late_after_s: float) -> Racer:
+        """Makes the attempt that `call.grant` is for, and a second one when it is late; returns the deciding one, ended.
+
+        Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelling this stops both attempts.
+        """
+        call.task = None  # what is to be watched is the task of each attempt
+        winner = self._start(call, target)
+        running = [winner]
+        second: Racer | None = None
+        try:
+            await self._until_late(winner.task, late_after_s)
+            second = None if winner.task.done() or call.other_attempt is not None else self._second(call, target)
+            if second is not None:
+                running.append(second)
+                # Two attempts at one target wait for the same cause. With two targets the first attempt keeps its place, and
+                # the second gives way when the call has to move on to a third.
+                self._watch.pair(winner.task, second.call, is_spared=second.target.name != target.name)
+                self._watch.pair(second.task, call, is_spared=False)
+            winner = await self._deciding(running)
+            for loser in [racer for racer in running if racer is not winner]:
+                await self._call_off(loser, is_first=loser is not second)
+        except BaseException:  # the client has left, or a defect of ours
+            winner, *others = running
+            winner.task.cancel()
+            for racer in others:
+                await self._call_off(racer, is_first=False)
+            await _close(winner.task)
+            raise
+        finally:
+            if second is not None:
+                _merge(call, second, is_last=winner is second)
+        return winner
+
+    def _start(self, call: Call, target: Target) -> Racer:
+        opening = dispatch(call, target, self._clock, self._watch)
+        return Racer(call, target, asyncio.get_running_loop().create_task(opening))
+
+    async def _until_late(self, task: asyncio.Task[FirstAnswer], seconds: float) -> None:
+        """Waits until the attempt has ended, or `seconds` have passed."""
+        late: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(self._clock.monotonic() + seconds, partial(late.set_result, None))
+        try:
+            await asyncio.wait((task, late), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+    async def _deciding(self, running: list[Racer]) -> Racer:
+        """Returns the deciding attempt: the first with a usable answer, else the last to fail. Removes others that failed."""
+        first = running[0]
+        while True:
+            await asyncio.wait([racer.task for racer in running], return_when=asyncio.FIRST_COMPLETED)
+            for racer in [racer for racer in running if racer.task.done()]:
+                failure = _failure(racer.task)
+                if failure is None or len(running) == 1:
+                    return racer
+                running.remove(racer)
+                self._learn(racer.call, racer.target, failure)
+                # The first attempt goes on alone; its call will not be sent again to where the second has failed.
+                if racer is not first:
+                    _merge(first.call, racer, is_last=False)
+                    racer.call.attempts = []
+                    self._watch.part(first.task)
+
+    def _second(self, call: Call, target: Target) -> Racer | None:
+        """Starts a second attempt at another target that is free now, else at the same one; None: no room, or denied."""
+        budgets = self._admission.retries.of(call)
+        if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
+            return None
+        denied = self._denies_money(call, target, budgets)
+        for one in self._places(call, target) if denied is None else ():
+            reason = budgets.denies(one, call.attempts[-1])
+            grant = self._reserve(call, one) if reason is None else None
+            if grant is not None:
+                return self._start(replace(call, attempts=[], grant=grant, retry=None, key_cost=None), one)
+            denied = denied or reason
+        if denied is not None:
+            self._meter.retry_denied(denied)
+        return None
+
+    def _places(self, call: Call, target: Target) -> list[Target]:
+        """Returns the targets for a second attempt: those whose last call succeeded first, the first attempt's own last."""
+        plan = self._admission.planner.plan(call)
+        own = sorted(plan.own, key=lambda one: one.order)
+        elsewhere = [one for one in (*own, *plan.others) if one.name != target.name]
+        elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.health.breaker.failures_in_a_row > 0)
+        return [*elsewhere, target]
+
+    def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
+        """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
+        first = call.attempts[-1]
+        first.cost_usd = self._admission.costs.usd(call, target)
+        denied = budgets.denies_money()
+        first.cost_usd = None
+        return denied
+
+    def _reserve(self, call: Call, target: Target) -> Grant | None:
+        """Returns a grant if the target has room now, else None. The reserve and probes are left to first attempts."""
+        line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
+        gate = line.gate
+        health = gate.health
+        if not health.is_clear or not line.waiters.is_free_for(rank):
+            return None
+        grant = enter(
+            gate,
+            call.estimate,
+            call.max_tokens,
+            self._clock.monotonic(),
+            call.model.holding.reserve_percent,
+            rank,
+            answers=call.endpoint.tokens == "both",
+        )
+        if grant is not None:
+            cost = token_cost(call.model.retries, call.attempts[-1], target)
+            grant.retry = Retry(health.retries, health.tokens, cost)
+        return grant
+
+    async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
+        """Stops an attempt that is not needed: closes its connection, settles what it reserved, and estimates its cost."""
+        racer.task.cancel()
+        call, now = racer.call, self._clock.monotonic()
+        if is_first and call.grant is not None:
+            # The first attempt would have taken even longer. Without such times the percentile would sink with each hedge,
+            # and ever more attempts would seem late. A stopped second attempt has had no time to tell anything.
+            _times(call, call.grant).observe(now - call.grant.at, now)
+        self._admission.outcomes.cancelled(call, CANCELLED)
+        try:
+            await _close(racer.task)
+        finally:
+            for attempt in call.attempts[-1:]:  # none: it had not begun
+                _end(attempt, self._admission.costs.usd(call, racer.target), now)
+
+
+def _times(call: Call, grant: Grant) -> Latency:
+    return grant.gate.health.heard.times(stream=call.stream, thinks=call.thinks)
+
+
+def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:
+    """Returns the failure of an attempt that has ended; None: it succeeded, or no other attempt would do better."""
+    if task.cancelled():
+        return None
+    error = task.exception()
+    if error is not None:
+        return error if isinstance(error, UpstreamFailed) else None
+    opened = task.result()
+    return None if opened.diagnosis is None else opened
+
+
+async def _close(task: asyncio.Task[FirstAnswer]) -> None:
+    """Stops the attempt and closes the answer that it may already have."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is None:
+        relay = task.result().relay
+        if relay is not None:
+            await relay.aclose()
+
+
+def _end(attempt: Attempt, cost_usd: float | None, now: float) -> None:
+    attempt.ended_at = now
+    attempt.status = None
+    attempt.error_class = CANCELLED
+    attempt.cost_usd = cost_usd
+
+
+def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
+    """Adds the second attempt to the call's ledger: as the last one, with its grant, if it decides."""
+    if is_last:
+        call.attempts += second.call.attempts
+        call.grant = second.call.grant
+    else:
+        call.attempts[-1:-1] = second.call.attempts
+
+
+# Moves calls: starts another attempt at another target, while the first one, which hangs, stays open.
+#
+#     first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
+#
+# The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and
+# deadline are
+# its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know which
+# target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the call ends, the
+# second's
+# task ends too, its connection is closed and what it reserved is settled.
+
+
+Ended = Callable[[bool], None]
+"""Called when a move has ended; the argument is true if it ended with an answer."""
+log_moving = logging.getLogger("gateway")
+
+
+class MovedAttempt:
+    """The second attempt of a call that moved. `opened` is the answer that it got, once there is one for the client."""
+
+    __slots__ = ("call", "met", "opened", "task")
+
+    def __init__(self, copy: Call) -> None:
+        self.call = copy
+        self.met = len(copy.attempts)
+        """The number of the copy's attempts that were made by the call itself."""
+        self.opened: FirstAnswer | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Moves:
+    """Moves calls. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_serve", "_watch")
+
+    def __init__(
+        self,
+        clock: Clock,
+        admission: Admission,
+        watch: AttemptDeadlines,
+        serve: Callable[[Call], Awaitable[FirstAnswer]],
+    ) -> None:
+        """`serve` answers a call whose last attempt has failed, or raises GatewayError."""
+        self._clock = clock
+        self._admission = admission
+        self._watch = watch
+        self._serve = serve
+
+    def places(self, call: Call) -> Sequence[Target]:
+        """Returns the untried targets that the call may use now under its cost rules; empty: it stays where it is."""
+        places = self._admission.planner.untried(call, self._clock.monotonic())
+        if not places:
+            return ()
+        budgets, last = self._admission.retries.of(call), call.attempts[-1]
+        made = [attempt for attempt in call.attempts if not attempt.is_refused]
+        if len(made) >= budgets.attempts():
+            return ()
+        last.cost_usd = self._cost_usd(call)
+        denied = budgets.denies_money()
+        last.cost_usd = None
+        return () if denied is not None else places
+
+    def begin(self, call: Call, task: Task, ended: Ended | None = None) -> None:
+        """Starts another attempt, at one of the `places`, of a call whose present attempt hangs in `task`."""
+        last, now = call.attempts[-1], self._clock.monotonic()
+        left = replace(
+            last,
+            ended_at=now,
+            status=None,
+            error_class=ErrorClass.TIMEOUT,
+            phase=Phase.SENT,
+            never_again=True,
+            cost_usd=self._cost_usd(call),
+        )
+        copy = replace(
+            call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
+        )
+        move = call.other_attempt = copy.other_attempt = MovedAttempt(copy)
+        move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
+        if ended is not None:  # by the task, not in it: one that is called off at once never runs
+            move.task.add_done_callback(lambda _: ended(move.opened is not None))
+
+    async def outcome(self, call: Call) -> FirstAnswer | None:
+        """Returns the answer that the second attempt got, now that the call's own has failed; None: it got none.
+
+        In both cases the call's ledger has all attempts from then on.
+        """
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return None
+        try:
+            await asyncio.wait((move.task,))
+        except BaseException:  # the client has left
+            await self.abandon(call)
+            raise
+        if call.other_attempt is not move:
+            return None  # it is in the ledger already
+        call.other_attempt = move.call.other_attempt = None  # the copy would lead back to itself
+        call.attempts += move.call.attempts[move.met :]
+        call.denied = call.denied or move.call.denied
+        if move.opened is not None:
+            call.grant, move.call.grant = move.call.grant, None
+        return move.opened
+
+    def call_off(self, call: Call) -> None:
+        """Stops the second attempt because the call's own has an answer; the ledger lists it before the call's own."""
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return
+        call.other_attempt = move.call.other_attempt = None
+        move.task.cancel()
+        self._end(move.call)
+        call.attempts[-1:-1] = move.call.attempts[move.met :]
+
+    async def abandon(self, call: Call) -> None:
+        """Stops both attempts, because the client has left."""
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return
+        self.call_off(call)
+        await asyncio.wait((move.task,))
+        if move.opened is not None and move.opened.relay is not None:
+            await move.opened.relay.aclose()
+
+    async def _make(self, call: Call, move: MovedAttempt, task: Task) -> None:
+        copy = move.call
+        try:
+            opened = await self._serve(copy)
+            if opened.diagnosis is None or is_final(copy):
+                move.opened = opened
+        except GatewayError:
+            self._end(copy)  # a retry that was booked was never sent; the first attempt goes on
+        except Exception:
+            log_moving.exception("moving a call failed")
+            self._end(copy)
+            return
+        if move.opened is not None:
+            self._watch.expire(task)
+            return
+        if copy.unsayable is not None:  # to find that out once is enough
+            call.unsayable = {**copy.unsayable, **(call.unsayable or {})}
+        own = call.attempts[-1:]  # none: its target could not be told the call
+        if call.other_attempt is move and own and own[0].ended_at is None:  # it still hangs, and may move again
+            call.other_attempt = copy.other_attempt = None
+            call.attempts[-1:-1] = copy.attempts[move.met :]
+            call.denied = call.denied or copy.denied
+
+    def _end(self, copy: Call) -> None:
+        """Ends the copy's attempt, which is not needed: settles what it reserved, and estimates its cost."""
+        self._admission.outcomes.cancelled(copy, CANCELLED)
+        last = copy.attempts[-1]
+        if last.ended_at is None:
+            last.cost_usd = self._cost_usd(copy)
+            last.ended_at = self._clock.monotonic()
+            last.status = None
+            last.error_class = CANCELLED
+
+    def _cost_usd(self, call: Call) -> float | None:
+        target = find_target(call)
+        return None if target is None else self._admission.costs.usd(call, target)
+
+
+def is_final(call: Call) -> bool:
+    """Returns whether the call's last answer, an error, would be the same at every target."""
+    return rule_for(call.attempts[-1], call.model.retries).action is Action.PASS_THROUGH
+
+
+def find_target(call: Call) -> Target | None:
+    """Returns the target of the call's present attempt; None: the config no longer names it."""
+    name = call.attempts[-1].target
+    return next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == name), None)
+
+
+def _move_of(call: Call) -> MovedAttempt | None:
+    return call.other_attempt if isinstance(call.other_attempt, MovedAttempt) else None
+
+
+LOOK_AFTER_S = 1.0
+"""Attempts younger than this are not looked at, in seconds."""
+STAYS_S = 2.0
+"""A call that had no other target, or was refused there, is not asked to move again for this long, in seconds."""
+RETRIP_S = 30.0
+"""A breaker that was closed although its target is still suspect is opened again after this time, in seconds."""
+FORGET_S = 3600.0
+"""A target at which no call has waited for this long is forgotten, in seconds."""
+log = logging.getLogger("gateway.health")
+
+
+class Hanging(NamedTuple):
+    """One open attempt that is older than LOOK_AFTER_S."""
+
+    task: Task
+    ends_at: float
+    call: Call
+    usual: UsualTimes
+    clocks: Clocks
+    silent_s: float
+
+
+@dataclass(slots=True)
+class Suspect:
+    """The state of a suspect target. Times are monotonic seconds."""
+
+    breaker: Breaker
+    since: float
+    tripped_at: float = -inf
+    """The time at which the suspicion opened the target's breaker."""
+    waited_at: float = -inf
+    """The time at which a call last waited at the target."""
+
+
+class Suspects:
+    """Watches the open attempts of all calls. One per process."""
+
+    __slots__ = ("_admission", "_clock", "_draw", "_known", "_moves", "_stay_until", "_suspects", "_watch")
+
+    def __init__(
+        self, clock: Clock, admission: Admission, watch: AttemptDeadlines, moves: Moves, draw: Callable[[], float]
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._admission = admission
+        self._watch = watch
+        self._moves = moves
+        self._draw = draw
+        self._suspects: dict[Heard, Suspect] = {}
+        self._stay_until: dict[Task, float] = {}
+        self._known: dict[tuple[Heard, bool, bool], UsualTimes] = {}  # of this look
+
+    def look(self, opens: Open, now: float) -> None:
+        """Judges all open attempts; called a few times a second while there are any."""
+        self._known.clear()
+        self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
+        groups: dict[Heard, tuple[Gate, list[Hanging]]] = {}
+        for task, (ends_at, call) in opens.items():
+            grant = call.grant
+            if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
+                gate = grant.gate
+                _, group = groups.setdefault(gate.health.heard, (gate, []))
+                group.append(self._hanging(gate, task, ends_at, call, now))
+        for gate, group in groups.values():
+            self._look_at(gate, group, now)
+        for heard, suspect in [*self._suspects.items()]:
+            if heard.unserved_s(now) < now - suspect.since:
+                self._clear(heard, suspect)
+            elif heard in groups:
+                suspect.waited_at = now
+            elif now - suspect.waited_at > FORGET_S:
+                del self._suspects[heard]
+                heard.suspicion = None
+
+    def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
+        target = find_target(call)
+        clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
+        return Hanging(
+            task, ends_at, call, self._usual(gate.health.heard, call), clocks, now - call.attempts[-1].heard_at
+        )
+
+    def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
+        for one in group:
+            if one.call.stream and one.clocks.first_event_s is None:
+                self._bound_first_event(one, gate)
+        oldest_first = sorted(group, key=lambda one: one.call.received_at)
+        witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
+        why = self._why_suspect(gate, witnesses, now)
+        if why is not None:
+            self._suspect(gate, why, witnesses, now)
+        suspicion = gate.health.heard.suspicion
+        for one in oldest_first:
+            if _is_probe(one, gate):
+                if self._has_probed(one, gate) or self._needs_room(one, gate, now):
+                    self._move(one, now)
+            elif suspicion is not None and suspicion.free and _hangs(one):
+                self._move(one, now, suspicion)
+            elif self._needs_room(one, gate, now):
+                self._move(one, now)
+
+    def _why_suspect(self, gate: Gate, witnesses: Sequence[Hanging], now: float) -> str | None:
+        unserved_s = gate.health.heard.unserved_s(now)
+        if not witnesses:
+            return None
+        deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
+        shortest_s = min(deadlines, default=inf)
+        waiting = [
+            SilentAttempt(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
+            for one in witnesses
+        ]
+        return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
+
+    def _usual(self, heard: Heard, call: Call) -> UsualTimes:
+        kind = (heard, call.stream, call.thinks)
+        usual = self._known.get(kind)
+        if usual is None:
+            usual = self._known[kind] = usual_of(heard.times(stream=call.stream, thinks=call.thinks))
+        return usual
+
+    def _thinks(self, gate: Gate, call: Call) -> bool:
+        return call.thinks or gate.health.heard.thinks
+
+    def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
+        return silence_s(
+            one.usual,
+            one.clocks.suspect_factor,
+            stream=one.call.stream,
+            thinks=self._thinks(gate, one.call),
+            shortest_deadline_s=shortest_s,
+        )
+
+    def _bound_first_event(self, one: Hanging, gate: Gate) -> None:
+        limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
+        self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
+
+    def _needs_room(self, one: Hanging, gate: Gate, now: float) -> bool:
+        """Returns whether the call must move now to leave its untried targets the time that they need."""
+        call = one.call
+        if not call.deadline_is_callers or len(call.model.plan) < 2:
+            return False
+        started_at = call.attempts[-1].started_at
+        met = {attempt.target for attempt in call.attempts}
+        following = next((target for target in call.model.plan if target.name not in met), None)
+        if following is None:
+            return False
+        heard = self._admission.gates.heard(following, call)
+        after = UNKNOWN if heard is None else self._usual(heard, call)
+        thinks = self._thinks(gate, call)
+        return now - started_at >= room_s(call.deadline - started_at, one.usual, after, thinks=thinks)
+
+    def _has_probed(self, one: Hanging, gate: Gate) -> bool:
+        """Returns whether the probe has waited long enough to show that a silent target still is silent."""
+        health = gate.health
+        if health.heard.suspicion is None and health.heard.last_failure != ErrorClass.TIMEOUT:
+            return False
+        return one.silent_s >= probe_s(
+            one.usual, health.breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
+        )
+
+    def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
+        """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
+        heard, breaker = gate.health.heard, gate.health.breaker
+        suspect = self._suspects.get(heard)
+        if suspect is None:
+            heard.suspicion = Suspicion(why, now)
+            suspect = self._suspects[heard] = Suspect(breaker, now, waited_at=now)
+            log.warning("%s is suspect: %s", breaker.name, why)
+        if now - suspect.tripped_at >= RETRIP_S and any(self._can_move(one, now) for one in group):
+            suspect.tripped_at = now
+            breaker.trip(f"suspect: {why}", now, self._draw())
+
+    def _can_move(self, one: Hanging, now: float) -> bool:
+        if self._stay_until.get(one.task, -inf) > now:
+            return False
+        beside = self._watch.beside(one.task)
+        places = self._moves.places(one.call)
+        if beside is not None:
+            places = [place for place in places if place.name != beside.attempts[-1].target]
+        if places:
+            return True
+        self._stay_until[one.task] = now + STAYS_S
+        return False
+
+    def _move(self, one: Hanging, now: float, suspicion: Suspicion | None = None) -> None:
+        """Moves the call to another target, if it can. A call that has already moved gives up the target that it is at now."""
+        call = one.call
+        is_second = call.other_attempt is not None and call.other_attempt.call is call
+        if (call.other_attempt is not None and not is_second) or self._watch.is_spared(one.task):
+            return
+        if not self._can_move(one, now):
+            return
+        if is_second or self._watch.beside(one.task) is not None:
+            self._watch.expire(one.task)
+            return
+        self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it
+        if suspicion is None:
+            self._moves.begin(call, one.task)
+        else:
+            suspicion.moved()
+            self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
+
+    def _clear(self, heard: Heard, suspect: Suspect) -> None:
+        """Clears the suspicion because the target has answered a call: it may be tried at once."""
+        del self._suspects[heard]
+        heard.suspicion = None
+        breaker = suspect.breaker
+        log.warning("%s is no longer suspect: it has answered", breaker.name)
+        breaker.probe_soon(self._clock.monotonic())
+
+
+def _hangs(one: Hanging) -> bool:
+    """Returns whether the call moves on when its target is suspect."""
+    return one.silent_s >= LOOK_AFTER_S and one.clocks.suspect_in_flight > 0
+
+
+def _is_probe(one: Hanging, gate: Gate) -> bool:
+    """Returns whether the call is one of the probes that try the target again."""
+    breaker = gate.health.breaker
+    return breaker.state == "half_open" and one.call.attempts[-1].started_at >= breaker.probe_at
+
+
+_NO_CLOCKS = Clocks(inf, inf, inf, inf, inf, first_event_s=inf, suspect_in_flight=0)

@@ -1,0 +1,377 @@
+"""The relay of event streams: an answer's bytes on their way to the client, as they come.
+
+`SseRelay` forwards whole events, and never lets a broken stream look like a finished one. What its events mean is decided in
+`policy/`; it keeps no more of an answer than its end. What ends a relay is told to its `on_end` callback exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from math import inf
+from typing import Any, cast
+
+from gateway.core.call import Call
+from gateway.core.ledger import CLIENT_GONE, INTERNAL_ERROR, why_stopped
+from gateway.core.openai import sse
+from gateway.core.openai.sse import FirstEventKind, StreamClock, first_error, first_word
+from gateway.core.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
+from gateway.core.openai.usage import find_usage
+from gateway.core.types import Answer, Clocks, ErrorClass, Phase, TappedChunks, Upstream, UpstreamFailed, Usage
+
+# Bodies that are no event streams: forwarded as they come, or read whole. Also the parts that all relays share.
+#
+# Of a forwarded body only the end is kept, to read usage from. A relay's `on_end` callback is called exactly once.
+
+
+RAW_TAIL_BYTES = 8192
+
+OnEnd = Callable[[str, Usage | None, int], None]
+"""Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated."""
+
+
+class StreamBroken(Exception):
+    """A body broke off: the client's connection has to break off too, so that the client can see it."""
+
+
+class RawRelay:
+    """Forwards a body that is no event stream, as it comes."""
+
+    __slots__ = ("_answer", "_chunks", "_count_tokens", "_first", "_upstream")
+
+    def __init__(self, upstream: Upstream, answer: Answer, first: bytes = b"", *, count_tokens: bool = False) -> None:
+        self._upstream = upstream
+        self._answer = answer
+        self._first = first
+        self._chunks = answer.chunks
+        self._count_tokens = count_tokens
+
+    @property
+    def answer(self) -> Answer:
+        """Returns the answer whose body it is."""
+        return self._answer
+
+    async def aclose(self) -> None:
+        """Stops reading the body, and closes it."""
+        await self._answer.aclose()
+
+    async def chunks(self, on_end: OnEnd, clocks: Clocks, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
+        """Yields the body; raises StreamBroken when it breaks off."""
+        outcome: str = CLIENT_GONE
+        ends_at = now() + clocks.total_s
+        length = 0
+        tail = b""
+        try:
+            if self._first:
+                length, tail = len(self._first), self._first[-RAW_TAIL_BYTES:]
+                yield self._first
+            async for chunk in self._chunks:
+                length += len(chunk)
+                tail = (tail + chunk)[-RAW_TAIL_BYTES:]
+                yield chunk
+                if now() > ends_at:
+                    outcome = ErrorClass.TIMEOUT
+                    raise StreamBroken("the answer took longer than its total time")
+            outcome = "ok"
+        except self._upstream.errors as exc:
+            outcome = ErrorClass.STREAM_INTERRUPTED
+            raise StreamBroken(self._upstream.failure(exc).detail) from exc
+        except asyncio.CancelledError as stopped:
+            outcome = why_stopped(stopped)
+            raise
+        except Exception as exc:
+            if not isinstance(exc, StreamBroken):
+                outcome = INTERNAL_ERROR
+            raise
+        finally:
+            try:
+                await self._answer.aclose()
+            finally:
+                usage = find_usage(tail) if self._count_tokens else None
+                on_end(outcome, usage, length // 4 if self._count_tokens else 0)
+
+
+async def read_whole(
+    upstream: Upstream, answer: Answer, limit: int, heard: Callable[[], None] | None = None
+) -> tuple[bytes, bool]:
+    """Reads the body up to `limit` bytes; returns it, and whether that is all of it. A body read to its end is closed.
+
+    `heard` is called for each part that comes.
+
+    Raises UpstreamFailed when the body breaks off.
+    """
+    if answer.whole is not None:
+        return answer.whole, True
+    parts: list[bytes] = []
+    length = 0
+    try:
+        async for chunk in answer.chunks:
+            parts.append(chunk)
+            length += len(chunk)
+            if heard is not None:
+                heard()
+            if length > limit:
+                return b"".join(parts), False
+    except upstream.errors as exc:
+        await answer.aclose()
+        raise upstream.failure(exc) from exc
+    except BaseException:
+        await answer.aclose()
+        raise
+    await answer.aclose()
+    return parts[0] if len(parts) == 1 else b"".join(parts), True
+
+
+OPENING_LIMIT = 65_536
+"""Bytes of announcements held back while waiting for the first real event."""
+HELD_UP_S = 0.005
+"""A client that takes a part within this has not held its stream up: it is our own work, of which a flood makes much."""
+
+
+class SseRelay:
+    """One event stream. Call `open` first; then iterate `chunks` once."""
+
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_chunks",
+        "_cutter",
+        "_first",
+        "_held",
+        "_look_at",
+        "_now",
+        "_plain",
+        "_said",
+        "_strips",
+        "_upstream",
+        "_write",
+        "paused_s",
+    )
+
+    def __init__(self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
+        self._call = call
+        self._upstream = upstream
+        self._answer = answer
+        self._chunks = answer.chunks
+        self._cutter = sse.EventCutter()
+        self._strips = strip_usage
+        self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage)
+        self._held = b""
+        self._first = b""
+        self._plain = 0
+        """The events that were passed on without reading."""
+        self._look_at = 0.0
+        """When the stream's clock is to be looked at again; before the stream has begun, at once."""
+        self._now: Callable[[], float] = _never
+        self._write: Callable[[bytes], bool] | None = None
+        self.paused_s = 0.0
+        """How long, when it has ended, the provider had to wait for a client that did not read."""
+
+    async def open(self, heard: Callable[[], None] | None = None) -> dict[str, Any] | None:
+        """Read up to the first real event; returns its error object when that event is an error. `heard` is told
+        of each piece that comes before it.
+
+        Raises UpstreamFailed when the stream ends, breaks or makes no sense before it: nothing reached the client, another
+        target may try.
+        """
+        held = bytearray()
+        try:
+            async for chunk in self._chunks:
+                block = self._cutter.feed(chunk)
+                for event in sse.split_events(block):
+                    error = first_error(event)
+                    if error is not None:
+                        return error
+                    if not self._announces(event):
+                        self._held, self._first = bytes(held), block
+                        return None
+                held += block
+                if len(held) > OPENING_LIMIT:
+                    self._held = bytes(held)
+                    return None
+                if heard is not None:
+                    heard()
+        except self._upstream.errors as exc:
+            raise self._upstream.failure(exc) from exc
+        return self._ended_early(bytes(held))
+
+    async def chunks(self, on_end: OnEnd, clocks: Clocks, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
+        """The stream from its first byte; ends with an error event when the provider's ended without its last event.
+
+        Raises StreamBroken where that cannot be said any more, in the middle of an event too long to be held back.
+        """
+        said, cutter, strips = self._said, self._cutter, self._strips
+        is_plain = said.is_plain
+        paused_s = 0.0
+        outcome: str = CLIENT_GONE
+        try:
+            pace = StreamClock(clocks, now())
+            self._now, self._look_at = now, pace.look_at
+            held, self._held, self._first = (self._held, self._first), b"", b""
+            block = said.read(held[0]) + said.read(held[1], is_part=cutter.inside)
+            del held  # it may be large, and the stream long
+            if block:
+                yield block
+            async for chunk in self._chunks if said.failure is None else _nothing():
+                if cutter.is_idle and is_plain(chunk):
+                    self._plain += 1
+                    said.last_plain = chunk
+                    given_at = now()
+                    yield chunk.replace(NULL_USAGE, b"") if strips else chunk
+                elif block := cutter.feed(chunk):
+                    del chunk  # a client that stops reading would keep it beside the block
+                    block = said.read(block, is_part=cutter.inside)
+                    is_plain = said.is_plain
+                    given_at = now()
+                    if block:
+                        yield block
+                    if said.failure is not None:
+                        break
+                else:
+                    given_at = now()
+                left_at = now()
+                if left_at - given_at > HELD_UP_S:
+                    paused_s += left_at - given_at
+                if left_at > self._look_at:
+                    late = pace.look(left_at, self._plain + said.events, paused_s)
+                    if late is not None and not said.is_over:
+                        outcome = ErrorClass.TIMEOUT
+                        yield self._last_event(late, outcome)
+                        return
+                    self._look_at = pace.look_at
+            outcome = ErrorClass.STREAM_INTERRUPTED
+            outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
+            if last:
+                yield last
+        except self._upstream.errors as exc:
+            outcome = ErrorClass.STREAM_INTERRUPTED
+            outcome, last = self._ending(self._upstream.failure(exc).detail)
+            if last:
+                yield last
+        except StreamBroken:
+            raise
+        except asyncio.CancelledError as stopped:
+            outcome = why_stopped(stopped)
+            raise
+        except Exception:
+            outcome = INTERNAL_ERROR
+            raise
+        finally:
+            self.paused_s = paused_s
+            self._untap()
+            try:
+                await self._answer.aclose()
+            finally:
+                if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
+                    outcome = "ok"  # whoever left, or was late, has missed nothing
+                on_end(outcome, said.usage or find_usage(said.last_plain), self._plain + said.events)
+
+    def pass_on(self, write: Callable[[bytes], bool]) -> None:
+        """Let plain events go straight to `write` while `chunks` waits for the next, as `Reply.pass_on` tells.
+
+        Where the provider's connection cannot do that, all of them come out of `chunks`.
+        """
+        if isinstance(self._chunks, TappedChunks):
+            self._write = write
+            self._chunks.tap = self._take
+
+    @property
+    def usage_event(self) -> bytes:
+        """The event with the usage that the client did not ask for, when the stream has ended; empty: there was none."""
+        return self._said.usage_event
+
+    async def aclose(self) -> None:
+        """Give up on the stream."""
+        self._untap()
+        await self._answer.aclose()
+
+    def _take(self, event: bytes) -> bool:
+        """Pass on an event that a turn of `chunks` would only have passed on; False: it has to be read there."""
+        said, write = self._said, self._write
+        if write is None or not self._cutter.is_idle or not said.is_plain(event) or self._now() > self._look_at:
+            return False
+        if not write(event.replace(NULL_USAGE, b"") if self._strips else event):
+            return False
+        self._plain += 1
+        said.last_plain = event
+        return True
+
+    def _untap(self) -> None:
+        """Let go of the client and of the provider's connection, which lead back to here."""
+        self._write = None
+        if isinstance(self._chunks, TappedChunks):
+            self._chunks.tap = None
+
+    def _announces(self, event: bytes) -> bool:
+        """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""
+        if self._cutter.inside:
+            word = FirstEventKind.SOMETHING if sse.event_data(event).startswith(b"{") else FirstEventKind.NONSENSE
+        else:
+            word = first_word(event)
+        if word is FirstEventKind.DONE:
+            raise _malformed("the provider ended the stream without having said anything")
+        if word is FirstEventKind.NONSENSE:
+            raise _malformed("the provider's first event is not JSON")
+        return word is FirstEventKind.NOTHING
+
+    def _ended_early(self, held: bytes) -> dict[str, Any] | None:
+        """The stream ended without a real event: an error in plain JSON, a last event that lacks its end, or a failure."""
+        rest = self._cutter.rest()
+        error = first_error(rest)
+        if error is not None:
+            return error
+        if sse.is_whole(rest):
+            if not self._announces(rest):
+                self._held, self._first = held, rest + b"\n\n"
+                return None
+        elif rest.lstrip().startswith((b"<", b"{", b"[")):
+            raise _malformed("the provider's stream is none")
+        raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
+
+    def _ending(self, why: str, *, is_clean: bool = False) -> tuple[str, bytes]:
+        """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
+        said = self._said
+        rest = self._cutter.rest() if said.failure is None else b""
+        last = said.read(rest + b"\n\n") if sse.is_whole(rest) and not said.is_inside else b""
+        if said.failure is None and not said.is_over and sse.error_in(said.last_plain) is not None:
+            said.failure = Failure(STREAM_ERROR)  # it looked like any other event, and the client has it
+        if said.failure is not None:
+            if said.is_inside:
+                raise StreamBroken(why)
+            return said.failure.outcome, last + said.failure.event
+        error = None if said.is_over else sse.error_in(rest)
+        if error is None and said.is_complete(self._choices, is_clean=is_clean):
+            return "ok", last
+        if error is not None:
+            why = str(error.get("message", why))
+        return ErrorClass.STREAM_INTERRUPTED, last + self._last_event(why, ErrorClass.STREAM_INTERRUPTED)
+
+    def _choices(self) -> int:
+        if self._call.large is not None:
+            return self._call.large.choices
+        asked = sse.json_object(self._call.body) or {}
+        if self._call.endpoint.sse == "generate":
+            options = asked.get("generationConfig")
+            count = options.get("candidateCount") if isinstance(options, dict) else None
+        else:
+            count = asked.get("n")
+        return count if isinstance(count, int) and count > 0 else 1
+
+    def _last_event(self, why: str, code: str) -> bytes:
+        """An error event. Raises StreamBroken inside an event: the client could not tell where that ends."""
+        if self._said.is_inside:
+            raise StreamBroken(why)
+        return self._said.error_event(why, code)
+
+
+def _malformed(detail: str) -> UpstreamFailed:
+    return UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, detail)
+
+
+def _never() -> float:
+    return inf
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    for chunk in cast("tuple[bytes, ...]", ()):
+        yield chunk

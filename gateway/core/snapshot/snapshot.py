@@ -1,0 +1,442 @@
+"""The compiled policy: one immutable object that a call reads once and lives on until its end.
+
+`config/` compiles it, `app.py` swaps it in one assignment. Everything the hot path asks is a look-up here; nothing is
+parsed, merged or formatted while a call runs. Runtime state (connection pools and the like) lives elsewhere, keyed by
+the stable names of this page, so that a reload does not reset it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from re import Pattern
+from typing import Any, Literal, Protocol
+
+from gateway.core.error_tables import ErrorTable
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.limits.table.rules import CONTINUOUS, ChargeRule, Limits, Style
+from gateway.core.openai.bodies import BodyEdits, Large
+from gateway.core.openai.usage import Capabilities
+from gateway.core.retry.balancing import Choice, Retries, Tiers
+from gateway.core.types import (
+    Clocks,
+    Endpoint,
+    FindGaps,
+    Lane,
+    Learn,
+    QueueBounds,
+    RawHeaders,
+    Server,
+    StoreBounds,
+    Upstream,
+)
+from gateway.credentials.auth import CloudAuth
+from gateway.features.degrade.lower import LatencyRules
+from gateway.features.grouping.bodies import GroupRules
+from gateway.features.output.rules import OutputRule
+from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.reuse.rules.rules import Caching
+from gateway.features.runs.rules import Workflows
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.jobs.rules import JobRules, Jobs
+from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
+from gateway.products.pipelines.compile.compiling import PREFIX, PipelinePlan
+
+# A provider as the config tells of it: where it is, whose language it speaks, what it is called with.
+
+
+Dialect = Literal["openai", "azure", "anthropic", "gemini", "vertex", "bedrock"]
+"""Whose addresses, credentials and language a provider has."""
+LimitsAre = Literal["account", "server"]
+"""Each credential's own, as hosted providers count; or those of one server, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where a provider is and how to speak to it. Two equal providers share one connection pool."""
+
+    name: str
+    dialect: Dialect
+    base_url: str
+    """Without a trailing slash; `emulator://NAME` is answered inside the process."""
+    api_key: str | None = field(default=None, repr=False)
+    """None: that of `auth`, else the caller's own is passed through."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Sent with every request."""
+    api_version: str | None = None
+    """Azure: set for the deployments URL, None for `/openai/v1`."""
+    transport: Literal["http1", "httpx"] = "http1"
+    http2: bool = False
+    proxy: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    max_connections: int = 1000
+    idle_expiry_s: float = 60.0
+    limits_are: LimitsAre = "account"
+    """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
+    accepts_callers_of: tuple[str, ...] = field(default=(), compare=False)
+    """Providers, by their names in the config, whose callers' own credentials it may be shown in a fallback."""
+    group: str = ""
+    """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
+    is_self_hosted: bool = False
+    """It is of the operator's own house: it may know of the callers' traces."""
+    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
+    speaks: tuple[str, ...] | None = field(default=None, compare=False)
+    """The languages that it is declared to speak, such as `chat` and `responses`; None: its kind decides, or its answers."""
+    auth: CloudAuth | None = None
+    """The cloud's credential that it is called with, in place of a key."""
+    is_stand_in: bool = False
+    """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
+    learns_models: bool = False
+    """Its list of models is asked for what it tells of them."""
+    messages_url: str | None = None
+    """In place of `base_url` for Anthropic's Messages, at the same server; None: they are beside everything else."""
+
+    @property
+    def is_callers(self) -> bool:
+        """Tells whether it is shown the caller's own credential, as the config has none for it."""
+        return self.api_key is None and self.auth is None
+
+
+OnLoss = Literal["report", "refuse", "approximate"]
+"""A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How a target's provider counts against its limits, from `admission.yaml`."""
+
+    kind: str = ""
+    """Whose headers to expect, as `provider_headers.provider_of` names it; empty: nobody's in particular."""
+    charge: ChargeRule = "sum"
+    excludes_cached: bool = False
+    """Tokens read from the provider's cache do not count."""
+    style: Style = CONTINUOUS
+    learns: bool = True
+    """Correct the limits from the headers of its answers, and search for a rate where nobody tells one."""
+    first_output_tokens: int = 512
+    """What an answer is taken to cost before any was seen, where the caller sets no bound."""
+    arrival_lag_s: float = 0.0
+    """So late its counter may hear of a first call: name, connection, TLS."""
+    adaptive: bool = False
+    """It queues without bound: keep it at the concurrency where its time to first byte begins to grow."""
+    exact_tokens: Callable[[str], Callable[[str], int] | None] | None = field(default=None, repr=False, compare=False)
+    """Finds a model's tokenizer by its name, where the `tokenizer` extra is installed and asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How calls of one model are held, from `queue.yaml`."""
+
+    keepalive_after_s: float = 10.0
+    """A stream that has waited so long is answered with comments from then on."""
+    interim: int | None = None
+    """A call that is no stream hears of an interim response as often: 102 or 103. None: of nothing."""
+    reserve_percent: float = 10.0
+    """Of each limit, kept from the lanes below `interactive`."""
+    prefer_primary_for_s: Mapping[Lane, float] = field(
+        default_factory=lambda: {"critical": 2.0, "interactive": 2.0, "batch": 60.0, "background": 21600.0}
+    )
+    """Hold for the model's own targets so long before its fallbacks are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """US dollars per token."""
+
+    input_usd: float
+    output_usd: float
+    cached_input_usd: float
+    cache_write_usd: float | None = None
+    """Of input that the provider puts into its cache; None: as any other."""
+    cache_write_1h_usd: float | None = None
+    """Of input that it puts there for an hour; None: as for shorter."""
+    audio_input_usd: float | None = None
+    """Of input that is sound, in realtime sessions; None: as any other."""
+    audio_output_usd: float | None = None
+    """Of output that is sound; None: as any other."""
+    cached_audio_input_usd: float | None = None
+    """Of input that is sound and read from the provider's cache; None: as any other."""
+
+
+def no_rates(_model: str) -> Rates | None:
+    """Nothing is priced."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One place that can serve a model."""
+
+    name: str
+    """`provider/model`, stable over reloads; `provider/*` where the caller's own model name is used."""
+    provider: str
+    model: str | None
+    """What the provider calls it; None: the name the client asked for."""
+    upstream: Upstream = field(repr=False, compare=False)
+    clocks: Clocks
+    detours: Mapping[str, Upstream] = field(default_factory=dict, repr=False, compare=False)
+    """By path, what puts calls into another language for it; more may come up while it is in use."""
+    learn: Learn | None = field(default=None, repr=False, compare=False)
+    """Asked for a better answer when the target knows no such path; None: what it speaks is known."""
+    gaps: Mapping[str, FindGaps] = field(default_factory=dict, repr=False, compare=False)
+    """Tells what a request would lose, by the endpoints whose calls are put into another language for this target."""
+    limits: Limits = field(default_factory=Limits)
+    counting: Counting = Counting()
+    weight: float = 1.0
+    order: int = 1
+    """Its tier among the model's own targets: the lower one goes first."""
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    account: str = ""
+    """Whose account pays: the provider's name and, where it has several credentials, the credential's number; empty: the
+    caller's own."""
+    breaker: BreakerRules = field(default_factory=BreakerRules)
+    errors: ErrorTable = field(default_factory=ErrorTable, repr=False)
+    """What its error answers mean."""
+    thinks: bool = False
+    """Its model thinks before it answers, whoever asks for it: minutes without a word are usual."""
+    clocks_by: Mapping[tuple[str, Lane], Clocks] = field(default_factory=dict, repr=False)
+    """By endpoint and lane, where they differ from `clocks`."""
+    edits: BodyEdits | None = None
+    """What is changed in the bodies of its calls; None: nothing."""
+    strip: str = ""
+    """What is taken off the front of the name that the client asked for, where the target has no model of its own."""
+    find_most_input: Callable[[str], int | None] | None = field(default=None, repr=False, compare=False)
+    """How many tokens a model reads, by the provider's name for it; None: nobody knows. A declared window goes before it."""
+    find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
+    """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One entry of `models:`: a name or an `fnmatch` pattern, and where its calls may go."""
+
+    name: str
+    targets: tuple[Target, ...]
+    plan: tuple[Target, ...]
+    """Its own targets, then those of its fallbacks, each once."""
+    holding: Holding = Holding()
+    fallbacks: tuple[str, ...] = ()
+    context_fallbacks: tuple[str, ...] = ()
+    context_plan: tuple[Target, ...] = ()
+    """The targets of its context fallbacks, in order."""
+    choice: Choice = "in_order"
+    """How one of its own targets is chosen."""
+    retries: Retries = field(default_factory=Retries)
+    caching: Caching = field(default_factory=Caching)
+    jobs: JobRules = field(default_factory=JobRules, repr=False)
+    """How its jobs are tried."""
+    grouping: GroupRules | None = None
+    """When calls for embeddings or moderations go to the provider together; None: never."""
+    output: OutputRule | None = None
+    """What its answers have to be, by its policy; None: whatever they are."""
+    on_loss: OnLoss = "report"
+    prefers_native: bool = True
+    """Of one tier, targets that speak the caller's language go before those that a call is converted for."""
+    remembers_thinking: bool = True
+    """Keep what its answers are signed with for callers that do not send it back."""
+    degrade: LatencyRules | None = field(default=None, repr=False)
+    """When its calls ask for less than their callers did; None: never."""
+    pipeline: PipelinePlan | None = field(default=None, repr=False)
+    """What its calls are runs of, which go to no target by themselves; None: they are calls."""
+    include_usage: bool = True
+    """Ask providers for usage in streams even when the caller did not."""
+    for_callers: Model | None = None
+    """What calls with a credential of their own use instead; None: theirs may go to every target of the plan."""
+    withheld: frozenset[str] = frozenset()
+    """Names of targets, of the operator's own house, that are called without the caller's credential."""
+    skipped: str = ""
+    """A sentence on the targets that are left out, for errors of ours; empty: none are."""
+    credentials_of: str = ""
+    """The provider that the callers' credentials are taken to be of, where some target must not see them."""
+    tiers: Tiers[Target] = field(init=False, repr=False, compare=False)
+    """Its own targets, ready to be arranged."""
+    others: tuple[Target, ...] = field(init=False, repr=False)
+    """The targets of its fallbacks."""
+    restricts: bool = field(init=False, repr=False)
+    """Some target of the plan cannot do everything."""
+    converted: frozenset[str] = field(init=False, repr=False)
+    """The endpoints whose calls are put into another language for some target of the plan."""
+    preferred: Mapping[str, tuple[Target, ...]] = field(init=False, repr=False)
+    """By such an endpoint, its own targets as its calls prefer them: of one `order`, those without a conversion first."""
+    nameless: frozenset[str] = field(init=False, repr=False)
+    """Names of which nothing is left for some target of the plan: there is no such model."""
+
+    def rank_for(self, endpoint: str) -> Callable[[Target], tuple[int, bool]]:
+        """Returns the tier of a target among its own, for calls to this endpoint."""
+        prefers = self.prefers_native
+        return lambda target: (target.order, prefers and endpoint in target.gaps)
+
+    def __post_init__(self) -> None:
+        converted = frozenset(name for target in (*self.plan, *self.context_plan) for name in target.gaps)
+        derived = {
+            "tiers": Tiers(self.targets),
+            "others": tuple(target for target in self.plan if target not in self.targets),
+            "restricts": any(target.capabilities.is_restricted for target in (*self.plan, *self.context_plan)),
+            "nameless": frozenset(
+                target.strip for target in (*self.plan, *self.context_plan) if target.strip and target.model is None
+            ),
+            "converted": converted,
+            "preferred": {name: tuple(sorted(self.targets, key=self.rank_for(name))) for name in converted},
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A caller. `digest` is the SHA-256 of its secret; the secret itself is not kept."""
+
+    name: str
+    tenant: str
+    digest: bytes = field(repr=False)
+    lane: Lane = "interactive"
+    critical: bool = False
+    """Its calls may ask for the lane `critical`."""
+    names_tenants: bool = False
+    """Its calls may name the tenant they are for, with `x-gateway-tenant`."""
+    accepts_202: bool = False
+    """Its callers take a job for an answer, where their call would be refused and its rules have that."""
+    models: tuple[str, ...] = ("*",)
+    allows: Pattern[str] | None = None
+    """Compiled from `models`; None: every model."""
+    limits: Limits = field(default_factory=Limits)
+    budget_usd_per_day: float | None = None
+    allow_unpriced: bool = False
+    """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    keeps_responses: bool = True
+    """False: the gateway keeps none of its responses, so none runs in the background."""
+    workflow: str = ""
+    """Whose part all its calls are, whatever they say; empty: as they say."""
+    webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """Sign what goes to URLs that its requests name; without any they cannot name one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySnapshot:
+    """All of the config, compiled. `digest` names the content, `version` counts the swaps of this process."""
+
+    version: int
+    digest: str
+    loaded_at: float
+    """Wall clock, seconds."""
+    files: tuple[str, ...]
+    """What it was read from, for `/admin/config`."""
+    server: Server
+    providers: Mapping[str, Provider]
+    models: Mapping[str, Model]
+    """By exact name, patterns not among them."""
+    patterns: tuple[tuple[Pattern[str], Model], ...]
+    """Longest pattern first."""
+    keys: Mapping[bytes, Key] = field(repr=False)
+    """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
+    anonymous: Key
+    lane_deadline_s: Mapping[Lane, float]
+    """For every lane."""
+    queue: QueueBounds = field(default_factory=QueueBounds)
+    state: str = "memory"
+    """Where what outlives a call is kept: `memory`, `sqlite:///path`, or `redis`; fixed at start."""
+    shared: SharedState | None = None
+    """Of `redis`: which one."""
+    store: StoreBounds = field(default_factory=lambda: StoreBounds({}, 256 * 1024 * 1024))
+    """How much of it."""
+    passthrough: Target | None = None
+    """Where the other endpoints go."""
+    passthrough_admin: bool = False
+    """Also those that manage the account."""
+    objects: ObjectRules | None = None
+    """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
+    jobs: Jobs = field(default_factory=Jobs)
+    """Durable work: where it is kept, and how it runs."""
+    pipelines: Mapping[str, PipelinePlan] = field(default_factory=dict)
+    """By name, which as a model has `pipelines/` before it."""
+    webhooks: Webhooks = field(default_factory=dict)
+    webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
+    """Who hears of the ends of jobs."""
+    workflows: Workflows = field(default_factory=dict)
+    """Those that are declared, by name."""
+    notices: tuple[str, ...] = ()
+    """Accepted, but worth a word at start."""
+    emulated: tuple[str, ...] = ()
+    """The providers in whose place the emulator answers callers of other machines: the gateway is not ready then."""
+
+    def find_key(self, secret: bytes) -> Key | None:
+        """The key with this secret, compared in constant time; None when there is none."""
+        digest = sha256(secret).digest()
+        key = self.keys.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+    def find_model(self, name: str) -> Model | None:
+        """The entry for this name: the exact one, else the longest matching pattern."""
+        model = self.models.get(name)
+        if model is not None:
+            return model
+        if self.pipelines and name.startswith(PREFIX):  # then no pattern is asked: a name that is misspelt is no model
+            plan = self.pipelines.get(name.removeprefix(PREFIX))
+            return None if plan is None else Model(name, (), (), jobs=self.jobs.default, pipeline=plan)
+        return next((model for pattern, model in self.patterns if pattern.match(name)), None)
+
+
+class Policies:
+    """Holds the snapshot in force; a swap is one assignment, and a call keeps the one it came in with."""
+
+    __slots__ = ("current",)
+
+    def __init__(self, first: PolicySnapshot) -> None:
+        self.current = first
+
+
+# The request of a client as decisions see it: a call without its ledgers.
+
+
+class Request(Protocol):
+    """The part of a call that stays as it came in, but for `parsed`, which is dropped when it is not needed any more."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str:
+        """The path below the base URL."""
+        ...
+
+    @property
+    def query(self) -> bytes: ...
+    @property
+    def headers(self) -> RawHeaders:
+        """The client's headers that may go upstream."""
+        ...
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The body, parsed; None: it is not, or not any more."""
+        ...
+
+    @property
+    def large(self) -> Large | None:
+        """The outline of a large body; None: the body is small, or is not read."""
+        ...
+
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def stream_options(self) -> object: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def model_name(self) -> str:
+        """The name that the client asked for; `model.name` may be a pattern."""
+        ...
+
+    @property
+    def credential(self) -> bytes | None:
+        """The caller's own credential, where it is passed on."""
+        ...
+
+    @property
+    def tenant(self) -> str: ...

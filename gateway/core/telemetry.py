@@ -1,0 +1,388 @@
+"""Numbers. Implements `ports.Meter`: what is counted as it happens, what is set before a scrape, and the scrape itself.
+
+The metrics themselves are a table (`metrics.py`); what one ended call adds to them is `calls.py`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from gateway.core.call import Call, Replay, Settled
+from gateway.core.calllog import CallLog, Refused
+from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
+from gateway.core.ports import StoreHealth
+from gateway.core.snapshot.snapshot import Model
+from gateway.core.types import ErrorClass, Lane
+from gateway.features.runs.metrics import RunCounter
+from gateway.products.jobs.metrics import JobCounter
+
+# What one ended call adds to the metrics.
+#
+# Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these
+# the labels
+# and rows to add to are kept together. It must not know when calls are counted.
+
+
+NOTHING_FAILED = "queue"
+"""Why a call went to a fallback at once: its own targets had no room in time, or were left alone."""
+
+
+def _is_own(call: Call, name: str) -> bool:
+    """Whether the call's model has the target among its own: any of these may be chosen first."""
+    own = call.model.targets
+    return name == own[0].name or name in [target.name for target in own]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSeries:
+    """Where a plain call of a key to one of its model's own targets is counted: labels of totals, rows of histograms."""
+
+    model: Model
+    request: Labels
+    attempt: Labels
+    input: Labels
+    output: Labels
+    cached: Labels
+    cost: Labels
+    unpriced: Labels
+    duration: list[float]
+    overhead: list[float]
+    first_byte: list[float]
+
+
+class CallCounter:
+    """Counts ended calls."""
+
+    __slots__ = ("_metrics", "_plain", "_runs")
+
+    def __init__(self, metrics: Metrics, runs: RunCounter | None = None) -> None:
+        self._metrics = metrics
+        self._runs = RunCounter(metrics) if runs is None else runs
+        self._plain: dict[Labels, PlainSeries] = {}  # by model, key and target: as many as the config can name
+
+    def count(self, record: Settled) -> None:
+        """Count one call."""
+        call, usage = record.call, record.usage
+        attempts = call.attempts
+        if (
+            len(attempts) != 1
+            or record.outcome != "ok"
+            or usage is None
+            or usage.estimated
+            or call.replay is not None
+            or record.retries_usd
+        ):
+            self._count_any(record)
+            return
+        (attempt,) = attempts
+        series = self._plain.get((call.model.name, call.key.name, attempt.target))
+        if series is None or series.model is not call.model:
+            if not _is_own(call, attempt.target):
+                self._count_any(record)
+                return
+            series = self._bind(call, attempt.target)
+        if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps or usage.cache_written:
+            self._count_any(record)
+            return
+        metrics, cost_usd = self._metrics, record.cost_usd
+        metrics.requests.totals[series.request] += 1
+        metrics.attempts.totals[series.attempt] += 1
+        tokens = metrics.tokens.totals
+        tokens[series.input] += usage.input
+        tokens[series.output] += usage.output
+        if usage.cached:
+            tokens[series.cached] += usage.cached
+        if cost_usd is None:
+            metrics.unpriced.totals[series.unpriced] += 1
+        else:
+            metrics.cost.totals[series.cost] += cost_usd
+        first_byte_s = attempt.first_byte_at - attempt.started_at
+        duration, overhead, first_byte = series.duration, series.overhead, series.first_byte
+        duration[bisect_left(SECONDS, record.duration_s)] += 1
+        duration[-1] += record.duration_s
+        overhead[bisect_left(OVERHEAD_SECONDS, record.overhead_s)] += 1
+        overhead[-1] += record.overhead_s
+        first_byte[bisect_left(SECONDS, first_byte_s)] += 1
+        first_byte[-1] += first_byte_s
+
+    def _bind(self, call: Call, target: str) -> PlainSeries:
+        """The place for such calls; a reload brings another model of the same name, whose targets may be others."""
+        metrics, model, key = self._metrics, call.model.name, call.key.name
+        series = self._plain[model, key, target] = PlainSeries(
+            call.model,
+            (model, key, "ok"),
+            (target, "ok"),
+            (model, target, "input"),
+            (model, target, "output"),
+            (model, target, "cached_input"),
+            (model, target, key),
+            (model, target),
+            metrics.duration.series_of((model,)),
+            metrics.overhead.series_of(()),
+            metrics.first_byte.series_of((target,)),
+        )
+        return series
+
+    def _count_any(self, record: Settled) -> None:
+        call = record.call
+        model, key = call.model.name, call.key.name
+        self._metrics.requests.totals[model, key, record.outcome] += 1
+        self._metrics.duration.observe((model,), record.duration_s)
+        self._metrics.overhead.observe((), record.overhead_s)
+        for attempt in call.attempts:
+            error_class = attempt.error_class
+            self._metrics.attempts.totals[attempt.target, error_class or "ok"] += 1
+            for gap in attempt.gaps:
+                self._metrics.lossy_fields.totals[attempt.target, gap.field, gap.how] += 1
+            if error_class is not None and error_class == ErrorClass.UNKNOWN:
+                self._metrics.unknown.totals[(attempt.target,)] += 1
+            if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
+                self._metrics.first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
+        if len(call.attempts) > 1 and record.outcome == "ok":
+            self._runs.recovered(record)
+        if record.retries_usd:
+            self._metrics.retries_cost.totals[model, key] += record.retries_usd
+        if call.replay is not None:
+            self._count_replay(call.replay, model, key)
+        if call.attempts:
+            target = call.attempts[-1].target
+            if record.outcome == "ok" and not _is_own(call, target):
+                self._metrics.fallbacks.totals[model, target, call.attempts[0].error_class or NOTHING_FAILED] += 1
+            self._count_usage(record, model, key, target)
+
+    def _count_replay(self, replay: Replay, model: str, key: str) -> None:
+        requests = self._metrics.cache.totals
+        for said in replay.tried:
+            requests[said] += 1
+        saved = replay.saved
+        if saved is None:
+            return
+        self._metrics.saved_tokens.totals[replay.layer, model, "input"] += saved.input
+        self._metrics.saved_tokens.totals[replay.layer, model, "output"] += saved.output
+        if replay.saved_usd is not None:
+            self._metrics.saved_usd.totals[replay.layer, model, key] += replay.saved_usd
+
+    def _count_usage(self, record: Settled, model: str, key: str, target: str) -> None:
+        usage = record.usage
+        if usage is None:
+            return
+        tokens = self._metrics.tokens.totals
+        tokens[model, target, "input"] += usage.input
+        tokens[model, target, "output"] += usage.output
+        if usage.cached:
+            tokens[model, target, "cached_input"] += usage.cached
+        if usage.cache_written:
+            tokens[model, target, "cache_write_input"] += usage.cache_written
+        if usage.estimated:
+            self._metrics.estimated.totals[model, target] += 1
+        if record.cost_usd is None:
+            self._metrics.unpriced.totals[model, target] += 1
+        else:
+            self._metrics.cost.totals[model, target, key] += record.cost_usd
+
+
+STATES = ("closed", "half_open", "open", "drained")
+"""Of breakers, by their number in the metric."""
+
+FLUSH_S = 0.05
+FLUSH_RECORDS = 32
+
+
+def _nothing() -> None:
+    return None
+
+
+class Telemetry(Collector):
+    """All metrics of the process. Every method is for the loop's thread."""
+
+    def __init__(self, call_log: CallLog, wall: Callable[[], float]) -> None:
+        self._log = call_log
+        self._wall = wall
+        self._pending: list[tuple[float, Settled | Refused]] = []
+        self._metrics = Metrics()
+        self.runs = RunCounter(self._metrics)
+        self._calls = CallCounter(self._metrics, self.runs)
+        self.jobs = JobCounter(self._metrics)
+        self._metrics.in_flight.values[()] = 0
+        self._metrics.reload_errors.totals[()] = 0
+        self.before_scrape: Callable[[], None] = _nothing
+        """Called before each scrape, to set what nobody keeps up to date in between."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        """All families, for a scrape."""
+        self.flush()
+        self.before_scrape()
+        self._metrics.dropped.totals[()] = self._log.dropped
+        for metric in self._metrics:
+            yield metric.family()
+
+    def began(self) -> None:
+        """A call is in the gateway."""
+        self._metrics.in_flight.values[()] += 1
+
+    def waited(self, lane: str, seconds: float) -> None:
+        """A call has left the delay queue."""
+        self._metrics.waits.observe((lane,), seconds)
+
+    def settled(self, record: Settled) -> None:
+        """One call has ended; it is counted and logged with the next batch."""
+        self._metrics.in_flight.values[()] -= 1
+        self._put(record)
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        """A request was turned away before it became a call."""
+        self._metrics.refused.totals[(code or "unknown",)] += 1
+        self._put((request_id, path, status, code))
+
+    def grouped(self, model: str, calls: int) -> None:
+        """Calls that have become one request."""
+        self._metrics.groups.totals[(model,)] += 1
+        self._metrics.grouped_calls.totals[(model,)] += calls
+
+    def output_checked(self, model: str, result: str) -> None:
+        """An answer was checked against its schema."""
+        self._metrics.output_checks.totals[model, result] += 1
+
+    def retry_denied(self, reason: str) -> None:
+        """An attempt that would have been made was not."""
+        self._metrics.denied.totals[(reason,)] += 1
+
+    def breaker_changed(self, name: str, state: str) -> None:
+        """The breaker of a target or an account has moved."""
+        self._metrics.breaker_moves.totals[name, state] += 1
+
+    def flush(self) -> None:
+        """Count and log what has come in. In batches it costs a call half of what it would cost one by one."""
+        pending, self._pending = self._pending, []
+        for _, record in pending:
+            if isinstance(record, Settled):
+                self._calls.count(record)
+                if record.call.part is not None:
+                    self.runs.count(record)
+                if record.call.lowered is not None:
+                    self._metrics.degraded.totals[(record.call.model.name,)] += 1
+        if pending:
+            self._log.put(pending)
+
+    def _put(self, record: Settled | Refused) -> None:
+        self._pending.append((self._wall(), record))
+        if len(self._pending) == 1:
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+        elif len(self._pending) == FLUSH_RECORDS:  # a longer batch would make one call wait for all of it
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def set_policy(self, version: int) -> None:
+        """This version is in force now."""
+        self._metrics.config_version.values[()] = version
+
+    def reload_failed(self) -> None:
+        """A new config could not be used."""
+        self._metrics.reload_errors.totals[()] += 1
+
+    def set_queue(
+        self,
+        depth: Mapping[tuple[str, Lane], int],
+        oldest_s: Mapping[Lane, float],
+        size: int,
+        pauses: Mapping[str, int],
+    ) -> None:
+        """The delay queue as it is now: depth by model and lane, age by lane, bytes; pauses so far by target."""
+        self._metrics.queue_depth.values = {(model, lane): calls for (model, lane), calls in depth.items()}
+        self._metrics.queue_oldest.values = {(lane,): age_s for lane, age_s in oldest_s.items()}
+        self._metrics.queue_bytes.values[()] = size
+        self._metrics.pauses.totals.update({(target,): count for target, count in pauses.items()})
+
+    def set_limits(
+        self, levels: Mapping[str, float], capacities: Mapping[tuple[str, str], float], errors: Mapping[str, float]
+    ) -> None:
+        """Every limit as it is now: level by name, capacity by name and source; the estimator's error by target."""
+        self._metrics.limit_level.values = {(limit,): level for limit, level in levels.items()}
+        self._metrics.limit_capacity.values = {(limit, source): most for (limit, source), most in capacities.items()}
+        self._metrics.estimate_error.values = {(target,): error for target, error in errors.items()}
+
+    def set_breakers(self, states: Iterable[tuple[str, str]], retry_tokens: Iterable[tuple[str, float]]) -> None:
+        """The state of every breaker, and the retry tokens left; a name that comes more than once has the worst of them."""
+        worst: dict[Labels, float] = {}
+        for name, state in states:
+            worst[(name,)] = max(float(STATES.index(state)), worst.get((name,), 0.0))
+        least: dict[Labels, float] = {}
+        for name, level in retry_tokens:
+            least[(name,)] = min(level, least.get((name,), level))
+        self._metrics.breaker_state.values, self._metrics.retry_level.values = worst, least
+
+    def set_suspects(self, suspects: Iterable[tuple[str, bool]]) -> None:
+        """Which targets are suspect; of a name that comes more than once, whether any is."""
+        seen: dict[Labels, float] = {}
+        for name, is_suspect in suspects:
+            seen[(name,)] = max(float(is_suspect), seen.get((name,), 0.0))
+        self._metrics.suspect.values = seen
+
+    def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:
+        """How many lanes are shed now, and how many requests were so far."""
+        self._metrics.shed_level.values[()] = level
+        self._metrics.shed.totals.update({(lane,): total for lane, total in totals.items()})
+
+    def set_thinking(self, size: int, turns: Mapping[str, int]) -> None:
+        """How many bytes of signed thinking are remembered, and what became of the turns that were looked for, by result."""
+        self._metrics.thinking_bytes.values[()] = size
+        self._metrics.thinking.totals.update({(result,): total for result, total in turns.items()})
+
+    def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
+        """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
+        self._metrics.cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
+        self._metrics.cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+        self._metrics.records_lost.totals[()] = stats.get("records", {}).get("early", 0)
+
+    def set_objects(self, entries: int, lost: int) -> None:
+        """Of how many objects the store knows whose they are, and of how many it has had to forget that."""
+        self._metrics.objects.values[()] = entries
+        self._metrics.objects_lost.totals[()] = lost
+
+    def set_sockets(self, traffic: Mapping[str, tuple[int, int, int, int]], of_responses: int) -> None:
+        """By target: sessions that are open, frames of clients and of the provider so far, and errors; and the open ones of
+        Responses.
+        """
+        metrics = self._metrics
+        metrics.response_sockets.values[()] = of_responses
+        for name, (sessions, of_clients, of_provider, errors) in traffic.items():
+            metrics.realtime_sessions.values[(name,)] = sessions
+            metrics.realtime_frames.totals[name, "client"] = of_clients
+            metrics.realtime_frames.totals[name, "provider"] = of_provider
+            metrics.realtime_errors.totals[(name,)] = errors
+
+    def state_changed(self, is_up: bool) -> None:
+        """The store that replicas share has gone out of reach, or is back."""
+        self._metrics.state_changes.totals["up" if is_up else "gone",] += 1
+
+    def set_state(self, health: StoreHealth) -> None:
+        """How the store that replicas share is now; where there is none, nobody calls this."""
+        self._metrics.state_up.values[()] = float(health.is_up)
+        self._metrics.state_deaf.values[()] = float(health.is_deaf)
+        self._metrics.replicas.values[()] = health.replicas
+        self._metrics.state_operations.totals[()] = health.operations
+        self._metrics.state_failures.totals[()] = health.failures
+        for to in ("up", "gone"):
+            self._metrics.state_changes.totals.setdefault((to,), 0.0)
+
+    def set_loop_lag(self, seconds: float) -> None:
+        """How late the loop ran."""
+        self._metrics.loop_lag.values[()] = seconds
+
+    def set_connections(self, stats: Mapping[str, Mapping[str, int]]) -> None:
+        """Connections by provider and state; called about once a second."""
+        self._metrics.connections.values = {
+            (provider, state): count for provider, states in stats.items() for state, count in states.items()
+        }

@@ -1,0 +1,561 @@
+"""The exchange with a provider: the request, the answer, and the port that carries both.
+
+Nothing here knows httpx or sockets; each implementation of `Upstream` translates its own errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, Protocol
+
+from gateway.core.errors import InvalidRequest
+
+# What goes wrong at a provider: the classes of failure, the progress of the attempt, and the failure of one attempt.
+#
+# No client sees any of this as it is: the flow tries again or elsewhere, and turns the last failure into a `GatewayError`.
+
+
+class ErrorClass(StrEnum):
+    """The kinds of failure, whatever words the provider used."""
+
+    RATE_LIMIT_REQUESTS = "rate_limit_requests"
+    RATE_LIMIT_TOKENS = "rate_limit_tokens"
+    QUOTA_EXHAUSTED = "quota_exhausted"
+    OVERLOADED = "overloaded"
+    SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    BAD_REQUEST = "bad_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    CONTENT_POLICY = "content_policy"
+    AUTH = "auth"
+    PERMISSION = "permission"
+    MODEL_NOT_FOUND = "model_not_found"
+    """The failure concerns a model that the config names, so the operator has to mend it."""
+    NOT_FOUND = "not_found"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    CONFLICT = "conflict"
+    MALFORMED_RESPONSE = "malformed_response"
+    STREAM_INTERRUPTED = "stream_interrupted"
+    UNKNOWN = "unknown"
+
+
+class Phase(StrEnum):
+    """The progress of an attempt when it failed: it decides what may be tried again without paying twice."""
+
+    NOTHING_SENT = "nothing_sent"
+    SENT = "sent"
+    ANSWERED = "answered"
+    STREAMING = "streaming"
+
+
+class UpstreamFailed(Exception):
+    """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""
+
+    def __init__(
+        self, error_class: ErrorClass, phase: Phase, detail: str, *, is_lasting: bool = False, fault: str | None = None
+    ) -> None:
+        """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this."""
+        super().__init__(f"{error_class} ({phase}): {detail}")
+        self.is_lasting = is_lasting or fault is not None
+        self.fault = fault
+        self.error_class = error_class
+        self.phase = phase
+        self.detail = detail
+
+
+class Unsayable(UpstreamFailed):
+    """The call cannot be put into the target's language, which says nothing of the target: another one may serve it."""
+
+    def __init__(self, phase: Phase, message: str, param: str | None, code: str | None) -> None:
+        """`message`, `param` and `code` are for the caller."""
+        super().__init__(ErrorClass.BAD_REQUEST, phase, message, is_lasting=True)
+        self._param = param
+        self._code = code
+
+    def refusal(self) -> InvalidRequest:
+        """Returns what the caller is told if no other target can serve the call."""
+        return InvalidRequest(self.detail, param=self._param, code=self._code)
+
+
+# A large body in which a few places read differently, without a copy of all the rest.
+
+
+Edit = tuple[int, int, bytes]
+"""The text between two offsets, and what replaces it."""
+
+
+class Spliced:
+    """A body that is written as a few buffers, any number of times; the body that they are parts of is only borrowed.
+
+    `len()` gives its length as that of bytes; `bytes()` makes the copy that this class avoids.
+    """
+
+    __slots__ = ("_length", "_parts")
+
+    def __init__(self, body: bytes, edits: Sequence[Edit]) -> None:
+        """`edits` are in any order, and do not overlap."""
+        view, at = memoryview(body), 0
+        self._parts: list[memoryview] = []
+        for start, end, text in sorted(edits):
+            self._parts += (view[at:start], memoryview(text))
+            at = end
+        self._parts.append(view[at:])
+        self._length = sum(map(len, self._parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+    def __radd__(self, before: bytes) -> bytes:
+        return b"".join([before, *self._parts])
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yields the body in pieces of at most `size` bytes, none empty."""
+        for part in self._parts:
+            for start in range(0, len(part), size):
+                yield bytes(part[start : start + size])
+
+
+def pieces_of(body: bytes | Spliced, size: int) -> Iterator[bytes]:
+    """Yields a body in pieces of at most `size` bytes."""
+    if isinstance(body, Spliced):
+        yield from body.pieces(size)
+    else:
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+
+# The vocabulary of all packages: lanes, endpoints, usage, attempts, stored answers.
+#
+# Plain data. It must not know which modules make or read it.
+
+
+Lane = Literal["critical", "interactive", "batch", "background"]
+
+
+LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
+"""The lanes, highest first. A key's own lane is one of the last three; a call asks for `critical`, where its key allows it."""
+
+
+PASSTHROUGH = "passthrough"
+
+
+THINKING = "(thinking)"
+"""The group of answers that a store keeps what turns were signed with in; no set of cache.yaml."""
+
+
+EMULATOR = "emulator://"
+"""Begins the base URL of a provider that is answered inside the process."""
+
+
+FIRST_SHOWN, LAST_SHOWN = 5, 20
+"""The attempts of a call that headers and errors show: this many of the first, this many of the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and the form of its answers."""
+
+    name: str
+    path: str
+    answer: Literal["json", "binary"] = "json"
+    request: Literal["json", "multipart", "any"] = "json"
+    sse: Literal["chat", "responses", "messages", "generate", "other"] = "chat"
+    """The end of its streams: `chat` is `[DONE]`, `responses` and `messages` are named events, `generate` has a reason in its
+    last event, `other` is unknown.
+
+    Callers of `messages` endpoints are Anthropic's, those of `generate` Gemini's: errors have their shapes there.
+    """
+    usage_option: bool = False
+    """Streams carry usage only when `stream_options.include_usage` asks for it."""
+    tokens: Literal["none", "input", "both"] = "none"
+    """The tokens that are estimated when the provider reports no usage."""
+    is_model_optional: bool = False
+    """A call need not name a model: the provider, or a stored prompt, decides."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """The tokens of one call; `cached` is the part of `input` read from a cache, `estimated` if the provider told none."""
+
+    input: int
+    output: int
+    cached: int = 0
+    estimated: bool = False
+    cache_written: int = 0
+    """The part of `input` that the provider put into its cache for later calls, where it tells."""
+    cache_written_1h: int = 0
+    """The part of `cache_written` that stays there for an hour, where the provider has several prices."""
+
+
+@dataclass(slots=True)
+class SpokenUsage(Usage):
+    """The tokens of a realtime session, with those that are sound: these have prices of their own."""
+
+    audio_input: int = 0
+    """The part of `input` that is sound."""
+    audio_output: int = 0
+    """The part of `output` that is sound."""
+    audio_cached: int = 0
+    """The part of `cached` that is sound."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """A complete answer that can be given again. Times are wall-clock seconds."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    """The provider's headers that belong to the answer itself, such as its content type."""
+    body: bytes
+    """The body as the first client got it: JSON, raw event-stream frames, or anything else."""
+    is_stream: bool
+    """The body is an event stream."""
+    endpoint: str
+    model: str
+    """The model's name as the client asked for it."""
+    tenant: str
+    group: str
+    """The set of cache.yaml whose byte bound the answer counts against; empty for an idempotency record."""
+    source: str
+    """The id of the call that the provider answered."""
+    target: str
+    stored_at: float
+    fresh_until: float
+    """The answer is served as it is until this time; a record is forgotten then."""
+    stale_until: float
+    """The answer is served until this time when no target can answer; not before `fresh_until`."""
+    outcome: str = "ok"
+    """`ok`, or the class of an error that the same request would always get."""
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    tells_usage: bool = False
+    """The client asked for usage in its stream."""
+    usage_event: bytes = b""
+    """The stream's usage event with its line ends, where the client did not ask for it and the body lacks it."""
+
+
+class How(StrEnum):
+    """What becomes of a field that a target's language cannot say."""
+
+    APPROXIMATED = "approximated"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+class Gap(NamedTuple):
+    """A field of one request that does not reach a target as it was said."""
+
+    field: str
+    """The caller's name for it, without positions: `tools.web_search`, `input.item_reference`."""
+    how: How
+    why: str
+    """The reason in words, for `gateway explain` and the error that refuses the call."""
+
+
+FindGaps = Callable[[dict[str, Any]], Sequence[Gap]]
+"""Returns what of a parsed request would not reach a target as it was said."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of one call at one target. Times are monotonic seconds; `result` is a status or an error class."""
+
+    target: str
+    started_at: float
+    first_byte_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    error_class: str | None = None
+    upstream_request_id: bytes | None = None
+    detail: str | None = None
+    """A description of the failure, for the log."""
+    phase: Phase | None = None
+    """The progress of the attempt when it failed."""
+    is_refused: bool = False
+    """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
+    never_again: bool = False
+    """The target can never serve this call, whatever the time."""
+    is_callers: bool = False
+    """The attempt used the caller's own credential."""
+    is_told: bool = False
+    """The target's breaker has counted the attempt's result."""
+    sign_at: float = 0.0
+    """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
+    cost_usd: float | None = None
+    """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
+    gaps: Sequence[Gap] = ()
+    """What was lost when the request was put into the target's language."""
+    refuses_loss: bool = False
+    """Nothing may be lost by that: the call is then not sent."""
+    remembers_for: str | None = None
+    """The tenant for whom what signs its answer is remembered; None: it is not."""
+    requests: int = 1
+    """How many requests it took at the target."""
+
+    @property
+    def heard_at(self) -> float:
+        """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
+        return max(self.started_at, self.first_byte_at or 0.0, self.sign_at)
+
+    def __str__(self) -> str:
+        result = self.status if self.status is not None else self.error_class
+        if self.error_class is None or self.ended_at is None:
+            return f"{self.target}:{result}"
+        return f"{self.target}:{result}({self.ended_at - self.started_at:.1f}s)"
+
+
+def shown(attempts: Sequence[Attempt], between: str = " ") -> str:
+    """Returns the attempts in one line; of very many only the first and the last."""
+    if len(attempts) <= FIRST_SHOWN + LAST_SHOWN:
+        return between.join(map(str, attempts))
+    left_out = f"({len(attempts) - FIRST_SHOWN - LAST_SHOWN} more)"
+    return between.join([*map(str, attempts[:FIRST_SHOWN]), left_out, *map(str, attempts[-LAST_SHOWN:])])
+
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it.
+
+    They include the guard against slow streams: a begun stream has to bring `least_events_per_s` over every window.
+    """
+
+    connect_s: float
+    write_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float
+    least_events_per_s: float = 0.0
+    """The least events per second of a stream that has begun, over every window; 0: no such guard."""
+    drip_window_s: float = 60.0
+    first_event_s: float | None = None
+    """The time until the first event of a stream, in seconds; None: it follows from the target's usual time."""
+    suspect_factor: float = 4.0
+    """A target is suspect when several calls get no sign of life for this multiple of its usual time ..."""
+    suspect_in_flight: int = 5
+    """... and this number of calls waits there; 0: the target is never suspect."""
+
+
+class Signs(Protocol):
+    """An object that records a target's signs of life, and what did not reach it as it was said."""
+
+    sign_at: float
+    """The time of the last sign of life, in monotonic seconds."""
+    gaps: Sequence[Gap]
+    """What was lost when the request was put into the target's language."""
+    refuses_loss: bool
+    """Nothing may be lost by that: the call is then not sent."""
+    remembers_for: str | None
+    """The tenant for whom what signs its answer is remembered; None: it is not."""
+    requests: int
+    """How many requests it took at the target."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One request for a target, before the target's own address, credential and dialect are put on it.
+
+    `path` is the OpenAI path below the base URL (`/chat/completions`), `query` what the client sent after `?`;
+    `credential` is the caller's own `Authorization` value, or its key behind `x-api-key `; used only where the provider has
+    none configured.
+    """
+
+    method: str
+    path: str
+    query: bytes
+    model: str
+    headers: RawHeaders
+    body: bytes | Spliced
+    credential: bytes | None
+    clocks: Clocks
+    first_byte_s: float
+    """The time limit for the first byte, in seconds: that of `clocks`, or less if the caller's deadline is nearer."""
+    signs: Signs | None = None
+    """The record of signs of life that come before the head is complete; None: they are not recorded."""
+
+
+class TappedChunks(AsyncIterator[bytes]):
+    """A body whose blocks may be taken in passing, while its reader waits for the next one."""
+
+    __slots__ = ()
+
+    tap: Callable[[bytes], bool] | None
+    """Takes a block instead of the reader who waits, and returns True; False: the reader gets it. None: nobody taps."""
+
+
+class Answer(Protocol):
+    """A provider's answer: the head is here, the body is still to be read."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> RawHeaders:
+        """The headers, with names in lower case."""
+        ...
+
+    @property
+    def whole(self) -> bytes | None:
+        """The body, if all of it came with the head: there is then nothing to read or close. None: it is still to come."""
+        ...
+
+    @property
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, to be read once."""
+        ...
+
+    def unpack(self, codings: bytes) -> None:
+        """Removes the `content-encoding`; the body is then read from `chunks`. Raises one of the upstream's errors."""
+        ...
+
+    async def aclose(self) -> None:
+        """Gives the connection back, or closes it when the body was not read to its end."""
+        ...
+
+
+OnFrame = Callable[[int, bytes | bytearray, bool], None]
+"""Takes a WebSocket frame: its opcode (RFC 6455, 5.2), its payload, and whether it ends its message."""
+
+
+class Socket(Protocol):
+    """One peer of a WebSocket session: a client's connection, or one to a provider."""
+
+    heard: bool
+    """Something has come since somebody last set this to False."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether more waits for the peer than may."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """Returns the number of bytes that wait for the peer."""
+        ...
+
+    @property
+    def reading_paused(self) -> bool:
+        """Whether nothing is read of the peer at present."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Returns the number of frames that have come."""
+        ...
+
+    def attach(
+        self, on_frame: OnFrame, on_close: Callable[[int, str], None], on_congestion: Callable[[bool], None]
+    ) -> None:
+        """Hands on everything from now on. `on_close` gets code and reason, 1006 where the peer left without a word."""
+        ...
+
+    def send(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
+        """Sends a frame, unless the peer is leaving."""
+        ...
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        ...
+
+    def close(self, code: int, reason: str, *, at_once: bool = False) -> None:
+        """Closes the session with the peer; `at_once`: without waiting for its own word."""
+        ...
+
+    def abort(self) -> None:
+        """Leaves the peer without a word."""
+        ...
+
+    def pause(self) -> None:
+        """Reads nothing more of the peer for now."""
+        ...
+
+    def resume(self) -> None:
+        """Reads again."""
+        ...
+
+
+class Upstream(Protocol):
+    """The connection to one target. Reading an answer may raise any of `errors`, which `failure` classifies."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]: ...
+    def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
+        """Raises UpstreamFailed when no response head arrives."""
+        ...
+
+    def failure(self, error: Exception) -> UpstreamFailed: ...
+
+
+Learn = Callable[[Outgoing, Answer], Awaitable[Answer]]
+"""Returns the answer to give instead of one that says that a path is not known: the same, or that of another path."""
+
+
+class Conversions(Protocol):
+    """Puts calls into another language for one target."""
+
+    @property
+    def detours(self) -> Mapping[str, Upstream]:
+        """By path, what its calls go to instead of the target's own upstream; it changes with what is learned."""
+        ...
+
+    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+        """Returns the answer to give instead of a 404 or 405."""
+        ...
+
+
+# What the process as a whole takes: its edge, its delay queue, its store. Part of the compiled policy.
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Facts of the edge that a reload may change; host and port are fixed at start."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = 20_000_000
+    max_json_values: int = 1_000_000
+    """Of one body: objects, lists, strings, numbers and the like, at any depth."""
+    small_body_bytes: int = 262_144
+    """Bodies up to here have fewer values in any case, and are parsed at once."""
+    body_timeout_s: float = 60.0
+    grace_s: float = 30.0
+    notice_s: float = 0.0
+    """Before the grace: not ready any more, but calls are still taken."""
+    admin_listen: tuple[str, int] | None = None
+    admin_digest: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What the delay queue as a whole may hold, and when the gateway sheds load, from `queue.yaml`'s `default`."""
+
+    max_calls: int = 20_000
+    max_bytes: int = 512 * 1024 * 1024
+    max_percent_per_tenant: float = 75.0
+    """Of both, where several tenants hold something."""
+    age_after_s: Mapping[Lane, float] = field(default_factory=lambda: {"batch": 60.0, "background": 600.0})
+    """A call that has waited so long in a lower lane gets a share of `aged_percent` of the grants, whoever is above it."""
+    aged_percent: float = 5.0
+    shed_memory_bytes: int | None = None
+    """Resident memory above which the lowest lanes are shed; None: four fifths of the container's, if that is limited."""
+    shed_loop_lag_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """How much a store may keep, in bytes of what it takes in memory or on disk."""
+
+    answers: Mapping[str, int]
+    """By group; a group that is not named keeps nothing."""
+    records: int
+    vectors: int = 50_000
+    """Rows per partition."""
+    objects: int = 1_000_000
+    """Of which it is remembered whose they are."""

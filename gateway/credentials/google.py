@@ -1,0 +1,295 @@
+"""Google's credentials: a file of a service account or of a user, or the metadata server of the machine.
+
+Application Default Credentials, in their order: GOOGLE_APPLICATION_CREDENTIALS, the file that `gcloud auth
+application-default login` writes, the metadata server.
+
+Sources: https://cloud.google.com/docs/authentication/application-default-credentials;
+https://developers.google.com/identity/protocols/oauth2/service-account (JWT), RFC 6749 section 6 (refresh tokens);
+https://cloud.google.com/compute/docs/access/authenticate-workloads (metadata server).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlencode
+
+import orjson
+
+from gateway.credentials.auth import CloudAuth
+from gateway.credentials.sources.asking import CredentialAsker, Unreached, object_of, words_of
+
+# The assertion of a Google service account: a JWT signed with its key (RFC 7523; RS256 of RFC 7518).
+#
+# Needs the package cryptography, which is imported with the first assertion.
+
+
+LIFE_S: Final = 3600
+SKEW_S: Final = 10
+"""It counts from so long ago, for clocks that go ahead of Google's."""
+
+
+def assertion(email: str, key_pem: str, key_id: str, audience: str, scope: str, now: float) -> str:
+    """Returns the assertion. Raises ImportError without the package, ValueError or TypeError for what is no RSA key."""
+    from cryptography.hazmat.primitives import hashes  # it takes 50 ms, and few configs need it
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa  # as above
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # as above
+
+    key = load_pem_private_key(key_pem.encode(), password=None)
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise TypeError("it is no RSA key")
+    begins = int(now) - SKEW_S
+    head = {"alg": "RS256", "typ": "JWT", **({"kid": key_id} if key_id else {})}
+    claims = {"iss": email, "scope": scope, "aud": audience, "iat": begins, "exp": begins + LIFE_S}
+    signed = f"{_encoded(orjson.dumps(head))}.{_encoded(orjson.dumps(claims))}"
+    return f"{signed}.{_encoded(key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+
+
+def _encoded(part: bytes) -> str:
+    return urlsafe_b64encode(part).rstrip(b"=").decode()
+
+
+# What sources of credentials give, and what they say when they have none. No repr shows a secret.
+
+
+Stamp: TypeAlias = tuple[int, int, int] | None
+"""Tells one state of a file from another; None: there is no such file."""
+MOST_FILE_BYTES = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class BearerToken:
+    """A token that is sent as it is."""
+
+    token: str = field(repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Returns what no answer may repeat."""
+        return (self.token,)
+
+    @property
+    def damaged(self) -> str | None:
+        """Returns what of it no header can hold, in words; None: it is sound."""
+        return None if is_word(self.token) else "the token"
+
+
+@dataclass(frozen=True, slots=True)
+class AwsKeys:
+    """What requests to AWS are signed with."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Returns what no answer may repeat; the name of the key is none, errors tell it."""
+        return (self.secret_key, self.session_token or "")
+
+    @property
+    def damaged(self) -> str | None:
+        """Returns what of it no header can hold, or nobody signs with, in words; None: it is sound."""
+        parts = {"access key": self.access_key, "secret key": self.secret_key, "session token": self.session_token}
+        return next((f"the {name}" for name, part in parts.items() if part is not None and not is_word(part)), None)
+
+
+Credential: TypeAlias = BearerToken | AwsKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """A credential that has just been fetched."""
+
+    credential: Credential
+    lasts_s: float | None
+    """From now on, in seconds; None: as long as nobody changes it."""
+    files: Mapping[str, Stamp] = field(default_factory=dict)
+    """What it was read from: a change there means another credential."""
+
+
+class CredentialMissing(Exception):
+    """There is no credential to be had now. Nothing in it is secret."""
+
+    def __init__(self, what: str, where: str, files: Mapping[str, Stamp] | None = None) -> None:
+        """`what` is missing is for callers, `where` it was looked for, and what helps, for the operator.
+
+        A change of one of `files` is a reason to look again at once.
+        """
+        super().__init__(f"{what}: {where}")
+        self.what = what
+        self.files = files or {}
+
+
+def is_word(text: str) -> bool:
+    """Tells whether a text has neither spaces nor line breaks, and no letter that a header cannot hold."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def stamp_of(path: str) -> Stamp:
+    """Returns the present state of a file."""
+    try:
+        seen = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+
+
+def read_text(path: str) -> tuple[str, Stamp]:
+    """Returns a file's text and the state that it was read in, or an older one. Raises OSError or ValueError.
+
+    Waits for no pipe: whoever opens one is held until somebody writes to it.
+    """
+    stamp = stamp_of(path)
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        return file.read(MOST_FILE_BYTES).decode("utf-8-sig"), stamp
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def why_unread(error: Exception) -> str:
+    """Returns in few words why a file cannot be read."""
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    return "it is not text" if isinstance(error, UnicodeError) else str(error)
+
+
+SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+TOKEN_URI: Final = "https://oauth2.googleapis.com/token"  # noqa: S105  # a public address
+METADATA_HOST: Final = "metadata.google.internal"
+VARIABLE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+EXTRA: Final = "pip install '.[vertex]'"
+_NEEDED: Final = {
+    "service_account": ("client_email", "private_key"),
+    "authorized_user": ("client_id", "client_secret", "refresh_token"),
+}
+_SECRET: Final = ("client_secret", "refresh_token", "assertion")
+_FORM: Final = {"content-type": "application/x-www-form-urlencoded"}
+
+
+class GoogleSource:
+    """Fetches access tokens of Google Cloud."""
+
+    def __init__(
+        self, auth: CloudAuth, environ: Mapping[str, str], asker: CredentialAsker, wall: Callable[[], float]
+    ) -> None:
+        """`wall` gives seconds since the epoch."""
+        self._auth = auth
+        self._environ = environ
+        self._asker = asker
+        self._wall = wall
+
+    async def mint(self) -> Minted:
+        """Returns an access token. Raises CredentialMissing."""
+        if self._auth.source == "metadata":
+            return await self._from_metadata("", {})
+        if self._auth.source == "file" and self._auth.file is not None:
+            return await self._from_file(self._auth.file)
+        named = self._environ.get(VARIABLE)
+        if named:
+            return await self._from_file(named)
+        well_known = user_file(self._environ)
+        stamp = await asyncio.to_thread(stamp_of, well_known)
+        if stamp is not None:
+            return await self._from_file(well_known)
+        return await self._from_metadata(f"{VARIABLE} is not set, there is no {well_known}, ", {well_known: None})
+
+    async def _from_file(self, path: str) -> Minted:
+        try:
+            text, stamp = await asyncio.to_thread(read_text, path)
+        except (OSError, ValueError) as error:
+            raise CredentialMissing(
+                "its credentials file cannot be read", f"{path}: {why_unread(error)}", {path: stamp_of(path)}
+            ) from None
+        files = {path: stamp}
+        said = object_of(text.encode())
+        kind = str(said.get("type", "")) if said else ""
+        if kind not in _NEEDED:
+            shown = f"its type is {kind[:40]!r}" if kind else "it is no JSON object with a type"
+            raise CredentialMissing(
+                "its credentials file is of no known type",
+                f"{path}: {shown}; there are service_account and authorized_user, and the metadata server",
+                files,
+            )
+        lacks = [name for name in _NEEDED[kind] if not isinstance(said.get(name), str) or not said[name]]
+        if lacks:
+            raise CredentialMissing("its credentials file is incomplete", f"{path} lacks {', '.join(lacks)}", files)
+        token_uri = said.get("token_uri")
+        uri = token_uri if isinstance(token_uri, str) and token_uri else TOKEN_URI
+        form = await self._grant(kind, said, uri, path, files)
+        return await self._exchange(uri, form, path, files)
+
+    async def _grant(
+        self, kind: str, said: Mapping[str, Any], uri: str, path: str, files: Mapping[str, Stamp]
+    ) -> Mapping[str, str]:
+        """Returns what is exchanged for an access token."""
+        if kind == "authorized_user":
+            form = {name: said[name] for name in ("client_id", "client_secret", "refresh_token")}
+            return {"grant_type": "refresh_token", **form}
+        try:  # in a thread: a private key takes milliseconds to check and to sign with
+            signed = await asyncio.to_thread(
+                assertion,
+                *(said["client_email"], said["private_key"], str(said.get("private_key_id") or "")),
+                *(uri, SCOPE, self._wall()),
+            )
+        except ImportError:
+            raise CredentialMissing(
+                "a service account needs a package that is not installed", f"{path}: install it: {EXTRA}", files
+            ) from None
+        except (ValueError, TypeError):
+            raise CredentialMissing(
+                "its credentials file is damaged", f"{path}: private_key is no RSA key in PEM", files
+            ) from None
+        return {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": signed}
+
+    async def _exchange(self, uri: str, form: Mapping[str, str], path: str, files: Mapping[str, Stamp]) -> Minted:
+        try:
+            status, body = await self._asker.ask("POST", uri, _FORM, urlencode(form).encode())
+        except Unreached as error:
+            raise CredentialMissing("its credential cannot be fetched", f"{uri}: {error}", files) from None
+        if status != 200:
+            said = object_of(body)
+            secrets = [form[name] for name in _SECRET if name in form]
+            why = words_of(status, said.get("error"), said.get("error_description"), hidden=secrets)
+            raise CredentialMissing("its credential is not accepted", f"{uri} refuses that of {path}: {why}", files)
+        return self._minted(body, uri, files)
+
+    async def _from_metadata(self, looked: str, files: Mapping[str, Stamp]) -> Minted:
+        """Asks the metadata server; `looked` is where nothing was found before."""
+        host = self._environ.get("GCE_METADATA_HOST") or self._environ.get("GCE_METADATA_ROOT") or METADATA_HOST
+        url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+        try:
+            status, body = await self._asker.ask("GET", url, {"metadata-flavor": "Google"}, is_near=True)
+        except Unreached as error:
+            raise CredentialMissing(
+                "no Google credential was found", f"{looked}the metadata server at {host}: {error}", files
+            ) from None
+        if status != 200:
+            what = "the machine has no service account" if status == 404 else words_of(status)
+            raise CredentialMissing(
+                "no Google credential was found", f"{looked}the metadata server at {host}: {what}", files
+            )
+        return self._minted(body, f"the metadata server at {host}", files)
+
+    def _minted(self, body: bytes, origin: str, files: Mapping[str, Stamp]) -> Minted:
+        said = object_of(body)
+        token, lasts_s = said.get("access_token"), said.get("expires_in")
+        if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
+            raise CredentialMissing("its credential cannot be fetched", f"{origin} gives no access_token", files)
+        is_time = isinstance(lasts_s, int | float) and not isinstance(lasts_s, bool)
+        return Minted(BearerToken(token), lasts_s if is_time else 3600.0, files)
+
+
+def user_file(environ: Mapping[str, str]) -> str:
+    """Returns where `gcloud auth application-default login` writes to."""
+    folder = environ.get("CLOUDSDK_CONFIG") or f"{environ.get('HOME') or '~'}/.config/gcloud"
+    return f"{folder}/application_default_credentials.json"

@@ -1,0 +1,553 @@
+"""A chat completion as a message: what a model thought, said and called becomes blocks.
+
+The id of the answer is made from `ConvertedRequest.id`, because ids are each provider's own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.openai.json_edit import is_too_deep
+from gateway.core.openai.sse import failed_finish_message, failed_reason, json_object
+from gateway.core.openai.usage import estimate_usage
+from gateway.dialects.anthropic import in_request as thinking
+from gateway.dialects.anthropic.in_answer import ids
+from gateway.dialects.anthropic.in_answer.ids import id_back
+from gateway.dialects.anthropic.in_request import MARK
+from gateway.dialects.base import (
+    BY_TTL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    strings,
+    text_of,
+    written_by_ttl,
+)
+from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
+
+_STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
+"""Why an answer ended before its model had said all, by a chat completion's finish reason."""
+CUT: Final = frozenset(_STOPS)
+_TIERS: Final = {"default": "standard", "priority": "priority"}
+
+
+def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns the message. Raises MalformedAnswer where there is none, or a call in it makes no sense."""
+    choice = first_choice(body)
+    said = choice.get("message")
+    if not isinstance(said, dict):
+        raise MalformedAnswer("the answer has no message")
+    if (reason := failed_reason(body)) is not None:
+        raise MalformedAnswer(failed_finish_message(reason))
+    finish = text_of(choice.get("finish_reason"))
+    refusal = text_of(said.get("refusal"))
+    thought, text = words_in(said)
+    said_all = text + refusal
+    blocks: list[Json] = [{"type": "text", "text": said_all}] if said_all.strip() else []
+    extras: dict[str, Json] = {}
+    calls = _calls(sent, said, finish, extras)
+    blocks += calls
+    _put_in(blocks, thought, objects(said.get("reasoning_details")))
+    if extras:
+        blocks = [one for block in blocks for one in _with_extra(block, extras)]
+    if calls and thinking.is_to_mark(sent.asked) and not any(block["type"] in thinking.THOUGHTS for block in blocks):
+        blocks.insert(blocks.index(calls[0]), thinking.redacted_block(thinking.MARK))
+    return begun(sent, body) | {
+        "content": blocks,
+        **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
+        "usage": usage_of(body) or estimated(sent, body, _told(blocks)),
+    }
+
+
+def begun(sent: ConvertedRequest, said: Json) -> Json:
+    """Returns a message that has just begun; `said` is a chat completion or a piece of one."""
+    return {
+        "id": f"msg_{sent.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": text_of(said.get("model")) or text_of(sent.asked.get("model")),
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool, is_refused: bool) -> Json:
+    """Returns why a message ended.
+
+    Called tools make it one that waits for them, whatever they are called with (ENTERPILOT/GoModel#124), but not where it was
+    cut (NousResearch/hermes-agent#43478). vLLM names the sequence that it stopped at.
+    """
+    reason = _STOPS.get(finish) or ("refusal" if is_refused else "tool_use" if has_calls else "end_turn")
+    met = choice.get("stop_reason")
+    if reason == "end_turn" and isinstance(met, str) and met in strings(sent.asked.get("stop_sequences")):
+        return {"stop_reason": "stop_sequence", "stop_sequence": met}
+    made: Json = {"stop_reason": reason, "stop_sequence": None}
+    if reason == "refusal":
+        made["stop_details"] = {"type": "refusal", "category": None, "explanation": None}
+    return made
+
+
+def usage_of(said: Json) -> Json | None:
+    """Returns a chat completion's usage in the words of Messages, whose input is without what a cache has done."""
+    usage = said.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    came = object_of(usage.get("prompt_tokens_details"))
+    read, written = count_in(came, "cached_tokens"), count_in(came, "cache_write_tokens")
+    read = read or count_in(usage, "prompt_cache_hit_tokens")  # DeepSeek's name
+    made: Json = {
+        "input_tokens": max(0, count_in(usage, "prompt_tokens") - read - written),
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": read,
+        "output_tokens": count_in(usage, "completion_tokens"),
+    }
+    if by_ttl := written_by_ttl(came.get(BY_TTL)):
+        made["cache_creation"] = by_ttl
+    if thought := count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"):
+        made["output_tokens_details"] = {"thinking_tokens": thought}
+    return made | tier_of(said)
+
+
+def estimated(sent: ConvertedRequest, said: Json, told: int) -> Json:
+    """Returns a usage where none is known: by the size of the request, without its pictures, and the characters `told`.
+
+    It says so, that nobody takes it for the provider's word.
+    """
+    asked = {**sent.asked, "messages": [_without_media(one) for one in objects(sent.asked.get("messages"))]}
+    usage = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
+    return {"input_tokens": usage.input, "output_tokens": usage.output, "estimated": True} | tier_of(said)
+
+
+def _without_media(message: Json) -> Json:
+    """Returns a message, or the result of a tool, without its pictures and files: to write and search those takes long."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    made = []
+    for block in content:
+        source = block.get("source") if isinstance(block, dict) else None
+        if isinstance(source, dict) and source.get("type") == "base64":
+            block = {**block, "source": {**source, "data": ""}}
+        elif isinstance(block, dict) and "content" in block:
+            block = _without_media(block)
+        made.append(block)
+    return {**message, "content": made}
+
+
+def tokens_in(told: int) -> int:
+    """Returns about how many tokens so many characters are."""
+    return -(-told // 4)
+
+
+def tier_of(said: Json) -> Json:
+    """Returns which tier has answered, if it is one of Anthropic's, too."""
+    tier = _TIERS.get(text_of(said.get("service_tier")))
+    return {"service_tier": tier} if tier else {}
+
+
+def call_id(sent: ConvertedRequest, number: int) -> str:
+    """Returns an id for a call that came without one, unlike those of other turns."""
+    return f"toolu_{sent.id}{number:02d}"
+
+
+def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
+    """Yields a block, and before it what its provider has said of a call besides."""
+    id = block.get("id")
+    if id in extras:
+        yield thinking.extra_block(id, extras[id])
+    yield block
+
+
+def _calls(sent: ConvertedRequest, said: Json, finish: str, extras: dict[str, Json]) -> list[Json]:
+    """Returns the calls as blocks; one goes where the answer was cut in the middle of it.
+
+    `extras` gets what their provider has said of each besides.
+    """
+    found = pieces_in(said)
+    names = ids.names_back(sent.asked) if found else {}
+    blocks: list[Json] = []
+    used: set[str] = set()
+    for number, call in enumerate(found):
+        named = named_in(call)
+        name, told = text_of(named.get("name")), argument_in(named)
+        if not name:
+            raise MalformedAnswer("the answer calls a tool without a name")
+        given = told.encode(errors="replace")
+        arguments = json_object(given) if told.strip() else {}
+        if arguments is None or is_too_deep(given):
+            if finish in CUT:
+                continue
+            raise MalformedAnswer("the answer calls a tool with something else than a JSON object")
+        given_id = text_of(call.get("id"))  # of calls of one id, only the first can be answered by it
+        id = ids.id_back(given_id) if given_id and given_id not in used else call_id(sent, number)
+        used.add(given_id)
+        if extra := object_of(call.get("extra_content")):
+            extras[id] = extra
+        blocks.append({"type": "tool_use", "id": id, "name": names.get(name, name), "input": arguments})
+    return blocks
+
+
+def _told(blocks: list[Json]) -> int:
+    """Returns how many characters the words and arguments of these blocks have."""
+    words = (block.get("text") or block.get("thinking") or "" for block in blocks)
+    inputs = (orjson.dumps(block["input"]) for block in blocks if "input" in block)
+    return sum(map(len, words)) + sum(map(len, inputs))
+
+
+def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
+    """Puts what the model thought where it was: each block before what followed it, by its `index`."""
+    made: list[tuple[int, Json]] = []
+    words = next((detail for detail in details if thinking.words_of(detail)), None)
+    if thought and words is None:
+        made.append((0, thinking.thinking_block(thought)))
+    for detail in details:
+        place = detail.get("index")
+        block = _block(detail)
+        if block is not None:
+            made.append((place if type(place) is int else 0, block))
+    least = 0
+    for place, block in sorted(made, key=_place):
+        at = max(place, least)
+        blocks.insert(at, block)
+        least = min(at, len(blocks) - 1) + 1
+
+
+def _place(one: tuple[int, Json]) -> int:
+    return one[0]
+
+
+def _block(detail: Json) -> Json | None:
+    proof = thinking.signature_for(detail)
+    if detail.get("type") == "reasoning.encrypted":
+        return thinking.redacted_block(proof) if proof else None
+    text = thinking.words_of(detail)
+    return thinking.thinking_block(text, proof) if text or proof else None
+
+
+# Blocks of a message that are open while a stream of chat completions is put into one.
+
+
+TEXT: Final = "text"
+THINKING: Final = "thinking"
+CALL: Final = "tool_use"
+_DELTAS: Final = {
+    TEXT: ("text_delta", "text"),
+    THINKING: ("thinking_delta", "thinking"),
+    CALL: ("input_json_delta", "partial_json"),
+}
+_MOST_CHECKED: Final = 1024 * 1024
+"""The characters of a call's arguments that are kept to find out whether they are JSON."""
+_MOST_TRIES: Final = 8
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """Returns an event; each has its name, for Anthropic's SDK passes over those that have none."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+class MessageBlock:
+    """A block that grows. Most events only bring more of it, so they are put together of bytes."""
+
+    __slots__ = ("_before", "_place", "is_signed", "kind", "told")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.is_signed = False
+        """It is thinking, and all was told of it."""
+        self.told = 0
+        """The characters that were told."""
+        self._place = -1
+        self._before = b""
+
+    def begin(self, place: int) -> None:
+        self._place = place
+        delta, field = _DELTAS[self.kind]
+        told = f'{{"type":"content_block_delta","index":{place},"delta":{{"type":"{delta}","{field}":'
+        self._before = b"event: content_block_delta\ndata: " + told.encode()
+
+    def more(self, text: str) -> bytes:
+        """Returns the event that tells this piece."""
+        self.told += len(text)
+        return b"%b%b}}\n\n" % (self._before, orjson.dumps(text))
+
+    def sign(self, signature: str) -> bytes:
+        """Returns the event with what proves whose the thinking is."""
+        self.is_signed = True
+        return event(
+            "content_block_delta", index=self._place, delta={"type": "signature_delta", "signature": signature}
+        )
+
+    def ended(self) -> bytes:
+        """Returns the events that end the block; thinking that nobody has signed gets our mark."""
+        signed = self.sign(MARK) if self.kind is THINKING and not self.is_signed else b""
+        return signed + event("content_block_stop", index=self._place)
+
+
+class ToolUse(MessageBlock):
+    """A call. It is a block when its turn has come; until then its arguments are held."""
+
+    __slots__ = (
+        "_held", "_kept", "_known_whole", "_made_id", "_tried", "_tries", "extra", "held_characters", "id", "index",
+        "is_closed", "is_empty", "is_waiting", "name",
+    )  # fmt: skip
+
+    def __init__(self, index: int, id: str) -> None:
+        """`index` is its provider's; `id` is for a call that comes without one."""
+        super().__init__(CALL)
+        self.index, self._made_id = index, id
+        self.id = self.name = ""
+        self.extra: Json = {}
+        """What its provider has said besides."""
+        self.is_waiting = self.is_closed = False
+        self.is_empty = True
+        """No argument was told yet."""
+        self.held_characters = 0
+        self._held: list[str] = []
+        self._kept: list[str] | None = []
+        """What was told, as long as it is kept to be checked."""
+        self._known_whole = False
+        self._tries = self._tried = 0
+
+    @property
+    def told_id(self) -> str:
+        """The id that the caller gets."""
+        return id_back(self.id) if self.id else self._made_id
+
+    def begun(self) -> Json:
+        return {"type": CALL, "id": self.told_id, "name": self.name, "input": {}}
+
+    def hold(self, text: str) -> None:
+        """Keeps a piece until the call's turn has come."""
+        if text:
+            self._held.append(text)
+            self.held_characters += len(text)
+
+    def release(self) -> str:
+        """Returns what was held."""
+        text = "".join(self._held)
+        self._held.clear()
+        self.held_characters = 0
+        return text
+
+    def more(self, text: str) -> bytes:
+        self.is_empty = self.is_empty and not text.strip()
+        self._known_whole = False
+        if self._kept is not None:
+            self._kept.append(text)
+            self.held_characters += len(text)
+            if self.held_characters > _MOST_CHECKED:
+                self._kept = None
+        return super().more(text)
+
+    def is_whole(self) -> bool:
+        """Returns whether what was told is a JSON object, which nothing can follow.
+
+        It is asked for with each piece of another call, so after some tries the next one waits until there is twice as much.
+        """
+        kept = self._kept
+        if kept is None or self._known_whole or self.is_empty:
+            return self._known_whole
+        if not kept[-1].rstrip().endswith("}") or self._tried == len(kept):
+            return False
+        if self._tries >= _MOST_TRIES and len(kept) < 2 * self._tried:
+            return False
+        self._tries, self._tried = self._tries + 1, len(kept)
+        self._known_whole = json_object("".join(kept).encode(errors="replace")) is not None
+        return self._known_whole
+
+    def is_sound(self) -> bool:
+        """Returns whether it can end here: with a JSON object, or nothing, or more than was kept to be checked."""
+        kept = self._kept
+        if kept is None or self._known_whole or self.is_empty:
+            return True
+        return json_object("".join(kept).encode(errors="replace")) is not None
+
+    def ended(self) -> bytes:
+        """Returns the events that end the block; a call without arguments has an empty object."""
+        self.is_closed = True
+        told = self.more("{}") if self.is_empty else b""
+        self._kept = None
+        return told + super().ended()
+
+
+# The blocks of a streamed message, one after the other, and what waits for the open one to end.
+#
+# One block is open at a time, each begun is ended, and places count up from 0. What comes while a call is open that is not yet
+# whole (another call's arguments, words) waits until it is, so that arguments that come interleaved leave one call after the
+# other. Words of white space alone wait for others, because Anthropic refuses a block of such when it is sent back.
+
+
+MOST_HELD: Final = 1024 * 1024
+"""The characters of one call, or of all words, that wait for another call's end."""
+MOST_WAITING: Final = 16_384
+"""The calls and pieces of words that wait at a time."""
+_Waiting = ToolUse | tuple[str, list[Json] | None]
+"""A call, or words, with the details of reasoning where they are such."""
+
+
+class MessageBlocks:
+    """Begins and ends blocks. All methods add events to `made`, and raise MalformedAnswer where the stream makes no sense."""
+
+    def __init__(self, *, is_to_mark: bool = False) -> None:
+        """`is_to_mark`: calls that no thought comes before get a mark before them."""
+        self.open: MessageBlock | None = None
+        self.count = 0
+        """The blocks begun so far: the place of the next one."""
+        self.told = 0
+        """The characters in those that have ended."""
+        self._blank: list[str] = []
+        """White space that no words have followed yet."""
+        self._blanks = 0
+        """The characters of it."""
+        self._waiting: deque[_Waiting] = deque()
+        """What follows the open call."""
+        self._held = 0
+        """The characters of words that wait."""
+        self._format: object = None
+        """Whose the reasoning is, which only the first piece of it may say."""
+        self._is_to_mark = is_to_mark
+
+    def think(self, made: list[bytes], thought: str, details: list[Json]) -> None:
+        self._catch_up(made)
+        if isinstance(self.open, ToolUse):
+            self._wait((thought, details))
+        else:
+            self._tell_thought(made, thought, details)
+
+    def say(self, made: list[bytes], text: str) -> None:
+        self._catch_up(made)
+        if isinstance(self.open, ToolUse):
+            self._wait((text, None))
+        else:
+            self._tell(made, text)
+
+    def add_to_call(self, made: list[bytes], call: ToolUse, text: str) -> None:
+        """Tells what a call is called with, now or when its turn has come."""
+        if call is self.open:
+            if text:
+                made.append(call.more(text))
+            return
+        if call.is_closed:
+            if text.strip():
+                raise MalformedAnswer("the provider went on with a call that was whole")
+            return
+        call.hold(text)
+        if call.held_characters > MOST_HELD:
+            raise MalformedAnswer("the provider sends too much of several calls at once")
+        if not call.is_waiting:
+            call.is_waiting = True
+            self._wait(call)
+        self._catch_up(made)
+
+    def end(self, made: list[bytes], *, is_cut: bool) -> None:
+        """Ends the last block; `is_cut`: the answer was, so that a call may be in the middle."""
+        self._catch_up(made, is_end=True, is_cut=is_cut)
+        if self._waiting:
+            raise MalformedAnswer("the provider called a tool without a name")
+        self._close(made, is_cut=is_cut)
+
+    def _wait(self, one: _Waiting) -> None:
+        """Has something wait for the end of the open call. Raises MalformedAnswer where too much does."""
+        self._waiting.append(one)
+        self._held += 0 if isinstance(one, ToolUse) else len(one[0])
+        if len(self._waiting) > MOST_WAITING or self._held > MOST_HELD:
+            raise MalformedAnswer("the provider says too much in the middle of a call")
+
+    def _catch_up(self, made: list[bytes], *, is_end: bool = False, is_cut: bool = False) -> None:
+        """Tells what waits, as far as the calls before it are whole."""
+        while self._waiting:
+            if isinstance(self.open, ToolUse) and not (is_end or self.open.is_whole()):
+                return
+            first = self._waiting[0]
+            if isinstance(first, ToolUse):
+                if not first.name:
+                    return
+                self._close(made, is_cut=is_cut)
+                self._open_call(made, first)
+            else:
+                if isinstance(self.open, ToolUse):
+                    self._close(made, is_cut=is_cut)
+                self._held -= len(first[0])
+                if first[1] is None:
+                    self._tell(made, first[0])
+                else:
+                    self._tell_thought(made, first[0], first[1])
+            self._waiting.popleft()
+
+    def _tell_thought(self, made: list[bytes], thought: str, details: list[Json]) -> None:
+        """Tells what the model thinks, and the signatures that came with it; what is encrypted is a block of its own."""
+        if text := thought or "".join(map(thinking.words_of, details)):
+            made.append(self._open(made, THINKING).more(text))
+        for detail in details:
+            self._format = detail.get("format") or self._format
+            proof = thinking.signature_for({**detail, "format": self._format})
+            if proof and detail.get("type") == "reasoning.encrypted":
+                self._tell_whole(made, thinking.redacted_block(proof))
+            elif proof:
+                made.append(self._open(made, THINKING).sign(proof))
+
+    def _tell(self, made: list[bytes], text: str) -> None:
+        if self.open is None or self.open.kind is not TEXT:
+            if not text.strip():
+                self._blanks += len(text)
+                if self._blanks <= MOST_HELD:  # models have written nothing else for as long as they were let
+                    self._blank.append(text)
+                return
+            text = "".join((*self._blank, text))
+            self._forget_blank()
+        made.append(self._open(made, TEXT).more(text))
+
+    def _open_call(self, made: list[bytes], call: ToolUse) -> None:
+        if call.extra:
+            self._tell_whole(made, thinking.extra_block(call.told_id, call.extra))
+        elif self._is_to_mark:
+            self._tell_whole(made, thinking.redacted_block(thinking.MARK))
+        self._forget_blank()
+        self._begin_block(made, call, call.begun())
+        if text := call.release():
+            made.append(call.more(text))
+
+    def _forget_blank(self) -> None:
+        self._blank, self._blanks = [], 0
+
+    def _open(self, made: list[bytes], kind: str) -> MessageBlock:
+        """Returns the open block of this kind; begins it, and ends what is open, if that is another."""
+        block = self.open
+        if block is None or block.kind is not kind or block.is_signed:
+            self._close(made)
+            begun = {"type": TEXT, "text": ""} if kind is TEXT else {"type": THINKING, "thinking": "", "signature": ""}
+            self._is_to_mark = self._is_to_mark and kind is TEXT
+            block = MessageBlock(kind)
+            self._begin_block(made, block, begun)
+        return block
+
+    def _begin_block(self, made: list[bytes], block: MessageBlock, begun: Json) -> None:
+        self.open = block
+        block.begin(self.count)
+        made.append(event("content_block_start", index=self.count, content_block=begun))
+        self.count += 1
+
+    def _tell_whole(self, made: list[bytes], block: Json) -> None:
+        """Tells a block that comes in one piece: a thought that is not shown."""
+        self._is_to_mark = False
+        self._close(made)
+        made.append(event("content_block_start", index=self.count, content_block=block))
+        made.append(event("content_block_stop", index=self.count))
+        self.count += 1
+
+    def _close(self, made: list[bytes], *, is_cut: bool = False) -> None:
+        block, self.open = self.open, None
+        if block is None:
+            return
+        if isinstance(block, ToolUse) and not (is_cut or block.is_sound()):
+            raise MalformedAnswer("the provider called a tool with something else than a JSON object")
+        made.append(block.ended())
+        self.told += block.told

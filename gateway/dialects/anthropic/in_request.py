@@ -1,0 +1,714 @@
+"""The turns of a conversation in Messages as the messages of a chat completion.
+
+Turns of one role that follow each other are one, as Anthropic has it. Calls and results are paired: what cannot be is refused
+by its place and never repaired in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.openai.sse import json_object
+from gateway.core.types import Gap, How
+from gateway.dialects.anthropic.in_answer import ids
+from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, stops_for, text_of
+from gateway.dialects.schema_tools.schema import size_of
+
+# The blocks of a user's message, and of a tool's result, as parts of a chat completion's.
+
+
+BREAKPOINT: Final[Json] = {"mode": "explicit"}
+_PDF: Final = "application/pdf"
+
+
+class Parts:
+    """Converts blocks for one target."""
+
+    def __init__(self, facts: ServerFacts) -> None:
+        self._facts = facts
+
+    def content(self, content: Any, place: str) -> Any:
+        """Returns the content of a message without results: a text, or parts."""
+        if not isinstance(content, list):
+            return text_at(content, place)
+        parts = [part for number, block in enumerate(content) for part in self.of_block(block, f"{place}[{number}]")]
+        return parts[0]["text"] if len(parts) == 1 and is_plain_text(parts[0]) else parts
+
+    def of_block(self, block: Any, place: str) -> list[Json]:
+        """Returns the parts that a block becomes. Raises InvalidRequest where the target has none for it."""
+        kind = block.get("type") if isinstance(block, dict) else None
+        made: list[Json] = []
+        if kind == "text":
+            made = [{"type": "text", "text": text_at(block.get("text"), f"{place}.text")}]
+        elif kind == "image":
+            made = _image(object_of(block.get("source")))
+        elif kind == "document":
+            made = self._document(block, place)
+        elif kind == "search_result":
+            made = _found(block, place)
+        if not made:
+            raise InvalidRequest(f"'{place}' is no block that this model's provider takes.", param=place)
+        return [*made[:-1], self.marked(block, made[-1])]
+
+    def of_result(self, block: Json, place: str) -> Any:
+        """Returns what a tool has answered: a text, or parts with pictures and files among them."""
+        content = block.get("content")
+        if content is None:
+            return ""
+        made = self.content(content, place)
+        if not block.get("cache_control") or self._facts.takes_details or not self._facts.model.cache_marks:
+            return made
+        parts = made if isinstance(made, list) else [{"type": "text", "text": made}]
+        return [*parts[:-1], self.marked(block, parts[-1])] if parts else parts
+
+    def as_text(self, parts: list[Json]) -> Any:
+        """Returns a result's texts as the target takes them: as one, or, where it knows parts there, as they are."""
+        if any(len(part) > 2 for part in parts) or (self._facts.takes_developer and len(parts) > 1):
+            return parts
+        return "\n".join(part["text"] for part in parts)
+
+    def marked(self, block: Json, part: Json) -> Json:
+        """Returns the part with the block's mark for the cache of prompts, as the target says it."""
+        mark = block.get("cache_control")
+        if not mark:
+            return part
+        if self._facts.takes_details:
+            return part | {"cache_control": mark}
+        return part | {"prompt_cache_breakpoint": BREAKPOINT} if self._facts.model.cache_marks else part
+
+    def _document(self, block: Json, place: str) -> list[Json]:
+        source = object_of(block.get("source"))
+        kind, title = source.get("type"), text_of(block.get("title"))
+        before = [{"type": "text", "text": text} for text in [text_of(block.get("context"))] if text]
+        if kind == "base64" and isinstance(source.get("data"), str):
+            data = f"data:{text_of(source.get('media_type')) or _PDF};base64,{source['data']}"
+            name = title or ("" if self._facts.takes_details else "document.pdf")  # which OpenAI wants in any case
+            named = {"filename": name} if name else {}
+            return [*before, {"type": "file", "file": {"file_data": data, **named}}]
+        if title:
+            before.insert(0, {"type": "text", "text": title})
+        if kind == "text":
+            return [*before, {"type": "text", "text": text_at(source.get("data"), f"{place}.source.data")}]
+        if kind == "content":
+            return before + _inner(source.get("content"), f"{place}.source.content")
+        return []
+
+
+def is_plain_text(block: Any) -> bool:
+    """Returns whether a block is a text and nothing besides: such is the same in both languages."""
+    return type(block) is dict and len(block) == 2 and block.get("type") == "text" and type(block.get("text")) is str
+
+
+def text_at(value: Any, place: str) -> str:
+    """Returns a text; none is empty. Raises InvalidRequest where it is something else."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"'{place}' must be a string.", param=place)
+    return value
+
+
+def texts_of(content: Any) -> tuple[list[Json], list[Json]]:
+    """Returns a result's texts, and what it has besides."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    texts = [part for part in content if part["type"] == "text"]
+    return texts, [part for part in content if part["type"] != "text"]
+
+
+def _image(source: Json) -> list[Json]:
+    url = source.get("url")
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{text_of(source.get('media_type')) or 'image/png'};base64,{source['data']}"
+    elif source.get("type") != "url":
+        url = None
+    return [{"type": "image_url", "image_url": {"url": url}}] if isinstance(url, str) else []
+
+
+def _inner(content: Any, place: str) -> list[Json]:
+    """Returns the texts and pictures that a document is made of."""
+    if not isinstance(content, list):
+        return [{"type": "text", "text": text_at(content, place)}]
+    made = []
+    for block in objects(content):
+        if block.get("type") == "text":
+            made.append({"type": "text", "text": text_at(block.get("text"), place)})
+        elif block.get("type") == "image":
+            made += _image(object_of(block.get("source")))
+    return made
+
+
+def _found(block: Json, place: str) -> list[Json]:
+    """Returns what a search of the caller's has found, as text."""
+    content = block.get("content")
+    if content is not None and not isinstance(content, list):
+        raise InvalidRequest(f"'{place}.content' must be a list of text blocks.", param=f"{place}.content")
+    texts = [text_at(one.get("text"), f"{place}.content") for one in objects(content)]
+    told = [text_of(block.get("title")), text_of(block.get("source")), *texts]
+    return [{"type": "text", "text": "\n".join(filter(None, told))}]
+
+
+# What a model thought, on its way through a client of Messages and back.
+#
+# Such clients repeat thinking blocks as they got them, with their signatures. Reasoning that nobody signed gets a mark
+# of ours in
+# the signature's place, because clients refuse an empty one; what another provider wants back with the conversation
+# rides in the
+# mark. A marked block is for its own target only: `without_marks` takes it out of what goes to Anthropic.
+
+
+MARK: Final = "gw1."
+"""How a signature of ours begins; Anthropic's are Base64, which has no dot."""
+CLAUDE_FORMAT: Final = "anthropic-claude-v1"
+"""Marks what a model of Anthropic's thought, in the `reasoning_details` of a message."""
+THOUGHTS: Final = frozenset(("thinking", "redacted_thinking"))
+_WORDS: Final = ("text", "summary")
+_BYTES: Final = b'"' + MARK.encode()
+_LONG_NUMBER: Final = re.compile(rb"[:,\[]\s*-?\d{19}")
+"""A number that orjson could take for a float and write otherwise; or the like of one in a text."""
+
+
+def marked(holds: Json | None = None) -> str:
+    """Returns a mark, and in it what is to come back; what is nested too deeply to be said again is not."""
+    try:
+        return MARK + (urlsafe_b64encode(orjson.dumps(holds)).decode() if holds else "")
+    except orjson.JSONEncodeError:
+        return MARK
+
+
+def held_by(mark: str) -> Json | None:
+    """Returns what a mark of ours holds, which may be nothing; None: it is none of ours."""
+    if not mark.startswith(MARK):
+        return None
+    try:
+        return json_object(urlsafe_b64decode(mark[len(MARK) :])) or {}
+    except ValueError:
+        return {}
+
+
+def signature_of(block: Json) -> str:
+    """Returns what proves whose a thinking block is; empty where nothing does."""
+    return text_of(block.get("signature" if block.get("type") == "thinking" else "data"))
+
+
+def words_of(detail: Json) -> str:
+    """Returns what a detail of reasoning says in plain words."""
+    return text_of(detail.get("text")) or text_of(detail.get("summary"))
+
+
+def detail_of_block(block: Json, place: int) -> Json | None:
+    """Returns a thinking block as a detail of reasoning; None: nobody signed it. `place`: its own among the blocks."""
+    signature = signature_of(block)
+    held = held_by(signature)
+    if held is not None:
+        words = {"summary" if held.get("type") == "reasoning.summary" else "text": text_of(block.get("thinking"))}
+        kept = held if block["type"] == "redacted_thinking" else held | words
+        return {**kept, "index": place} if "type" in held else None
+    if not signature:
+        return None
+    if block["type"] == "redacted_thinking":
+        return {"type": "reasoning.encrypted", "data": signature, "format": CLAUDE_FORMAT, "index": place}
+    told = {"type": "reasoning.text", "text": text_of(block.get("thinking")), "signature": signature}
+    return {**told, "format": CLAUDE_FORMAT, "index": place}
+
+
+def signature_for(detail: Json) -> str:
+    """Returns what a client is to keep of a detail: Anthropic's own signature, or a mark that holds another's; or nothing."""
+    kind = "data" if detail.get("type") == "reasoning.encrypted" else "signature"
+    proof = text_of(detail.get(kind))
+    if not proof or text_of(detail.get("format")).startswith(CLAUDE_FORMAT):
+        return proof
+    return marked({name: value for name, value in detail.items() if name not in (*_WORDS, "index")})
+
+
+def thinking_block(text: str, signature: str = "") -> Json:
+    return {"type": "thinking", "thinking": text, "signature": signature or MARK}
+
+
+def redacted_block(data: str) -> Json:
+    return {"type": "redacted_thinking", "data": data}
+
+
+def extra_block(call: str, extra: Json) -> Json:
+    """Returns the block that keeps what a provider has said besides of a call, such as Gemini's signature of its thought."""
+    return redacted_block(marked({"call": call, "extra_content": extra}))
+
+
+def is_to_mark(asked: Json) -> bool:
+    """Returns whether a turn with calls but without a thought is to have a mark, which tells that it is foreign."""
+    return object_of(asked.get("thinking")).get("type") == "enabled"
+
+
+def without_marks(body: bytes) -> tuple[bytes, list[Gap]]:
+    """Returns a request for Anthropic without the thinking blocks that only other providers understand, and what that loses.
+
+    Costs one search where there are none, and then the very bytes come back; a turn that was nothing else goes, too.
+    """
+    if _BYTES not in body:
+        return body, []
+    has_long = _LONG_NUMBER.search(body) is not None
+    parsed = json.loads(body) if has_long and json_object(body) is not None else json_object(body)
+    messages = None if parsed is None else parsed.get("messages")
+    if parsed is None or not isinstance(messages, list):
+        return body, []
+    kept = [message for message in map(_unmarked, messages) if message is not None]
+    if len(kept) == len(messages) and all(one is other for one, other in zip(kept, messages, strict=True)):
+        return body, []
+    left = {**parsed, "messages": kept}
+    lost = _without_thinking(left) if is_to_mark(left) and _lacks_thought(kept) else []
+    made = json.dumps(left, ensure_ascii=False, separators=(",", ":")).encode() if has_long else orjson.dumps(left)
+    return made, lost
+
+
+def _lacks_thought(messages: list[Any]) -> bool:
+    """Returns whether results of tools come last, and the turn that called them begins without a thought.
+
+    Anthropic refuses that of models with a budget for thinking (BerriAI/litellm#15601).
+    """
+    has_results = False
+    turn: list[Json] = []
+    for message in reversed(messages):
+        role, content = object_of(message).get("role"), objects(object_of(message).get("content"))
+        if role == "user" and not turn:
+            has_results = has_results or any(block.get("type") == "tool_result" for block in content)
+        elif role == "assistant":
+            turn = content or turn
+        else:
+            break
+    return has_results and bool(turn) and turn[0].get("type") not in THOUGHTS
+
+
+def _without_thinking(body: Json) -> list[Gap]:
+    """Takes out of a request what has the model think, and what is to become of its thoughts."""
+    del body["thinking"]
+    managed = object_of(body.get("context_management"))
+    if edits := objects(managed.get("edits")):
+        left = [edit for edit in edits if not text_of(edit.get("type")).startswith("clear_thinking")]
+        if len(left) < len(edits):
+            body["context_management"] = {**managed, "edits": left}
+    return [
+        Gap("thinking", How.DROPPED, "the calls before the results are another provider's, and came without a thought")
+    ]
+
+
+def _unmarked(message: Any) -> Any:
+    """Returns the message, itself where nothing is marked in it; None: nothing would be left."""
+    content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
+    if not any(map(_is_marked, objects(content))):
+        return message
+    left = [block for block in content or () if not (isinstance(block, dict) and _is_marked(block))]
+    return {**message, "content": left} if left else None
+
+
+def _is_marked(block: Json) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking") and signature_of(block).startswith(MARK)
+
+
+_ERROR: Final = "Error: "
+_BETWEEN_THOUGHTS: Final = "\n\n"
+
+
+class Turns:
+    """Puts the messages of one request together."""
+
+    def __init__(self, facts: ServerFacts) -> None:
+        self._facts = facts
+        self._parts = Parts(facts)
+        self._made: list[Json] = []
+        self._turn: _Turn | None = None
+        """The model's, which is being put together."""
+        self._unanswered: dict[str, str] = {}
+        """The calls whose results have to come next: their ids, and where they stand."""
+        self._pictures: list[Json] = []
+        """Of tools' results, for which the target has no place there."""
+        self._later: list[Json] = []
+        """What the user says besides, which follows the results."""
+
+    def take(self, message: Any, number: int) -> None:
+        """Takes the next message. Raises InvalidRequest, naming the place, where it makes no sense."""
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            self._end_user()
+            self._said(message.get("content"), number)
+        elif role == "user":
+            self._end_turn()
+            self._heard(message.get("content"), number)
+        elif role == "system":
+            place = f"messages[{number}]"
+            self._end_turn()
+            self._end_user()
+            content = self._parts.content(message.get("content"), f"{place}.content")
+            self._made.append({"role": "developer" if self._facts.takes_developer else "system", "content": content})
+        else:
+            place = f"messages[{number}].role"
+            raise InvalidRequest(f"'{place}' must be user, assistant or system.", param=place)
+
+    def all(self) -> list[Json]:
+        """Returns the messages. Raises InvalidRequest where a call has no result."""
+        self._end_turn()
+        self._end_user()
+        return self._made
+
+    def _said(self, content: Any, of_message: int) -> None:
+        turn = self._turn = self._turn or _Turn()
+        if not isinstance(content, list):
+            turn.texts.append({"type": "text", "text": text_at(content, f"messages[{of_message}].content")})
+            return
+        for number, block in enumerate(content):
+            if is_plain_text(block):
+                turn.texts.append(block)
+                continue
+            where = f"messages[{of_message}].content[{number}]"
+            kind = text_of(block.get("type")) if isinstance(block, dict) else ""
+            if kind == "text":
+                part = {"type": "text", "text": text_at(block.get("text"), f"{where}.text")}
+                turn.texts.append(self._parts.marked(block, part))
+            elif kind in THOUGHTS:
+                turn.think(block)
+            elif kind == "tool_use":
+                self._called(turn, block, where)
+            else:
+                raise InvalidRequest(f"'{where}' is no block that this model's provider takes.", param=where)
+
+    def _called(self, turn: _Turn, block: Json, place: str) -> None:
+        id, name = block.get("id"), block.get("name")
+        if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
+            raise InvalidRequest(f"'{place}' needs an 'id' and a 'name'.", param=place)
+        if not isinstance(block.get("input", {}), dict):
+            raise InvalidRequest(f"'{place}.input' must be an object.", param=f"{place}.input")
+        if id in self._unanswered:
+            raise InvalidRequest(f"'{place}.id' is that of another call of the same turn.", param=f"{place}.id")
+        self._unanswered[id] = place
+        said = {
+            "name": ids.name_for(name, self._facts),
+            "arguments": orjson.dumps(block.get("input") or {}, option=orjson.OPT_NON_STR_KEYS).decode(),
+        }
+        made: Json = {"id": ids.id_for(id, self._facts), "type": "function", "function": said}
+        if self._facts.takes_details and (extra := turn.extras.get(id)):
+            made["extra_content"] = extra
+        turn.calls.append(made)
+        if self._facts.takes_details and block.get("cache_control"):
+            turn.mark = block["cache_control"]
+
+    def _heard(self, content: Any, of_message: int) -> None:
+        rest: list[Any] = []
+        if not isinstance(content, list):
+            text = content if type(content) is str else text_at(content, f"messages[{of_message}].content")
+            self._later.append({"role": "user", "content": text})
+            return
+        for number, block in enumerate(content):
+            if is_plain_text(block):
+                rest.append(block)
+                continue
+            where = f"messages[{of_message}].content[{number}]"
+            if isinstance(block, dict) and block.get("type") == "tool_result":
+                self._answered(block, where)
+            else:
+                rest += self._parts.of_block(block, where)
+        if rest:
+            is_text = len(rest) == 1 and is_plain_text(rest[0])
+            self._later.append({"role": "user", "content": rest[0]["text"] if is_text else rest})
+
+    def _answered(self, block: Json, place: str) -> None:
+        id = block.get("tool_use_id")
+        if not isinstance(id, str):
+            where = f"{place}.tool_use_id"
+            raise InvalidRequest(f"'{where}' must name the call that this is the result of.", param=where)
+        if self._unanswered.pop(id, None) is None:
+            told = f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
+            raise InvalidRequest(told, param=f"{place}.tool_use_id")
+        sent = ids.id_for(id, self._facts)
+        content = block.get("content")
+        if not isinstance(content, str) or "cache_control" in block:
+            content = self._parts.of_result(block, f"{place}.content")
+        if not isinstance(content, str) and not self._facts.takes_details:
+            texts, shown = texts_of(content)
+            content = self._parts.as_text(texts)
+            if shown:
+                self._pictures += [{"type": "text", "text": f"Of the result of {sent}:"}, *shown]
+        made: Json = {"role": "tool", "tool_call_id": sent, "content": content}
+        if self._facts.takes_details and block.get("cache_control"):
+            made["cache_control"] = block["cache_control"]
+        if block.get("is_error"):
+            made = _failed(made) | ({"is_error": True} if self._facts.takes_details else {})
+        self._made.append(made)
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        made = None if turn is None else turn.made(self._facts)
+        if made is not None:
+            self._made.append(made)
+
+    def _end_user(self) -> None:
+        """Ends what users said. Raises InvalidRequest where a call has no result, for they are paired by place."""
+        if self._turn is not None or not (self._later or self._unanswered or self._pictures):
+            return
+        for id, place in self._unanswered.items():
+            raise InvalidRequest(f"No result of call '{id}' follows '{place}' before the next message.", param=place)
+        pictures, self._pictures = self._pictures, []
+        later, self._later = self._later, []
+        if pictures and later:  # one message, for some models want their users and assistants to take turns
+            content = later[0]["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            later[0] = {"role": "user", "content": [*pictures, *parts]}
+        elif pictures:
+            later = [{"role": "user", "content": pictures}]
+        self._made += later
+
+
+class _Turn:
+    """What the model has thought, said and called, which is one message."""
+
+    def __init__(self) -> None:
+        self.texts: list[Json] = []
+        self.calls: list[Json] = []
+        self.details: list[Json] = []
+        self.thoughts: list[tuple[str, bool]] = []
+        """Its words, and whether a provider vouches for them."""
+        self.extras: dict[str, Json] = {}
+        """What a provider has said besides of a call, by the call."""
+        self.mark: Any = None
+
+    def think(self, block: Json) -> None:
+        held = held_by(signature_of(block))
+        if held is not None and isinstance(held.get("call"), str):
+            self.extras[held["call"]] = object_of(held.get("extra_content"))
+            return
+        place = len(self.details) + bool(self.texts) + len(self.calls)
+        detail = detail_of_block(block, place)
+        if detail is not None:
+            self.details.append(detail)
+        if text := text_of(block.get("thinking")):
+            self.thoughts.append((text, detail is not None))
+
+    def made(self, facts: ServerFacts) -> Json | None:
+        """Returns the message; None: what it was cannot go back."""
+        made: Json = {"role": "assistant", "content": self._content()}
+        if self.calls:
+            made["tool_calls"] = self.calls
+        if facts.takes_details and self.details:
+            made["reasoning_details"] = self.details
+        thoughts = [text for text, is_signed in self.thoughts if not (facts.takes_details and is_signed)]
+        if thoughts and facts.takes_reasoning:
+            made["reasoning_content"] = _BETWEEN_THOUGHTS.join(thoughts)
+        if self.mark:
+            made["cache_control"] = self.mark
+        if made["content"] is None and len(made) == 2:
+            return None
+        return made | {"content": ""} if made["content"] is None and not self.calls else made
+
+    def _content(self) -> Any:
+        if len(self.texts) == 1 and len(self.texts[0]) == 2:
+            return self.texts[0]["text"] or (None if self.calls else "")
+        if any(len(part) > 2 for part in self.texts):
+            return self.texts
+        return "".join(part["text"] for part in self.texts) or ("" if self.texts and not self.calls else None)
+
+
+def _failed(made: Json) -> Json:
+    """Returns a tool's result that says that the tool has failed; chat completions have no other way to say so."""
+    content = made["content"]
+    first = content[0].get("text") if isinstance(content, list) and content else content
+    if isinstance(first, str) and first.lstrip().lower().startswith("error"):
+        return made
+    told = {"type": "text", "text": _ERROR}
+    return made | {"content": [told, *content] if isinstance(content, list) else _ERROR + content}
+
+
+# A request of Messages as a chat completion.
+#
+# Each result of a tool becomes a message of its own, in order and before the rest of its turn (braintrustdata/lingua#166);
+# pictures in one follow in the user's message, because chat completions take them from users only (BerriAI/litellm#6953). The
+# line by which Claude Code is billed changes with each request and would defeat every cache of prefixes
+# (1rgs/claude-code-proxy#99): it is left out.
+
+
+BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE | re.IGNORECASE)
+MOST_USER: Final = 64
+"""The characters of a user's identifier that OpenAI takes."""
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_BY_BUDGET: Final = ((2048, "low"), (10_000, "medium"), (16_384, "high"))
+_TIERS: Final = {"auto": "auto", "standard_only": "default"}
+_CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}
+SAMPLING: Final = ("temperature", "top_p")
+_SAME: Final = ("model", *SAMPLING)
+
+
+def chat_body(body: Json, facts: ServerFacts) -> Json:
+    """Returns the chat completion. Raises InvalidRequest where the messages make no sense."""
+    unsaid = unsampled(body, facts)
+    made = {name: body[name] for name in _SAME if body.get(name) is not None and name not in unsaid}
+    made["messages"] = _system(body.get("system"), facts) + _turns(body, facts)
+    made |= _tools(body, facts)
+    made[facts.bound_field] = bound(body, facts)
+    if stops := stops_for(body.get("stop_sequences"), facts):
+        made["stop"] = stops
+    if (effort := effort_for(body, facts)) is not None:
+        made["reasoning_effort"] = effort
+    if (schema := schema_asked(body)) is not None:
+        strict = is_strict(schema, facts)
+        made["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": schema, "strict": strict},
+        }
+    if user := text_of(object_of(body.get("metadata")).get("user_id")):
+        is_bounded = facts.takes_developer and not facts.takes_details
+        made |= {"safety_identifier": ids.shortened(user, MOST_USER)} if is_bounded else {"user": user}
+    tier = _TIERS.get(text_of(body.get("service_tier")))
+    if tier and (facts.takes_developer or facts.takes_details):
+        made["service_tier"] = tier
+    if facts.takes_details and body.get("top_k") is not None:
+        made["top_k"] = body["top_k"]
+    if body.get("stream"):
+        made |= {"stream": True, "stream_options": {"include_usage": True}}
+    return made
+
+
+def unsampled(body: Json, facts: ServerFacts) -> tuple[str, ...]:
+    """Returns what the model is not told of how to draw; behind another conversion, that one decides.
+
+    OpenAI's models that can be told not to think draw as they are told only then.
+    """
+    if facts.takes_details:
+        return ()
+    may_think = facts.takes_developer and "none" in facts.model.efforts
+    if facts.model.sampling and not (may_think and effort_for(body, facts) not in (None, "none")):
+        return ()
+    return SAMPLING
+
+
+def bound(body: Json, facts: ServerFacts) -> int:
+    """Returns the most tokens of the answer. Raises InvalidRequest where it is no number."""
+    most = body.get("max_tokens")
+    if type(most) is not int or most < 1:
+        raise InvalidRequest("The field 'max_tokens' must be a whole number of at least 1.", param="max_tokens")
+    if facts.takes_details or facts.model.max_output is None:
+        return most
+    return min(most, facts.model.max_output)
+
+
+def effort_asked(body: Json) -> str | None:
+    """Returns how much the model is to think, in the words of chat completions; None: nothing is said of it."""
+    thinking = object_of(body.get("thinking"))
+    kind, effort = thinking.get("type"), object_of(body.get("output_config")).get("effort")
+    if kind in ("disabled", "between_tools"):
+        return "none"
+    if isinstance(effort, str) and effort:
+        return effort
+    budget = thinking.get("budget_tokens")
+    if kind != "enabled" or type(budget) is not int:
+        return None
+    return next((name for most, name in _BY_BUDGET if budget <= most), "xhigh")
+
+
+def effort_for(body: Json, facts: ServerFacts) -> str | None:
+    """Returns the effort that the target is told: what was asked for, or what comes nearest and is no more."""
+    asked = effort_asked(body)
+    return asked if asked is None or facts.takes_details else nearest_effort(asked, facts.model)
+
+
+def nearest_effort(asked: str, model: ModelFacts) -> str | None:
+    """Returns the effort of a model's that is nearest to this one; None: the model is told none."""
+    if asked in model.efforts or not model.efforts:
+        return asked if asked in model.efforts else None
+    most = EFFORTS.index(asked) if asked in EFFORTS else len(EFFORTS)
+    less = [name for name in model.efforts if name in EFFORTS and EFFORTS.index(name) <= most]
+    return less[-1] if less else model.efforts[0]
+
+
+def schema_asked(body: Json) -> Json | None:
+    """Returns the JSON Schema of the answer; a beta had it at the top."""
+    asked = object_of(body.get("output_config")).get("format") or body.get("output_format")
+    schema = object_of(asked).get("schema")
+    return schema if isinstance(schema, dict) else None
+
+
+def is_strict(schema: Json, facts: ServerFacts) -> bool:
+    """Returns whether the answer can be held to the schema: OpenAI takes no optional property then, others do."""
+    return not facts.requires_all or not size_of(schema).optional
+
+
+def holds_arguments(tool: Json, facts: ServerFacts) -> bool:
+    """Returns whether the arguments of a tool that asks for it can be held to its schema."""
+    return not tool.get("strict") or is_strict(object_of(tool.get("input_schema")), facts)
+
+
+def told_system(given: Any) -> list[tuple[str, Json]]:
+    """Returns the texts of the instructions without the line by which a client is billed, each with its block.
+
+    Raises InvalidRequest where they are no text.
+    """
+    if isinstance(given, str):
+        given = [{"type": "text", "text": given}]
+    if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
+        raise InvalidRequest("The field 'system' must be a string or a list of text blocks.", param="system")
+    found = []
+    for number, block in enumerate(given or ()):
+        text = text_at(block.get("text"), f"system[{number}].text")
+        told = BILLING.sub("", text) if "x-anthropic" in text.lower() else text
+        if told:
+            found.append((told, block))
+    return found
+
+
+def _system(given: Any, facts: ServerFacts) -> list[Json]:
+    marked = Parts(facts).marked
+    parts = [marked(block, {"type": "text", "text": text}) for text, block in told_system(given)]
+    if not parts:
+        return []
+    content = parts[0]["text"] if len(parts) == 1 and len(parts[0]) == 2 else parts
+    return [{"role": "developer" if facts.takes_developer else "system", "content": content}]
+
+
+def _turns(body: Json, facts: ServerFacts) -> list[Json]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("The field 'messages' must be a list with at least one message.", param="messages")
+    turns = Turns(facts)
+    for number, message in enumerate(messages):
+        turns.take(message, number)
+    return turns.all()
+
+
+def _tools(body: Json, facts: ServerFacts) -> Json:
+    given = body.get("tools")
+    if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
+        raise InvalidRequest("The field 'tools' must be a list of objects.", param="tools")
+    made: Json = {"tools": [_tool(tool, f"tools[{number}]", facts) for number, tool in enumerate(given or ())]}
+    if not made["tools"]:
+        return {}
+    choice = object_of(body.get("tool_choice"))
+    kind = text_of(choice.get("type"))
+    is_forced = kind in ("any", "tool") and (facts.takes_details or facts.model.forced_tools)
+    if kind == "tool" and is_forced:
+        made["tool_choice"] = {"type": "function", "function": {"name": ids.name_for(choice.get("name"), facts)}}
+    elif kind in _CHOICES or kind == "tool":
+        made["tool_choice"] = _CHOICES[kind] if is_forced or kind in ("auto", "none") else "auto"
+    if choice.get("disable_parallel_tool_use"):
+        made["parallel_tool_calls"] = False
+    return made
+
+
+def _tool(tool: Json, place: str, facts: ServerFacts) -> Json:
+    """Returns a tool of the caller's. Raises InvalidRequest where it is none of those."""
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise InvalidRequest(f"'{place}' is of type '{kind}', which runs at Anthropic only.", param=place)
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"'{place}.name' must be a string.", param=f"{place}.name")
+    named = {"name": ids.name_for(name, facts)}
+    kept = {"description": "description", "input_schema": "parameters", "strict": "strict"}
+    named |= {other: tool[field] for field, other in kept.items() if tool.get(field) is not None}
+    if not holds_arguments(tool, facts):
+        named.pop("strict", None)
+    made: Json = {"type": "function", "function": named}
+    if facts.takes_details and tool.get("cache_control"):
+        made["cache_control"] = tool["cache_control"]
+    return made

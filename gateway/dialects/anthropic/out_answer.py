@@ -1,0 +1,398 @@
+"""The stream of a message as the stream of a chat completion.
+
+    role delta* finish usage? [DONE] | ... error
+
+Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. No word is held
+back; citations are, because chat completions tell them at once. The end is told when the target has told its own: a stream
+without `message_stop` was cut. What is unknown is left out, for the provider promises new kinds of blocks and events.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.openai.sse import error_in, event_data, is_silent, json_object
+from gateway.dialects.anthropic.out_thoughts import FORMAT, OpenTurn, detail_of, keep_message
+from gateway.dialects.base import (
+    BY_TTL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+    written_by_ttl,
+)
+from gateway.dialects.schema_tools.tools import with_own_name
+from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+
+# A message of Claude's as a chat completion: its blocks become one message, its counts the whole of what was read and written.
+#
+# Blocks of text are joined without anything between, for citations cut one sentence into many blocks.
+
+
+FINISH: Final = {
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+    "tool_use": "tool_calls",
+}
+"""The finish reason of a chat completion, by why a message ended; all others are a `stop`."""
+_TIERS: Final = {"standard": "default", "priority": "priority"}
+NO_ARGUMENTS: Final = "{}"
+
+
+def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns the chat completion. Raises MalformedAnswer."""
+    content = body.get("content")
+    if not isinstance(content, list):
+        raise MalformedAnswer("the answer has no content")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    details: list[Json] = []
+    calls: list[Json] = []
+    cited: list[Json] = []
+    length = 0
+    for place, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            text = text_of(block.get("text"))
+            cited += cited_pages(block.get("citations"), length, length + len(text))
+            length += len(text)
+            texts.append(text)
+        elif kind == "tool_use":
+            calls.append(tool_call(block))
+        elif kind in ("thinking", "redacted_thinking"):
+            details.append(detail_of(block, place) or {})
+            thoughts.append(text_of(block.get("thinking")))
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None, "refusal": None}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    if details:
+        message["reasoning_details"] = details
+    if calls:
+        message["tool_calls"] = calls
+    if cited:
+        message["annotations"] = cited
+    finish = finish_of(body.get("stop_reason"), has_calls=bool(calls))
+    if finish == "content_filter":
+        message["refusal"] = refusal_of(body)
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    keep_message(content, sent.memory)
+    usage = object_of(body.get("usage"))
+    made = {**head(sent, body, "chat.completion"), "choices": [choice]}
+    return made | ({"usage": usage_of_chat(usage)} if usage else {})
+
+
+def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
+    """Returns what every piece of a chat completion repeats; the tier only where one was asked for, as OpenAI does."""
+    made = {
+        "id": text_of(body.get("id")) or f"chatcmpl-{sent.id}",
+        "object": kind,
+        "created": int(sent.now),
+        "model": body.get("model") or sent.asked.get("model"),
+    }
+    tier = _TIERS.get(text_of(object_of(body.get("usage")).get("service_tier")))
+    return made | ({"service_tier": tier} if tier and sent.asked.get("service_tier") else {})
+
+
+def finish_of(reason: Any, *, has_calls: bool) -> str:
+    """Returns why the answer ended; a limit or a refusal is never taken for calls (NousResearch/hermes-agent#43478)."""
+    finish = FINISH.get(text_of(reason), "stop")
+    return "tool_calls" if finish == "stop" and has_calls else finish
+
+
+def refusal_of(body: Json) -> str | None:
+    """Returns in words why the model, or what watches over it, has refused."""
+    return text_of(object_of(body.get("stop_details")).get("explanation")) or None
+
+
+def tool_call(block: Json) -> Json:
+    """Returns a block that calls a tool as a message has it. Raises MalformedAnswer."""
+    id, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not isinstance(id, str) or not isinstance(name, str) or not isinstance(given, dict | None):
+        raise MalformedAnswer("a call of a tool has no id, no name, or no object as its input")
+    try:
+        arguments = orjson.dumps(given).decode() if given else NO_ARGUMENTS
+    except orjson.JSONEncodeError as error:
+        raise MalformedAnswer("the input of a call is nested too deeply") from error
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def cited_pages(citations: Any, start: int, end: int) -> list[Json]:
+    """Returns a block's citations of pages, as chat completions have them: with their places in the whole text."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": start,
+                "end_index": end,
+                "url": text_of(one.get("url")),
+                "title": text_of(one.get("title")),
+            },
+        }
+        for one in objects(citations)
+        if one.get("type") == "web_search_result_location"
+    ]
+
+
+def usage_of_chat(usage: Json) -> Json:
+    """Returns a message's usage in the words of chat completions, whose input includes what the cache held or was given."""
+    read, written = count_in(usage, "cache_read_input_tokens"), count_in(usage, "cache_creation_input_tokens")
+    came, went = count_in(usage, "input_tokens") + read + written, count_in(usage, "output_tokens")
+    thought = count_in(object_of(usage.get("output_tokens_details")), "thinking_tokens")
+    details: Json = {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0}
+    if by_ttl := written_by_ttl(usage.get("cache_creation")):
+        details[BY_TTL] = by_ttl
+    return {
+        "prompt_tokens": came,
+        "completion_tokens": went,
+        "total_tokens": came + went,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
+    }
+
+
+_AFTER: Final = b'},"finish_reason":null}]}\n\n'
+_MALFORMED: Final = TOO_LONG
+_OF_THE_END: Final = ("stop_reason", "stop_details")
+PING: Final = b": ping\n\n"
+
+
+class _OpenTool:
+    """A call: its place in the message, and what is known of its arguments."""
+
+    __slots__ = ("given", "index", "is_told")
+
+    def __init__(self, index: int, given: Any) -> None:
+        self.index, self.given, self.is_told = index, given, False
+
+
+class MessagesAsChat(ConvertingReader):
+    """Reads the events of a message; implements `base.Reader`."""
+
+    def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
+        self._sent = sent
+        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._head: Json | None = None
+        self._before = b""
+        """Of a piece, all that stands before its delta."""
+        self._tools: dict[int, _OpenTool] = {}
+        """The calls that are being told, by their places among the blocks; usually one."""
+        self._calls = 0
+        self._thought = -1
+        """The block of thoughts that was told last, by place."""
+        self._length = self._block_start = 0
+        """Characters of text told, and those before the block that is open."""
+        self._citations: list[Json] = []
+        self._cited: list[Json] = []
+        """Of the block that is open."""
+        self._usage: Json = {}
+        self._end: Json = {}
+        """Why the message ended, as far as it is told."""
+        self._has_end = False
+        """There was an event that told it."""
+        self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
+        """What is to be remembered, where there may be calls."""
+        self._is_told = False
+        """A block has begun."""
+
+    def _read(self, event: bytes) -> bytes:
+        if self._is_over:
+            return b""
+        said = json_object(data_of(event))
+        if said is None:
+            return self._read_odd(event)
+        kind = said.get("type")
+        if kind == "content_block_delta" and self._before:
+            delta = said.get("delta")
+            if type(delta) is dict:
+                return self._grow(said.get("index"), delta)
+            return b""
+        return self._take(kind, said, event)
+
+    def _read_odd(self, event: bytes) -> bytes:
+        """Reads what is no event of the usual form: an error, a comment, nonsense."""
+        if (error := error_in(event)) is not None:
+            return self._fail(error)
+        data = event_data(event).strip()
+        said = json_object(data)
+        if said is not None:
+            return self._take(said.get("type"), said, event)
+        if not data and is_silent(event):
+            return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
+        self._is_over = True
+        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
+
+    def _take(self, kind: Any, said: Json, event: bytes) -> bytes:
+        if kind == "ping":
+            return PING
+        if kind == "error" or (kind is None and "error" in said):
+            return self._fail(error_in(event) or object_of(said.get("error")))
+        if kind == "message_start":
+            return self._start(object_of(said.get("message")))
+        if kind == "content_block_start":
+            return self._begin({}) + self._open(_place(said), object_of(said.get("content_block")))
+        if kind == "content_block_delta":
+            return self._begin({}) + self._grow(said.get("index"), object_of(said.get("delta")))
+        if kind == "content_block_stop":
+            return self._close(_place(said))
+        if kind == "message_delta":
+            self._has_end = True
+            self._count(said.get("usage"))
+            self._end |= {name: value for name, value in object_of(said.get("delta")).items() if value is not None}
+        elif kind == "message_stop":
+            return self._begin({}) + self._finish()
+        return b""
+
+    def _start(self, message: Json) -> bytes:
+        """Begins the stream. Some servers begin twice, which says nothing new.
+
+        Where another message begins in the middle, a server behind has begun again: merged, the two make no sense, and the
+        thoughts of the first would be refused with the conversation for ever (vercel/ai#18331).
+        """
+        if self._head is None:
+            made = bytearray(self._begin(message))
+            for place, block in enumerate(objects(message.get("content"))):  # some have told a part by then
+                made += b"" if self._is_over else self._open(place, block) + self._close(place)
+            self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
+            self._has_end = bool(self._end)
+            return bytes(made)
+        is_another = bool(message.get("id")) and message["id"] != self._head["id"]
+        if not is_another or not self._is_told:
+            return b""
+        return self._fail({"message": "another message began in the middle of the answer", "code": _MALFORMED})
+
+    def _begin(self, message: Json) -> bytes:
+        if self._head is not None:
+            return b""
+        self._count(message.get("usage"))
+        self._head = head(self._sent, message, "chat.completion.chunk")
+        before = orjson.dumps({**self._head, "choices": []}).removesuffix(b"]}")
+        self._before = b'data: %b{"index":0,"delta":{' % before
+        return b'%b"role":"assistant","content":""%b' % (self._before, _AFTER)
+
+    def _grow(self, place: Any, delta: Json) -> bytes:
+        """Tells more of a block."""
+        kind = delta.get("type")
+        if kind == "text_delta":
+            text = delta.get("text")
+            if type(text) is not str or not text:
+                return b""
+            self._length += len(text)
+            if self._turn is not None:
+                self._turn.grow(place, text)
+            return b'%b"content":%b%b' % (self._before, orjson.dumps(text), _AFTER)
+        if kind == "input_json_delta":
+            text, tool = delta.get("partial_json"), self._tools.get(place) if type(place) is int else None
+            if self._turn is not None and type(text) is str:
+                self._turn.grow(place, text)
+            return self._argue(tool, text) if tool is not None and type(text) is str and text else b""
+        if kind == "thinking_delta" or kind == "signature_delta":
+            return self._think(place if type(place) is int else 0, delta)
+        if kind == "citations_delta":  # where the block ends is known at its end
+            self._cited.append(object_of(delta.get("citation")))
+            if self._turn is not None:
+                self._turn.cite(place, self._cited[-1])
+        return b""
+
+    def _argue(self, tool: _OpenTool, text: str) -> bytes:
+        tool.is_told = True
+        form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
+        return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
+
+    def _think(self, place: int, delta: Json) -> bytes:
+        """Tells thoughts twice: in plain words, and as the pieces of what can go back."""
+        text, signature = delta.get("thinking"), delta.get("signature")
+        told = text if type(text) is str else ""
+        signed = signature if type(signature) is str else ""
+        if not told and not signed:
+            return b""
+        if self._turn is not None:
+            self._turn.grow(place, told)
+            self._turn.sign(place, signed)
+        words = orjson.dumps(told)
+        first = b""
+        if place != self._thought:
+            self._thought = place
+            first = b',"format":"%b"' % FORMAT.encode()
+        more = b',"signature":%b' % orjson.dumps(signed) if signed else b""
+        plain = b'"reasoning_content":%b,' % words if told else b""
+        form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b%b}]%b'
+        return form % (self._before, plain, place, words, first, more, _AFTER)
+
+    def _open(self, place: int, block: Json) -> bytes:
+        kind = block.get("type")
+        self._is_told = True
+        if self._turn is not None:
+            self._turn.open(place, block)
+        if kind == "text":
+            self._block_start = self._length
+            self._cited = objects(block.get("citations"))
+            return self._grow(place, {"type": "text_delta", "text": block.get("text")})
+        if kind == "thinking":
+            return self._think(place, block)
+        if kind == "redacted_thinking":
+            return self._delta({"reasoning_details": [detail_of(block, place)]})
+        if kind != "tool_use":
+            return b""
+        try:
+            made = with_own_name(tool_call(block), self._sent.names)
+        except MalformedAnswer as error:
+            return self._fail({"message": str(error), "code": _MALFORMED})
+        self._tools[place] = tool = _OpenTool(self._calls, block.get("input"))
+        self._calls += 1
+        made["function"]["arguments"] = ""
+        return self._delta({"tool_calls": [{"index": tool.index, **made}]})
+
+    def _close(self, place: int) -> bytes:
+        """Ends a block; a call whose arguments were not told in pieces has those that it began with, or none."""
+        if self._cited:
+            self._citations += cited_pages(self._cited, self._block_start, self._length)
+            self._cited = []
+        tool = self._tools.pop(place, None)
+        if tool is None or tool.is_told:
+            return b""
+        return self._argue(tool, orjson.dumps(tool.given).decode() if tool.given else NO_ARGUMENTS)
+
+    def _count(self, usage: Any) -> None:
+        """Takes the counts of an event; they are of all so far, and the last ones hold."""
+        self._usage |= {name: value for name, value in object_of(usage).items() if value is not None}
+
+    def _finish(self) -> bytes:
+        if not self._has_end:
+            return self._fail({"message": "the provider ended its answer without a reason", "code": _MALFORMED})
+        self._is_over = True
+        # What is still open is of a server that does not end its blocks.
+        made = b"".join([self._close(place) for place in sorted({*self._tools, -1})])
+        if self._citations:
+            made += self._delta({"annotations": self._citations})
+        if self._turn is not None and self._sent.memory is not None:
+            self._turn.keep(self._sent.memory)
+        finish = finish_of(self._end.get("stop_reason"), has_calls=self._calls > 0)
+        refusal = refusal_of(self._end) if finish == "content_filter" else None
+        if refusal:
+            made += self._delta({"refusal": refusal})
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        if self._tells_usage and self._usage:
+            made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})
+        return made + b"data: [DONE]\n\n"
+
+    def _fail(self, error: Json) -> bytes:
+        self._is_over = True
+        return chat_failure(self._sent, error, has_begun=self._length > 0 or self._calls > 0 or self._thought >= 0)
+
+    def _delta(self, delta: Json) -> bytes:
+        return self._chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+    def _chunk(self, fields: Json) -> bytes:
+        return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
+
+
+def _place(said: Json) -> int:
+    place = said.get("index")
+    return place if isinstance(place, int) else 0

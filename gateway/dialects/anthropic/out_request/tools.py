@@ -1,0 +1,299 @@
+"""The tools of a chat completion, and the choice of them, as Messages have them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.types import Gap, How
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.schema_tools.media import URLS, Media, data_url, file_of, is_text, text_in, type_of_name
+from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
+
+# Parts of a chat completion's messages as content blocks, and the marks for the cache of prompts on them.
+#
+# Text that is empty or white space is left out: a block of it is refused (400 `text content blocks must be non-empty`)
+# as long as
+# it stays in the conversation. Source: Anthropic's API reference, Messages.
+
+
+PICTURES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
+PDF: Final = "application/pdf"
+MOST_MARKS: Final = 4
+"""A request with more marks for the cache is refused."""
+_LONGER: Final[Json] = {"type": "ephemeral", "ttl": "1h"}
+_SHORTER: Final[Json] = {"type": "ephemeral"}
+
+
+def is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def has_mark(given: Json) -> bool:
+    """Returns whether a part, message or tool may have a mark for the cache."""
+    return "cache_control" in given or "prompt_cache_breakpoint" in given
+
+
+def mark_of(given: Json) -> Json | None:
+    """Returns the mark for the cache that a part, message or tool has; None: it has none.
+
+    OpenAI's marks last for half an hour at least, of which an hour is the next here.
+    """
+    if isinstance(own := given.get("cache_control"), dict):
+        return own
+    return _LONGER if isinstance(given.get("prompt_cache_breakpoint"), dict) else None
+
+
+def marked(block: Json, given: Json) -> Json:
+    """Returns the block with the mark of what it is made from."""
+    mark = mark_of(given)
+    if mark is not None:
+        block["cache_control"] = mark
+    return block
+
+
+def most_marks(body: Json) -> int:
+    """Returns how many blocks of a request may have marks; one that marks itself as a whole has one less."""
+    return MOST_MARKS - isinstance(body.get("cache_control"), dict)
+
+
+def bound_marks(blocks: list[Json], most: int) -> None:
+    """Leaves marks on the last blocks only, as many as are taken, and none that lasts longer behind one that lasts shorter.
+
+    `blocks` are those that may have marks, in the order in which the model reads them.
+    """
+    having = [block for block in blocks if "cache_control" in block]
+    for block in having[:-most]:
+        del block["cache_control"]
+    has_shorter = False
+    for block in having[-most:]:
+        if block["cache_control"].get("ttl") != "1h":
+            has_shorter = True
+        elif has_shorter:
+            block["cache_control"] = _SHORTER
+
+
+def text_blocks(content: Any, place: str) -> list[Json]:
+    """Returns a content of words alone. Raises InvalidRequest where there is more."""
+    return blocks_of(content, place, takes_media=False)
+
+
+def blocks_of(content: Any, place: str, *, takes_media: bool = True) -> list[Json]:
+    """Returns a message's content. Raises InvalidRequest, naming the part, where it makes no sense."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [] if is_blank(content) else [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"'{place}.content' must be a string or a list of parts.", param=f"{place}.content")
+    made = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "refusal"):
+            text = part.get(kind)
+            if not isinstance(text, str):
+                where = f"{place}.content[{number}].{kind}"
+                raise InvalidRequest(f"'{where}' must be a string.", param=where)
+            if is_blank(text):
+                continue
+            block = {"type": "text", "text": text}
+        elif takes_media and kind in ("image_url", "file"):
+            where = f"{place}.content[{number}]"
+            block = _picture(part, where) if kind == "image_url" else _document(part, where)
+        else:
+            where = f"{place}.content[{number}]"
+            raise InvalidRequest(f"'{where}' is no part that this model's provider takes there.", param=where)
+        if has_mark(part):
+            marked(block, part)
+        made.append(block)
+    return made
+
+
+def picture_url(part: Json) -> str | None:
+    """Returns where the picture of a part is, or the picture itself."""
+    inner = part.get("image_url")
+    url = inner.get("url") if isinstance(inner, dict) else inner
+    return url if isinstance(url, str) and url else None
+
+
+def _picture(part: Json, place: str) -> Json:
+    url = picture_url(part)
+    if url is None:
+        raise InvalidRequest(f"'{place}.image_url' needs a 'url'.", param=f"{place}.image_url")
+    media = data_url(url)
+    if media is None:
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    if media.type not in PICTURES:
+        told = (
+            f"'{place}' is a picture of type '{media.type[:40]}'; this model's provider takes PNG, JPEG, GIF and WebP."
+        )
+        raise InvalidRequest(told, param=place)
+    return {"type": "image", "source": {"type": "base64", "media_type": media.type, "data": media.data}}
+
+
+def _document(part: Json, place: str) -> Json:
+    inner = part.get("file")
+    data = inner.get("file_data") if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or not isinstance(data, str):
+        raise InvalidRequest(f"'{place}.file' needs 'file_data'.", param=f"{place}.file")
+    name = inner.get("filename")
+    source = _source_at(data) if data.startswith(URLS) else _source_in(file_of(data, name), f"{place}.file.file_data")
+    if source is None:
+        raise InvalidRequest(f"'{place}' is no PDF and no text, and this model's provider takes those.", param=place)
+    return {"type": "document", "source": source} | ({"title": name} if isinstance(name, str) and name else {})
+
+
+def _source_at(url: str) -> Json | None:
+    return {"type": "url", "url": url} if type_of_name(url) == PDF else None
+
+
+def _source_in(media: Media, place: str) -> Json | None:
+    if media.type == PDF:
+        return {"type": "base64", "media_type": PDF, "data": media.data}
+    if is_text(media.type):
+        return {"type": "text", "media_type": "text/plain", "data": text_in(media, place)}
+    return None
+
+
+MOST_STRICT: Final = 20
+MOST_OPTIONAL: Final = 24
+MOST_UNIONS: Final = 16
+"""What all strict tools of a request may have together: so many tools, optional properties, properties with alternatives."""
+_OF_TOOLS: Final = frozenset(("type", "function", "cache_control", "prompt_cache_breakpoint"))
+_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "strict", "cache_control"))
+_NOT_DEFINED: Final = "calls in the conversation need a tool of their name: it is told without a description"
+
+
+class Told(NamedTuple):
+    """Fields of a Messages request, and what was lost on the way to them."""
+
+    fields: Json
+    gaps: list[Gap]
+
+
+def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) -> Told:
+    """Returns `tools` and `tool_choice`. Raises nothing: what makes no sense is left out."""
+    gaps: list[Gap] = []
+    choice = body.get("tool_choice", body.get("function_call"))
+    given = _given(body, gaps)
+    if is_filtered(body):
+        allowed = object_of(object_of(choice).get("allowed_tools"))
+        names = {_name_in(one) for one in objects(allowed.get("tools"))}
+        given = [tool for tool in given if _function(tool).get("name") in names]
+        choice = allowed.get("mode", "auto")
+        gaps.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
+    tools = _tools(given, facts, gaps)
+    if not tools and (names_used := _names_used(body)):
+        tools = [{"name": name, "input_schema": object_schema(None)} for name in names_used]
+        choice = "none"
+        gaps.append(Gap("tools", How.APPROXIMATED, _NOT_DEFINED))
+    chosen = _choice(choice, gaps)
+    if not tools:
+        if chosen is not None and chosen["type"] in ("any", "tool"):
+            gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
+        return Told({}, gaps)
+    is_forced = chosen is not None and chosen["type"] in ("any", "tool")
+    if is_forced and (thinks_by_budget or not facts.model.forced_tools):
+        why = "the model cannot be made to call a tool" + (" while it thinks" if facts.model.forced_tools else "")
+        gaps.append(Gap("tool_choice", How.APPROXIMATED if facts.approximates else How.REFUSED, why))
+        chosen = {"type": "auto"}
+    if body.get("parallel_tool_calls") is False and (chosen is None or chosen["type"] != "none"):
+        chosen = {**(chosen or {"type": "auto"}), "disable_parallel_tool_use": True}
+    return Told({"tools": tools} | ({"tool_choice": chosen} if chosen else {}), gaps)
+
+
+def is_filtered(body: Json) -> bool:
+    """Returns whether a request leaves tools out that it defines."""
+    return object_of(body.get("tool_choice")).get("type") == "allowed_tools"
+
+
+def _given(body: Json, gaps: list[Gap]) -> list[Json]:
+    """Returns the functions among the tools; others run at a provider that has them."""
+    found = []
+    for tool in objects(body.get("tools")):
+        kind = text_of(tool.get("type", "function"))
+        if kind == "function":
+            found.append(tool)
+        else:
+            gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "the target has functions alone as tools"))
+    return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+
+
+def _function(tool: Json) -> Json:
+    return object_of(tool.get("function"))
+
+
+def _name_in(tool: Json) -> Any:
+    name = _function(tool).get("name", tool.get("name"))
+    return name if isinstance(name, str) else None
+
+
+def _tools(given: list[Json], facts: ServerFacts, gaps: list[Gap]) -> list[Json]:
+    made = []
+    strict = optional = unions = 0
+    for tool in given:
+        named = _function(tool)
+        if not (tool.keys() <= _OF_TOOLS and named.keys() <= _OF_FUNCTIONS):
+            gaps.append(Gap("tools.other", How.DROPPED, "the target's tools have no such field"))
+        block: Json = {"name": named.get("name"), "input_schema": object_schema(named.get("parameters"))}
+        if named.get("description"):
+            block["description"] = named["description"]
+        if named.get("strict"):
+            closed = _closed(block["input_schema"], facts, gaps)
+            if closed is not None:
+                size = size_of(closed)
+                strict, optional, unions = strict + 1, optional + size.optional, unions + size.unions
+                if strict > MOST_STRICT or optional > MOST_OPTIONAL or unions > MOST_UNIONS:
+                    gaps.append(Gap("tools.strict", How.DROPPED, "the strict tools are more than the target compiles"))
+                else:
+                    if closed != block["input_schema"]:
+                        gaps.append(Gap("tools.strict", How.APPROXIMATED, "what it cannot check is told in words"))
+                    block |= {"input_schema": closed, "strict": True}
+        mark = mark_of(tool) or mark_of(named)
+        if mark is not None:
+            block["cache_control"] = mark
+        made.append(block)
+    return made
+
+
+def _closed(schema: Json, facts: ServerFacts, gaps: list[Gap]) -> Json | None:
+    """Returns the schema of a strict tool; None: it cannot be one."""
+    if not facts.model.json_schema:
+        gaps.append(Gap("tools.strict", How.DROPPED, "the model checks no schemas"))
+        return None
+    try:
+        made: Json = strict_schema(schema)
+    except SchemaTooDeep:
+        gaps.append(Gap("tools.strict", How.DROPPED, "a schema that refers to itself cannot be checked"))
+        return None
+    return made
+
+
+def _names_used(body: Json) -> list[str]:
+    """Returns the names of the tools that were called, for a request that defines none: the target wants them defined."""
+    found: dict[str, None] = {}
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if type(message) is not dict or ("tool_calls" not in message and "function_call" not in message):
+            continue
+        if message.get("role") == "assistant":
+            called = objects(message.get("tool_calls")) or [{"function": message.get("function_call")}]
+            for call in called:
+                if isinstance(name := _function(call).get("name"), str):
+                    found[name] = None
+    return list(found)
+
+
+def _choice(choice: Any, gaps: list[Gap]) -> Json | None:
+    if isinstance(choice, dict):
+        if choice.get("type", "function") != "function":
+            kind = text_of(choice.get("type"))
+            gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, "the target has functions alone as tools"))
+            return None
+        return {"type": "tool", "name": _name_in(choice)}
+    if choice is None:
+        return None
+    if choice in ("none", "auto", "required"):
+        return {"type": "any" if choice == "required" else choice}
+    gaps.append(Gap("tool_choice", How.DROPPED, "there is no such choice"))
+    return None

@@ -1,0 +1,317 @@
+"""What every conversion between two languages is made of: gaps, facts, what was sent, translator, reader.
+
+Everything here and below is pure: no I/O, no clock, no draws; time and new ids come as arguments. Bodies are plain dicts as
+orjson parses them, because an object per message would cost more than the conversion itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Protocol
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.types import Gap, How
+from gateway.dialects.memory import TurnMemory
+
+Json = dict[str, Any]
+FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
+"""By a field's name what becomes of it, why, and the values that mean nothing."""
+MOST_NAMED: Final = 60
+"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
+_MOST_TOKENS: Final = 1 << 53
+MOST_STOPS: Final = 4
+"""The sequences that chat completions stop at, at most."""
+_WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+BY_TTL: Final = "cache_creation_token_details"
+"""Among the details of an input, what was written to a cache by how long it stays there (see `written_by_ttl`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a conversion has to know of the target's model, from `models.yaml`; the defaults are those of a model unknown."""
+
+    max_output: int | None = None
+    """The most tokens of an answer; None: not known."""
+    max_input: int | None = None
+    """The most tokens that the model reads; None: not known."""
+    reads: tuple[str, ...] | None = None
+    """What the model takes besides text: `image`, `pdf`, `audio`, `video`; None: not known."""
+    sampling: bool = True
+    """The model takes `temperature`, `top_p` and `top_k`."""
+    stops: bool = True
+    """The model's chat completions take sequences to stop at."""
+    thinking: Literal["none", "budget", "adaptive", "level"] = "none"
+    """How the model is told to think: not at all, by a number of tokens, as it sees fit with an effort, or by a level."""
+    efforts: tuple[str, ...] = ()
+    """The efforts, or levels, that the model knows, the least first; empty: it is told none."""
+    thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"
+    """How the model is told not to think, if it can be."""
+    thinks_unasked: bool = False
+    """The model thinks unless it is told not to."""
+    binds_thinking: bool = False
+    """The model takes back what it thought only behind the very messages, tools and instructions that it thought it after."""
+    forced_tools: bool = True
+    """The model can be made to call a tool."""
+    json_schema: bool = False
+    """The model answers by a JSON Schema."""
+    tools_with_schema: bool = True
+    """The model has tools and a schema for its answer in one call."""
+    later_system: bool = False
+    """The model takes instructions between the messages."""
+    cache_marks: bool = False
+    """The model's chat completions take marks for the cache of prompts (`prompt_cache_breakpoint`)."""
+    logprobs: bool = False
+    """The model tells the probabilities of its tokens."""
+    own_fields: Literal["none", "anthropic", "nova", "openai", "qwen", "xai"] = "none"
+    """Whose names the model's own options have at Bedrock, where each family takes those of its maker."""
+    caches: tuple[str, ...] = ()
+    """Where Bedrock takes marks for the cache of the model's prompts: `tools`, `system`, `messages`."""
+    beside_results: tuple[str, ...] = ("text", "image", "document")
+    """What a user may say in one message with results of tools, at Bedrock."""
+    in_results: tuple[str, ...] = ("image",)
+    """What results of tools may have in them besides text, at Bedrock."""
+    json_results: bool = False
+    """The model takes results of tools as JSON alone, at Bedrock."""
+    embeds: Literal["none", "cohere", "gemini", "nova", "titan"] = "none"
+    """In whose form the model is asked for embeddings, at Bedrock and Vertex AI."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a conversion has to know of its target."""
+
+    bound_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How the target's chat completions name the most tokens of an answer: OpenAI and Azure the newer way."""
+    takes_developer: bool = False
+    """The target's chat completions know the role `developer`; elsewhere it is `system`."""
+    takes_custom_tools: bool = False
+    """The target's chat completions know tools whose input is free text, and what else OpenAI's alone know."""
+    requires_all: bool = False
+    """A schema that the target holds to strictly has no optional properties, as OpenAI's."""
+    takes_reasoning: bool = True
+    """The target's chat completions take back what the model thought, in plain words; others refuse the unknown field."""
+    takes_details: bool = False
+    """The target takes `reasoning_details` and `cache_control` in messages: the hub between two conversions does."""
+    issuer: str = ""
+    """Whose signatures the target knows again: `anthropic`, `gemini`, `vertex`, `bedrock`; empty: it signs nothing."""
+    model: ModelFacts = ModelFacts()
+    approximates: bool = False
+    """What the target would have to refuse is approximated where the table of gaps names a way (`on_loss: approximate`)."""
+    memory: TurnMemory | None = None
+    """What the caller's turns were signed with, where it does not send that back; None: nothing is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedRequest:
+    """A converted request, and what its answer needs to know of it."""
+
+    body: Json
+    asked: Json
+    """The caller's own request, some of which its answer repeats."""
+    id: str
+    """Of the answer, without a prefix; the ids of its items are made from it."""
+    now: float
+    """Wall time in seconds at which the request was converted."""
+    custom_tools: frozenset[str] = field(default_factory=frozenset)
+    """Names of tools with free text as input that went out as functions."""
+    issuer: str = ""
+    """Whose signatures its answer has (see `ServerFacts`)."""
+    memory: TurnMemory | None = None
+    """Where what its answer is signed with is remembered; None: nowhere."""
+    gaps: Sequence[Gap] | None = None
+    """What does not arrive as it was said; None: that was not looked for on the way."""
+    place: str | None = None
+    """Where it is asked below the base URL, where that is not the pair's usual place."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of the tools that go by another one there, by that one."""
+    read: int | None = None
+    """The tokens that were read, where a header of its answer tells them."""
+    via: ConvertedRequest | None = None
+    """The same request in the language in between, where it took two conversions."""
+
+
+class Translator(Protocol):
+    """One pair: the caller's language, and the target's."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        """Returns what would not arrive as it was said, each field once; a gap that is REFUSED makes the target incapable."""
+        ...
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        """Converts a request. Raises InvalidRequest, naming the place, where no target could understand it."""
+        ...
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        """Converts a whole answer. Raises MalformedAnswer where it is none."""
+        ...
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        """Returns what converts a streamed answer."""
+        ...
+
+
+class Reader(Protocol):
+    """Converts one stream: is fed bytes of the target's and gives whole events of the caller's language."""
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether the end was told, or an error: how the target's connection ends says nothing more."""
+        ...
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Returns the events that this chunk has completed; empty when there is none."""
+        ...
+
+    def close(self, *, is_clean: bool) -> bytes:
+        """Returns the last events, if the target's stream has come to its end.
+
+        An end is never invented: where the target's was cut, nothing comes, and the relay says so.
+        """
+        ...
+
+
+class MalformedAnswer(Exception):
+    """A target's answer is not what its language says."""
+
+
+def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) -> Sequence[Gap]:
+    """Returns what does not arrive as it was said, of a request that this translator has converted."""
+    return translator.gaps(sent.asked, facts) if sent.gaps is None else sent.gaps
+
+
+def gaps_of_fields(body: Json, table: FieldGaps) -> list[Gap]:
+    """Returns the gaps among the top-level fields; the table names for each what becomes of it, why, and harmless values."""
+    return [
+        Gap(name, table[name][0], table[name][1])
+        for name in body.keys() & table.keys()
+        if body[name] is not None and body[name] not in table[name][2]
+    ]
+
+
+def once(gaps: Sequence[Gap]) -> list[Gap]:
+    """Returns each field once, the worst of its gaps, in the order of the fields' names."""
+    worst = {How.APPROXIMATED: 0, How.DROPPED: 1, How.REFUSED: 2}
+    found: dict[str, Gap] = {}
+    for gap in gaps:
+        if gap.field not in found or worst[gap.how] > worst[found[gap.field].how]:
+            found[gap.field] = gap
+    return [found[name] for name in sorted(found)]
+
+
+def objects(value: object) -> list[Json]:
+    """Returns the objects of a list; none where it is no list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def object_of(value: object) -> Json:
+    """Returns the value, if it is an object; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def strings(value: object) -> list[str]:
+    """Returns the strings of a list; none where it is no list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def stops_for(asked: Any, facts: ServerFacts) -> list[str]:
+    """Returns the sequences that the target is told to stop at; behind another conversion, all of them."""
+    if facts.takes_details:
+        return strings(asked)
+    return strings(asked)[:MOST_STOPS] if facts.model.stops else []
+
+
+def count_in(usage: object, name: str) -> int:
+    """Returns a count that a provider tells; 0 where it tells none, or one that nobody could have counted."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < _MOST_TOKENS else 0
+
+
+def written_by_ttl(told: object) -> Json:
+    """Returns what was written to a cache for five minutes, and for an hour; empty where nothing is told of it.
+
+    They have prices of their own. Chat completions have no word for it but the one of LiteLLM's, which is taken for both of
+    OpenAI's languages.
+    """
+    found = {name: count_in(told, name) for name in _WRITTEN} if isinstance(told, dict) else {}
+    return found if any(found.values()) else {}
+
+
+def text_of(value: object) -> str:
+    """Returns the value, if it is a string; else an empty one."""
+    return value if isinstance(value, str) else ""
+
+
+# Two conversions, one after the other: from a caller's language into chat completions, and from there into a target's.
+#
+# Chat completions are the hub: five languages need a way there and a way from there, and not a way for each pair. What the hub
+# carries beyond OpenAI's own fields (`reasoning_details`, `cache_control`, pictures in results of tools) is public usage of
+# others, and never leaves the gateway but to a caller of chat completions.
+
+
+HUB: Final = ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_details=True)
+"""What the first conversion has to know of its target, which is the second one."""
+
+
+class ThroughChat:
+    """Converts by way of chat completions; implements `base.Translator`."""
+
+    def __init__(self, first: Translator, second: Translator) -> None:
+        """`first` converts from the caller's language into the hub, `second` from there into the target's."""
+        self._first = first
+        self._second = second
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        hub = _hub_of(facts)
+        try:
+            between = self._first.request(body, hub, 0.0, str)
+        except InvalidRequest:  # the caller hears of it where the call is converted, by the place that is wrong
+            return self._first.gaps(body, hub)
+        return once([*lost_in(between, self._first, hub), *self._second.gaps(between.body, facts)])
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        hub = _hub_of(facts)
+        between = self._first.request(body, hub, now, new_id)
+        sent = self._second.request(between.body, facts, now, new_id)
+        gaps = once([*lost_in(between, self._first, hub), *lost_in(sent, self._second, facts)])
+        return replace(sent, gaps=gaps, via=between)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return self._first.answer(_between(sent), self._second.answer(sent, body))
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return _ReaderThroughChat(self._first.reader(_between(sent)), self._second.reader(sent))
+
+
+class _ReaderThroughChat:
+    def __init__(self, first: Reader, second: Reader) -> None:
+        self._first = first
+        self._second = second
+
+    @property
+    def is_over(self) -> bool:
+        return self._first.is_over
+
+    def feed(self, chunk: bytes) -> bytes:
+        said = self._second.feed(chunk)
+        return self._first.feed(said) if said else b""
+
+    def close(self, *, is_clean: bool) -> bytes:
+        said = self._second.close(is_clean=is_clean)
+        return (self._first.feed(said) if said else b"") + self._first.close(is_clean=is_clean)
+
+
+def _hub_of(facts: ServerFacts) -> ServerFacts:
+    return replace(
+        HUB,
+        issuer=facts.issuer,
+        model=facts.model,
+        approximates=facts.approximates,
+        requires_all=facts.requires_all,
+    )
+
+
+def _between(sent: ConvertedRequest) -> ConvertedRequest:
+    if sent.via is None:
+        raise AssertionError("the request was not converted by way of chat completions")
+    return sent.via

@@ -1,0 +1,507 @@
+"""The stream of a chat completion as that of generateContent: each event is an answer with what is new.
+
+Words leave in the chunk that they came in. A call leaves when it is whole, as Gemini's do; the end, when the usage is known.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.openai.json_edit import is_too_deep
+from gateway.core.openai.sse import (
+    DONE,
+    error_json,
+    event_data,
+    failed_finish_message,
+    failed_reason,
+    first_error,
+    is_silent,
+    json_object,
+)
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.gemini.out_answer import FORMATS, STAND_IN
+from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
+from gateway.dialects.schema_tools.media import data_url
+from gateway.dialects.sse.events import ConvertingReader, data_of
+from gateway.dialects.sse.shapes import generate_error
+
+# Names of fields as Google's APIs take them: `inlineData` as its JSON has them, or `inline_data` as its protocol buffers do.
+#
+# Source: protobuf.dev, ProtoJSON: parsers take both.
+
+
+_STEP: Final = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
+
+
+def camel(value: Any) -> Json:
+    """Returns an object with all its names in camel case; an empty one where the value is none."""
+    given = object_of(value)
+    for name in given:
+        if "_" in name:
+            return {_STEP.sub(_raised, one): said for one, said in given.items()}
+    return given
+
+
+def inner(value: Json, name: str) -> Json:
+    """Returns the object in a field of an object, both with their names in camel case."""
+    return camel(value.get(name))
+
+
+def listed(value: Any) -> list[Any]:
+    """Returns a list as it is; one thing that stands where a list is wanted as the only one of it, and nothing as none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _raised(found: re.Match[str]) -> str:
+    return found.group(1).upper()
+
+
+# What other providers signed, on its way through a client of Gemini's and back.
+#
+# Such clients repeat a turn's parts as they got them, each with its `thoughtSignature`, which has to be Base64. What another
+# provider signed rides there in a mark of ours. It is for its own target only: what goes to Gemini is freed of it.
+
+
+_BEGIN: Final = b"gw1"
+MARK: Final = urlsafe_b64encode(_BEGIN).decode()
+"""How a mark begins: three bytes are four characters of Base64, whatever follows."""
+FOREIGN: Final = urlsafe_b64encode(_BEGIN + b"{}").decode()
+"""Marks a turn's first call that nobody signed: Gemini refuses to go on from its own without a signature."""
+IN_BODY: Final = b'"' + MARK.encode()
+_BOTH: Final = str.maketrans("+/", "-_")
+
+
+def marked(holds: Json) -> str | None:
+    """Returns a mark with what is to come back; None where that is nested too deeply to be said again."""
+    try:
+        return urlsafe_b64encode(_BEGIN + orjson.dumps(holds)).decode()
+    except orjson.JSONEncodeError:
+        return None
+
+
+def held_by(signature: str) -> Json | None:
+    """Returns what a mark of ours holds; None: it is none of ours, but a signature of Gemini's."""
+    if not signature.startswith(MARK):
+        return None
+    given = signature.translate(_BOTH).rstrip("=")
+    try:
+        return json_object(urlsafe_b64decode(given + "=" * (-len(given) % 4))[len(_BEGIN) :])
+    except ValueError:
+        return None
+
+
+def without_marks(body: bytes) -> bytes:
+    """Returns a request for Gemini without the signatures that only other providers' targets understand.
+
+    Costs one search where there are none, and then the very bytes come back.
+    """
+    parsed = json_object(body) if IN_BODY in body else None
+    contents = None if parsed is None else parsed.get("contents")
+    if parsed is None or not isinstance(contents, list):
+        return body
+    return orjson.dumps({**parsed, "contents": [_freed(one) for one in contents]})
+
+
+def _freed(content: Any) -> Any:
+    parts = content.get("parts") if isinstance(content, dict) else None
+    if not any(map(_is_marked, objects(parts))):
+        return content
+    made: list[Any] = []
+    for part in parts or ():
+        if not isinstance(part, dict) or not _is_marked(part):
+            made.append(part)
+        elif not part.get("thought"):
+            named = camel(part)
+            del named["thoughtSignature"]
+            made.append(named | ({"thoughtSignature": STAND_IN} if "functionCall" in named else {}))
+    return {**content, "parts": made}
+
+
+def _is_marked(part: Json) -> bool:
+    signature = camel(part).get("thoughtSignature")
+    return isinstance(signature, str) and held_by(signature) is not None
+
+
+# A chat completion as an answer of generateContent: each choice is a candidate, its message becomes parts.
+#
+# Thoughts in words are told where the caller wants them (`includeThoughts`); what proves whose they are rides in any case.
+
+
+FINISH: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
+"""Why a candidate ended, by the finish reason of a chat completion; all others are a STOP, calls of tools too."""
+_GEMINI: Final = FORMATS["gemini"]
+
+
+def generated(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns the answer. Raises MalformedAnswer where there is none, or a call in it makes no sense."""
+    if (reason := failed_reason(body)) is not None:
+        raise MalformedAnswer(failed_finish_message(reason))
+    choices = objects(body.get("choices"))
+    if not choices:
+        raise MalformedAnswer("the answer has no choices")
+    usage = usage_of(body)
+    made: Json = {"candidates": [_candidate(sent, place, one) for place, one in enumerate(choices)]}
+    return made | ({"usageMetadata": usage} if usage else {}) | head(sent, body)
+
+
+def head(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns what every piece of an answer repeats."""
+    model = text_of(body.get("model")) or text_of(sent.asked.get("model"))
+    return {"modelVersion": model, "responseId": sent.id}
+
+
+def shows_thoughts(sent: ConvertedRequest) -> bool:
+    """Returns whether the caller wants to read what the model thinks."""
+    thinking = inner(inner(camel(sent.asked), "generationConfig"), "thinkingConfig")
+    return thinking.get("includeThoughts") is True
+
+
+def usage_of(body: Json) -> Json | None:
+    """Returns the usage of a chat completion as theirs, whose candidates are without thoughts; None: there is none."""
+    usage = body.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    read, said = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
+    thought = min(said, count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"))
+    cached = count_in(object_of(usage.get("prompt_tokens_details")), "cached_tokens")
+    made = {"promptTokenCount": read, "candidatesTokenCount": said - thought, "totalTokenCount": read + said}
+    return made | {
+        name: value for name, value in (("thoughtsTokenCount", thought), ("cachedContentTokenCount", cached)) if value
+    }
+
+
+def parts_of_details(details: list[Json], *, shows: bool) -> list[Json]:
+    """Returns the parts that thoughts become that somebody has signed."""
+    made: list[Json] = []
+    for detail in details:
+        own = text_of(detail.get("format")).startswith(_GEMINI)
+        words = text_of(detail.get("text")) or text_of(detail.get("summary"))
+        proof = text_of(detail.get("data")) or text_of(detail.get("signature"))
+        if own and proof:
+            made.append({"text": "", "thoughtSignature": proof})
+        elif proof and (mark := marked({"detail": _held(detail, shows=shows and bool(words))})) is not None:
+            made.append({"text": words if shows else "", "thought": True, "thoughtSignature": mark})
+        elif words and shows:
+            made.append({"text": words, "thought": True})
+    return made
+
+
+def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call: Json) -> Json:
+    """Returns the part that a call becomes. Raises MalformedAnswer where its arguments are no object."""
+    args = json_object(text.encode()) if text.strip() else {}
+    if args is None or not name or is_too_deep(text.encode()):
+        raise MalformedAnswer(f"the arguments of the call of '{name}' are not a JSON object")
+    id = text_of(call.get("id")) or f"call_{sent.id}{place:02}"
+    made: Json = {"functionCall": {"name": sent.names.get(name, name), "args": args, "id": id}}
+    extra = object_of(call.get("extra_content"))
+    google = object_of(extra.get("google"))
+    signature = text_of(google.get("thought_signature"))
+    if signature and "issuer" not in google:
+        made["thoughtSignature"] = signature
+    elif extra and (mark := marked({"extra_content": extra})) is not None:
+        made["thoughtSignature"] = mark
+    elif not place:
+        made["thoughtSignature"] = FOREIGN
+    return made
+
+
+def end_of(choice: Json, *, refusal: str = "") -> Json:
+    """Returns why a candidate ended."""
+    reason = FINISH.get(text_of(choice.get("finish_reason"))) or ("SAFETY" if refusal else "STOP")
+    return {"finishReason": reason} | ({"finishMessage": refusal} if refusal else {})
+
+
+def is_cut(choice: Json) -> bool:
+    """Returns whether the answer ended before its model had said all."""
+    return choice.get("finish_reason") in FINISH
+
+
+def logprobs_of(choice: Json) -> Json:
+    """Returns the probabilities of a choice's tokens, if it tells any."""
+    tokens = objects(object_of(choice.get("logprobs")).get("content"))
+    if not tokens:
+        return {}
+    chosen = [_token(one) for one in tokens]
+    top = [{"candidates": [_token(other) for other in objects(one.get("top_logprobs"))]} for one in tokens]
+    told: Json = {"chosenCandidates": chosen} | (
+        {"topCandidates": top} if any(one["candidates"] for one in top) else {}
+    )
+    return {"logprobsResult": told}
+
+
+def pictures_of(said: Json) -> list[Json]:
+    """Returns the parts of pictures that the model has made."""
+    made: list[Json] = []
+    for image in objects(said.get("images")):
+        media = data_url(text_of(object_of(image.get("image_url")).get("url")))
+        if media is not None:
+            made.append({"inlineData": {"mimeType": media.type, "data": media.data}})
+    return made
+
+
+def citations_of(said: Json) -> Json:
+    """Returns the places that an answer cites, if it does."""
+    cited = [object_of(one.get("url_citation")) for one in objects(said.get("annotations"))]
+    sources = [
+        {name: one[ours] for name, ours in _CITED if one.get(ours) is not None}
+        for one in cited
+        if text_of(one.get("url"))
+    ]
+    return {"citationMetadata": {"citationSources": sources}} if sources else {}
+
+
+_CITED: Final = (("uri", "url"), ("title", "title"), ("startIndex", "start_index"), ("endIndex", "end_index"))
+
+
+def _candidate(sent: ConvertedRequest, place: int, choice: Json) -> Json:
+    said = choice.get("message")
+    if not isinstance(said, dict):
+        raise MalformedAnswer("the answer has no message")
+    shows = shows_thoughts(sent)
+    thought, text = words_in(said)
+    details = objects(said.get("reasoning_details"))
+    parts = parts_of_details(details, shows=shows)
+    if thought and shows and not any(part.get("thought") and part["text"] for part in parts):
+        parts.insert(0, {"text": thought, "thought": True})
+    refusal = text_of(said.get("refusal"))
+    parts += [{"text": words} for words in (text, refusal) if words] + pictures_of(said)
+    for number, call in enumerate(pieces_in(said)):
+        named = named_in(call)
+        name, text = text_of(named.get("name")), argument_in(named)
+        if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
+            parts.append(part_of_call(sent, number, name, text, call))
+    index = choice.get("index")
+    return {
+        "content": {"role": "model", "parts": parts},
+        **end_of(choice, refusal=refusal),
+        "index": index if type(index) is int else place,
+        **citations_of(said),
+        **logprobs_of(choice),
+    }
+
+
+def _held(detail: Json, *, shows: bool) -> Json:
+    """Returns what a mark holds of a detail: its words too, where they do not stand beside it."""
+    left_out = ("text", "summary", "index") if shows else ("index",)
+    return {name: value for name, value in detail.items() if name not in left_out}
+
+
+def _token(one: Json) -> Json:
+    return {"token": text_of(one.get("token")), "logProbability": one.get("logprob")}
+
+
+_BEFORE: Final = b'data: {"candidates":[{"content":{"parts":[{"text":%b}],"role":"model"},"index":0}]%b\n\n'
+
+_GROWING: Final = ("text", "summary", "signature", "data")
+"""The fields of a detail of reasoning that come in pieces."""
+
+
+class _Call:
+    """A call whose pieces come."""
+
+    def __init__(self) -> None:
+        self.said: Json = {}
+        self.name = ""
+        self.text: list[str] = []
+
+
+class _Detail:
+    """A detail of reasoning whose pieces come."""
+
+    def __init__(self) -> None:
+        self.fields: Json = {}
+        self.pieces: dict[str, list[str]] = {}
+
+    def whole(self) -> Json:
+        return self.fields | {name: "".join(pieces) for name, pieces in self.pieces.items()}
+
+
+class _Candidate:
+    """What has been told of one choice."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, _Call] = {}
+        self.last_call = 0
+        """The highest of their numbers."""
+        self.details: dict[int, _Detail] = {}
+        """Signed thoughts, whose pieces come."""
+        self.cited: list[Json] = []
+        self.has_told_thoughts = False
+        self.refusal: list[str] = []
+        self.end: Json | None = None
+
+
+class ChatAsGenerate(ConvertingReader):
+    """Reads pieces of a chat completion; implements `base.Reader`."""
+
+    def __init__(self, sent: ConvertedRequest) -> None:
+        super().__init__()
+        self._sent = sent
+        self._shows = shows_thoughts(sent)
+        self._candidates: dict[int, _Candidate] = {}
+        self._tail = b""
+        """What every event ends with, once the model is known."""
+        self._head: Json = {}
+        self._usage: Json | None = None
+        self._has_told = False
+        """Some of the answer has left."""
+
+    def _at_end(self, *, is_clean: bool) -> bytes:
+        # Some servers leave [DONE] out: a clean end behind a finish reason will do.
+        return self._end() if is_clean else b""
+
+    def _read(self, event: bytes) -> bytes:
+        if self._is_over:
+            return b""
+        said = json_object(data_of(event))
+        if said is None or "error" in said:
+            return self._read_odd(event)
+        choices = said.get("choices")
+        if type(choices) is list and len(choices) == 1 and self._tail and type(choices[0]) is dict:
+            choice = choices[0]
+            delta = choice.get("delta")
+            if (
+                type(delta) is dict
+                and not choice.get("index")
+                and not choice.get("finish_reason")
+                and not said.get("usage")
+            ):
+                text = delta.get("content")
+                if type(text) is str and text and not choice.get("logprobs") and len(delta) == 1 + ("role" in delta):
+                    self._has_told = True
+                    return _BEFORE % (orjson.dumps(text), self._tail) if not self._is_thinking() else self._take(said)
+        return self._read_odd(event) if first_error(event) is not None else self._take(said)
+
+    def _is_thinking(self) -> bool:
+        candidate = self._candidates.get(0)
+        return candidate is not None and bool(candidate.details)
+
+    def _read_odd(self, event: bytes) -> bytes:
+        """Reads what may be no piece of an answer: an error, an end, a comment, nonsense."""
+        if (error := first_error(event)) is not None:
+            return self._fail(error)
+        data = event_data(event).strip()
+        if data == DONE:
+            return self._end()
+        said = json_object(data)
+        if said is not None:
+            return self._take(said)
+        if not data and is_silent(event):
+            return b""  # Google's own clients take a comment for a part of an answer
+        self._is_over = True
+        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
+
+    def _take(self, said: Json) -> bytes:
+        if not self._tail:
+            self._head = head(self._sent, said)
+            self._tail = b"," + orjson.dumps(self._head)[1:]
+        self._usage = usage_of(said) or self._usage
+        made = []
+        try:
+            for choice in objects(said.get("choices")):
+                index = choice.get("index")
+                index = index if type(index) is int else 0
+                made += self._take_choice(index, choice)
+        except MalformedAnswer as error:
+            made.append(self._fail({"message": str(error), "code": "malformed_response"}))
+        return b"".join(made)
+
+    def _take_choice(self, index: int, choice: Json) -> list[bytes]:
+        candidate = self._candidates.setdefault(index, _Candidate())
+        delta = choice.get("delta")
+        parts: list[Json] = []
+        if isinstance(delta, dict):
+            thought, text = words_in(delta)
+            details = objects(delta.get("reasoning_details"))
+            for detail in details:
+                _gather(candidate.details, detail)
+            if thought and self._shows:
+                parts.append({"text": thought, "thought": True})
+                candidate.has_told_thoughts = True
+            candidate.cited += objects(delta.get("annotations"))
+            pieces = pieces_in(delta)
+            if text or pieces or delta.get("refusal"):
+                parts += self._vouch(candidate)
+            refusal = text_of(delta.get("refusal"))
+            if refusal:
+                candidate.refusal.append(refusal)
+            parts += [{"text": words} for words in (text, refusal) if words] + pictures_of(delta)
+            for piece in pieces:
+                _add_piece(candidate, piece)
+        finish = choice.get("finish_reason")
+        if isinstance(finish, str) and candidate.end is None:
+            parts += self._vouch(candidate)
+            for place, call in enumerate(candidate.calls.values()):
+                text = "".join(call.text)
+                if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
+                    parts.append(part_of_call(self._sent, place, call.name, text, call.said))
+            candidate.end = end_of(choice, refusal="".join(candidate.refusal))
+        told = logprobs_of(choice)
+        if not parts and not told:
+            return []
+        self._has_told = True
+        inner = {"content": {"parts": parts, "role": "model"}, "index": index, **told}
+        return [b"data: %b\n\n" % orjson.dumps({"candidates": [inner], **self._head})]
+
+    def _vouch(self, candidate: _Candidate) -> list[Json]:
+        """Returns the parts that say whose the thoughts are that have been told."""
+        details, candidate.details = candidate.details, {}
+        told = [one.whole() for one in details.values()]
+        signed = [one for one in told if one.get("data") or one.get("signature")]
+        has_told = candidate.has_told_thoughts
+        made = parts_of_details(signed, shows=has_told)
+        return [{**part, "text": ""} if part.get("thought") and has_told else part for part in made]
+
+    def _end(self) -> bytes:
+        """Tells why each candidate ended, if all did."""
+        if self._is_over or not self._candidates or any(one.end is None for one in self._candidates.values()):
+            return b""
+        self._is_over = True
+        empty = {"parts": [{"text": ""}], "role": "model"}
+        ended: list[Json] = [
+            {"content": empty, **(one.end or {}), "index": index, **citations_of({"annotations": one.cited})}
+            for index, one in sorted(self._candidates.items())
+        ]
+        made = {"candidates": ended} | ({"usageMetadata": self._usage} if self._usage else {}) | self._head
+        return b"data: %b\n\n" % orjson.dumps(made)
+
+    def _fail(self, error: Json) -> bytes:
+        """Tells what the provider has reported; nothing follows.
+
+        Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
+        """
+        self._is_over = True
+        return b"data: %b\n\n" % error_json(generate_error(error) if self._has_told else error)
+
+
+def _gather(details: dict[int, _Detail], detail: Json) -> None:
+    """Puts a piece of a detail to those before it."""
+    index = detail.get("index")
+    index = index if type(index) is int else len(details)
+    held = details.setdefault(index, _Detail())
+    for name, value in detail.items():
+        if name in _GROWING and isinstance(value, str):
+            held.pieces.setdefault(name, []).append(value)
+        elif value is not None and name not in held.fields:
+            held.fields[name] = value
+
+
+def _add_piece(candidate: _Candidate, piece: Json) -> None:
+    calls = candidate.calls
+    index: Any = piece.get("index")
+    if type(index) is not int:
+        index = len(calls) if piece.get("id") or not calls else candidate.last_call
+    candidate.last_call = max(index, candidate.last_call)
+    call = calls.setdefault(index, _Call())
+    named = named_in(piece)
+    call.name = call.name or text_of(named.get("name"))
+    call.text.append(argument_in(named))
+    for name in ("id", "extra_content"):
+        if piece.get(name) and name not in call.said:
+            call.said[name] = piece[name]

@@ -1,0 +1,298 @@
+"""What is known of models, by patterns of their names: the rows of `models.yaml`, put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import translate
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from gateway.core.types import Gap, How
+from gateway.dialects.base import Json, ModelFacts, object_of, objects, text_of
+from gateway.dialects.schema_tools.media import type_of_name
+
+# What a request shows a model besides text, and what of it a model is known not to take.
+#
+# One look at the parts, in whichever language the request is. Only asked where something is known of the model; what has no
+# kind that is known here is the conversion's own business.
+
+
+_KINDS: Final = {
+    "image_url": "image", "input_image": "image", "image": "image", "computer_screenshot": "image",
+    "input_audio": "audio", "video_url": "video",
+    "file": "pdf", "input_file": "pdf", "document": "pdf",
+}  # fmt: skip
+"""Kinds of parts, in all languages, and what they show."""
+_WORDS: Final = {"image": "pictures", "audio": "sound", "video": "video", "pdf": "PDF"}
+_PDF: Final = "application/pdf"
+_MOST_PARTS: Final = 4096
+
+
+def gaps_of_modalities(body: Json, reads: tuple[str, ...]) -> list[Gap]:
+    """Returns what of a request a model cannot take that takes text and `reads` alone, each kind of part once."""
+    found: dict[str, Gap] = {}
+    for field in ("messages", "input"):
+        items = body.get(field)
+        if type(items) is list:
+            for part in islice(_parts(items), _MOST_PARTS):
+                kind = part.get("type")
+                shown = _KINDS.get(kind) if type(kind) is str else None
+                if shown is not None and shown not in reads and (shown != "pdf" or _is_pdf(part)):
+                    found[f"{field}.{kind}"] = Gap(
+                        f"{field}.{kind}", How.REFUSED, f"the model takes no {_WORDS[shown]}"
+                    )
+    return list(found.values())
+
+
+def _parts(items: list[Any]) -> Iterator[Json]:
+    """Yields the parts of messages and of results of tools; most messages are plain, and have none."""
+    for item in reversed(items):
+        if type(item) is not dict:
+            continue
+        for name in ("content", "output"):
+            content = item.get(name)
+            if type(content) is list:
+                for part in content:
+                    if type(part) is dict:
+                        yield part
+                        inner = part.get("content")
+                        if type(inner) is list:
+                            yield from (one for one in inner if type(one) is dict)
+
+
+def _is_pdf(part: Json) -> bool:
+    """Returns whether a file is known to be a PDF, by its type, its name or its place."""
+    told = part if part.get("type") == "input_file" else object_of(part.get("file"))
+    source = object_of(part.get("source"))
+    kinds = (source.get("media_type"), type_of_name(source.get("url")), type_of_name(told.get("filename")))
+    return _PDF in kinds or text_of(told.get("file_data")).startswith(f"data:{_PDF}")
+
+
+MOST_REMEMBERED: Final = 1024
+"""Names that are looked up once. A caller may send any name to a target that takes every model."""
+MOST_NAME_CHARS: Final = 200
+Row = tuple[str, Mapping[str, Any]]
+"""A pattern, and the fields of `ModelFacts` that hold for names that fit it."""
+
+_REGIONS: Final = re.compile(r"(?:us|us-gov|eu|apac|jp|au|ca|sa|global)\.")
+_MAKERS: Final = re.compile(
+    r"(?:ai21|amazon|anthropic|cohere|deepseek|google|meta|minimax|mistral|moonshot|moonshotai|nvidia|openai|qwen|writer"
+    r"|xai|zai)\."
+)
+_POINT: Final = re.compile(r"(?<=\d)\.(?=\d)")
+_VERSION: Final = re.compile(r"-v\d+(?::\d+)?(?::\d+k)?$|@[^@]*$")
+
+
+def plain_name(model: str) -> str:
+    """Returns a model's name without what clouds and routers put around it: `us.anthropic.claude-x-v1:0` is `claude-x`."""
+    return _MAKERS.sub("", name_in_cloud(model), count=1)
+
+
+def name_in_cloud(model: str) -> str:
+    """Returns a model's name with its maker's before it where a cloud has it so: `us.anthropic.claude-x-v1:0` is
+    `anthropic.claude-x`."""
+    return _VERSION.sub("", without_region(model.lower().rpartition("/")[2]))
+
+
+def without_region(model: str) -> str:
+    """Returns the name of the model that a profile of several regions is for: of `us.anthropic.claude-x`, all but `us.`."""
+    region = _REGIONS.match(model)
+    return model[region.end() :] if region is not None and _MAKERS.match(model, region.end()) else model
+
+
+class ToldModels:
+    """What providers have told of their models, by provider and by the provider's name for the model. Starts empty."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self.version = 0
+        """Grows with each thing that is told."""
+
+    def tell(self, provider: str, facts: Mapping[str, Mapping[str, Any]]) -> int:
+        """Takes what a provider tells of its models in place of what it told before; returns of how many it is new."""
+        before = self._told.get(provider, {})
+        told: dict[str, Mapping[str, Any]] = {
+            plain_name(model): dict(fields) for model, fields in facts.items() if fields
+        }
+        if told != before:
+            self._told[provider] = told
+            self.version += 1
+        return sum(1 for model, fields in told.items() if before.get(model) != fields)
+
+    def shown(self) -> dict[str, Any]:
+        """Returns all that was told, for who looks after the gateway; empty: nothing was."""
+        return {"told_of_models": self._told} if self._told else {}
+
+    def of(self, provider: str, model: str) -> Mapping[str, Any]:
+        """Returns the fields of `ModelFacts` that a provider has told of a model."""
+        told = self._told.get(provider)
+        return told.get(plain_name(model), {}) if told else {}
+
+
+class Known(NamedTuple):
+    """One fact of a model, and where it is from."""
+
+    value: Any
+    source: str
+
+
+class ModelTable:
+    """Rows in the order in which they hold: the last word is the last row's that fits.
+
+    What a provider tells of its models goes over the built-in rows; the user's go over both.
+    """
+
+    def __init__(
+        self,
+        read_rows: Callable[[], Sequence[Row]],
+        own: Sequence[Row] = (),
+        told: ToldModels | None = None,
+        provider: str = "",
+    ) -> None:
+        """`read_rows` gives the built-in rows, and is asked when the first model is looked up: most configs have no target
+        that needs the table. `own` are the user's; `told` is of a provider that is asked for its models, if it is one."""
+        self._read_rows = read_rows
+        self._own_rows = own
+        self._told, self._provider = told, provider
+        self._look_up: Callable[[str], ModelFacts] = lru_cache(maxsize=MOST_REMEMBERED)(self._find)
+        self._forget: Callable[[], None] = self._look_up.cache_clear
+        self._version = 0
+        self.of: Callable[[str], ModelFacts] = self._look_up if told is None else self._of
+        """Returns what is known of a model by its provider's name for it."""
+
+    def told_by(self, told: ToldModels, provider: str) -> ModelTable:
+        """Returns the same table for the models of a provider that tells of them."""
+        return ModelTable(self._read_rows, self._own_rows, told, provider)
+
+    def sources(self, model: str) -> dict[str, Known]:
+        """Returns by field what is known of a model, and which row or list of a provider's says so."""
+        return {name: Known(value, source) for source, fields in self._said(model) for name, value in fields.items()}
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, re.Pattern[str], Mapping[str, Any]]]:
+        return _compiled("built in", self._read_rows())
+
+    @cached_property
+    def _own(self) -> list[tuple[str, re.Pattern[str], Mapping[str, Any]]]:
+        return _compiled("models.yaml", self._own_rows)
+
+    def _of(self, model: str) -> ModelFacts:
+        if self._told is not None and self._told.version != self._version:
+            self._version = self._told.version
+            self._forget()
+        return self._look_up(model)
+
+    def _find(self, model: str) -> ModelFacts:
+        found: dict[str, Any] = {}
+        for _, fields in self._said(model):
+            found.update(fields)
+        return replace(ModelFacts(), **found)
+
+    def _said(self, model: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields what is said of a model, the last word last, each with its source."""
+        name = name_in_cloud(model[:MOST_NAME_CHARS])
+        plain = plain_name(name)
+        names = {name, plain, _POINT.sub("-", plain)}  # the last as routers write `claude-opus-4.1`
+        yield from ((source, fields) for source, pattern, fields in self._rows if any(map(pattern.match, names)))
+        if self._told is not None:
+            yield f"told by {self._provider}", self._told.of(self._provider, plain)
+        yield from ((source, fields) for source, pattern, fields in self._own if any(map(pattern.match, names)))
+
+
+def _compiled(source: str, rows: Sequence[Row]) -> list[tuple[str, re.Pattern[str], Mapping[str, Any]]]:
+    return [(f"{source}, {pattern}", re.compile(translate(pattern.lower())), fields) for pattern, fields in rows]
+
+
+def in_order(rows: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Returns the rows with the longest pattern last; of equally long ones, in the order of the file."""
+    return sorted(rows.items(), key=lambda row: len(row[0]))
+
+
+# What providers tell of their models in the list of them, as the fields of `ModelFacts` that follow from it.
+#
+# What a list does not say, or says in a way that is not known, leaves the rows of `models.yaml` as they are. Source: the
+# references of Anthropic's `GET /v1/models` and of the Gemini API's `models.list`.
+
+
+LISTS: Final = frozenset(("anthropic", "gemini"))
+"""The dialects whose list of models tells more than names."""
+MOST_MODELS: Final = 2000
+_A_PAGE: Final = "1000"
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_MODELS: Final = "models/"
+
+
+class ListPage(NamedTuple):
+    """One page of a list."""
+
+    facts: Mapping[str, Mapping[str, Any]]
+    """By the provider's name for the model, what is told of it."""
+    next: bytes | None
+    """The query of the next page; None: this is the last one."""
+
+
+def first_page(dialect: str) -> bytes:
+    """Returns the query of a list's first page."""
+    return urlencode({"limit" if dialect == "anthropic" else "pageSize": _A_PAGE}).encode()
+
+
+def read_page(dialect: str, body: Json) -> ListPage:
+    """Returns what a page tells. Total on any JSON object."""
+    if dialect == "anthropic":
+        facts = {text_of(one.get("id")): _of_claude(one) for one in objects(body.get("data"))}
+        last = text_of(body.get("last_id")) if body.get("has_more") is True else ""
+        more = {"limit": _A_PAGE, "after_id": last}
+    else:
+        facts = {text_of(one.get("name")).removeprefix(_MODELS): _of_gemini(one) for one in objects(body.get("models"))}
+        last = text_of(body.get("nextPageToken"))
+        more = {"pageSize": _A_PAGE, "pageToken": last}
+    known = {name: told for name, told in facts.items() if 0 < len(name) <= MOST_NAME_CHARS and told}
+    return ListPage(known, urlencode(more, errors="replace").encode() if last else None)
+
+
+def _of_claude(model: Json) -> dict[str, Any]:
+    told = _counts(model, ("max_input", "max_input_tokens"), ("max_output", "max_tokens"))
+    can = object_of(model.get("capabilities"))
+    if (has_schema := _is_supported(can, "structured_outputs")) is not None:
+        told["json_schema"] = has_schema
+    shown = {kind: _is_supported(can, f"{kind}_input") for kind in ("image", "pdf")}
+    if None not in shown.values():
+        told["reads"] = tuple(kind for kind, is_read in shown.items() if is_read)
+    if _is_supported(can, "effort") is not None:
+        effort = object_of(can["effort"])
+        told["efforts"] = tuple(one for one in _EFFORTS if _is_supported(effort, one))
+    return told | _thinking_of(can)
+
+
+def _thinking_of(can: Json) -> dict[str, Any]:
+    supported, types = _is_supported(can, "thinking"), object_of(object_of(can.get("thinking")).get("types"))
+    if supported is False:
+        return {"thinking": "none"}
+    told = {}
+    if supported and _is_supported(types, "adaptive"):
+        told["thinking"] = "adaptive"
+    elif supported and _is_supported(types, "enabled"):
+        told["thinking"] = "budget"
+    ways = {way: _is_supported(types, way) for way in ("disabled", "between_tools")}
+    if told and None not in ways.values():
+        told["thinking_off"] = next((way for way, is_taken in ways.items() if is_taken), "never")
+    return told
+
+
+def _of_gemini(model: Json) -> dict[str, Any]:
+    told = _counts(model, ("max_input", "inputTokenLimit"), ("max_output", "outputTokenLimit"))
+    return told | ({"thinking": "none"} if model.get("thinking") is False else {})
+
+
+def _counts(model: Json, *names: tuple[str, str]) -> dict[str, Any]:
+    return {ours: count for ours, theirs in names if type(count := model.get(theirs)) is int and count > 0}
+
+
+def _is_supported(can: Json, name: str) -> bool | None:
+    """Returns whether a capability is there; None: it is not said."""
+    supported = object_of(can.get(name)).get("supported")
+    return supported if isinstance(supported, bool) else None

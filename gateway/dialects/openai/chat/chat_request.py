@@ -1,0 +1,369 @@
+"""A chat completion as a Responses request, for models that answer nothing else.
+
+Order and roles are kept. The provider is asked to store nothing, so what a model thought comes encrypted and goes back with the
+conversation. A tool's result is a string, never a list (BerriAI/litellm#18201), and a function without `strict` is not strict,
+which is the other way round in Responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, Final
+
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    ServerFacts,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+)
+from gateway.dialects.openai.gaps import REASONING_FORMAT
+
+# A response as a chat completion: items become one message.
+
+
+FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""The finish reason of a chat completion, by why a response is incomplete."""
+BETWEEN_THOUGHTS: Final = "\n\n"
+"""Parts of reasoning, of which Responses have several, are paragraphs of the one text that chat completions have."""
+
+_PLACES: Final = ("start_index", "end_index")
+"""Where in its part's text a citation is of."""
+
+
+def chat_of_response(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns the chat completion, or an object with the error of a response that failed. Raises MalformedAnswer."""
+    output = body.get("output")
+    if body.get("error") or body.get("status") not in (None, "completed", "incomplete"):
+        return {"error": error_of(body)}
+    if not isinstance(output, list):
+        raise MalformedAnswer("the answer has no output")
+    message: Json = {"role": "assistant", "content": None, "refusal": None}
+    logprobs: list[Json] = []
+    thoughts: list[str] = []
+    for place, item in enumerate(output):
+        if isinstance(item, dict):
+            _take(message, logprobs, thoughts, item, place)
+    if thoughts:
+        message["reasoning_content"] = BETWEEN_THOUGHTS.join(thoughts)
+    choice = {"index": 0, "message": message, "logprobs": {"content": logprobs, "refusal": None} if logprobs else None}
+    choice["finish_reason"] = finish_of(body, has_calls="tool_calls" in message)
+    made = {**head(sent, body), "object": "chat.completion", "choices": [choice]}
+    usage = usage_of_chat(body.get("usage"))
+    return made | ({"usage": usage} if usage else {})
+
+
+def head(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns what every piece of a chat completion repeats."""
+    created = body.get("created_at")
+    tier = body.get("service_tier")
+    return {
+        "id": f"chatcmpl-{sent.id}",
+        "created": int(created) if isinstance(created, int | float) else int(sent.now),
+        "model": body.get("model") or sent.asked.get("model"),
+        **({"service_tier": tier} if tier else {}),
+    }
+
+
+def error_of(body: Json) -> Json:
+    """Returns the error of a response that failed, or was given up, as chat completions have them."""
+    error = object_of(body.get("error"))
+    message = error.get("message") or f"the response is {body.get('status') or 'failed'}"
+    return {"message": message, "type": "server_error", "param": None, "code": error.get("code") or "server_error"}
+
+
+def finish_of(body: Json, *, has_calls: bool, is_incomplete: bool = False) -> str:
+    if is_incomplete or body.get("status") == "incomplete":
+        return FINISH.get(text_of(object_of(body.get("incomplete_details")).get("reason")), "length")
+    return "tool_calls" if has_calls else "stop"
+
+
+def usage_of_chat(usage: Any) -> Json | None:
+    """Returns a response's usage in the words of chat completions."""
+    if not isinstance(usage, dict):
+        return None
+    read, written = count_in(usage, "input_tokens"), count_in(usage, "output_tokens")
+    came = usage.get("input_tokens_details")
+    thought = count_in(usage.get("output_tokens_details"), "reasoning_tokens")
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": count_in(usage, "total_tokens") or read + written,
+        "prompt_tokens_details": {
+            "cached_tokens": count_in(came, "cached_tokens"),
+            "cache_write_tokens": count_in(came, "cache_write_tokens"),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
+    }
+
+
+def tool_call(item: Json) -> Json:
+    """Returns an item that calls a tool as a message has it."""
+    id, name = item.get("call_id"), item.get("name")
+    if item.get("type") == "custom_tool_call":
+        return {"id": id, "type": "custom", "custom": {"name": name, "input": item.get("input") or ""}}
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": item.get("arguments") or ""}}
+
+
+def reasoning_detail(item: Json, index: int) -> Json | None:
+    """Returns what goes back to the provider with the conversation; None: the item has nothing encrypted.
+
+    `index` is the item's place in the answer, for it has to go back before the same call or message as it came.
+    """
+    data = item.get("encrypted_content")
+    if not data:
+        return None
+    named = {"type": "reasoning.encrypted", "id": item.get("id"), "data": data, "format": REASONING_FORMAT}
+    return named | {"index": index}
+
+
+def annotation(one: Json, start: int) -> Json:
+    """Returns a citation as a message has it, nested under its type; `start` is where its part begins in the message's text."""
+    kind = str(one.get("type"))
+    told = {name: value for name, value in one.items() if name != "type"}
+    told |= {name: told[name] + start for name in _PLACES if type(told.get(name)) is int}
+    return {"type": kind, kind: told}
+
+
+def thoughts_in(item: Json) -> list[str]:
+    """Returns the parts of an item's reasoning."""
+    parts = [*objects(item.get("content")), *objects(item.get("summary"))]
+    return [text for part in parts if (text := text_of(part.get("text")))]
+
+
+def logprobs_of(given: Any) -> list[Json]:
+    """Returns log probabilities as chat completions have them; streams of Responses leave the bytes out."""
+    return [
+        {"bytes": None, **one, "top_logprobs": [{"bytes": None, **top} for top in objects(one.get("top_logprobs"))]}
+        for one in objects(given)
+    ]
+
+
+def _take(message: Json, logprobs: list[Json], thoughts: list[str], item: Json, place: int) -> None:
+    kind = item.get("type")
+    if kind in ("function_call", "custom_tool_call"):
+        message.setdefault("tool_calls", []).append(tool_call(item))
+    elif kind == "reasoning":
+        thoughts += thoughts_in(item)
+        if (detail := reasoning_detail(item, place)) is not None:
+            message.setdefault("reasoning_details", []).append(detail)
+    elif kind == "message":
+        for part in objects(item.get("content")):
+            if part.get("type") == "refusal":
+                message["refusal"] = (message["refusal"] or "") + text_of(part.get("refusal"))
+            elif isinstance(part.get("text"), str):
+                start = len(message["content"] or "")
+                message["content"] = (message["content"] or "") + part["text"]
+                logprobs += logprobs_of(part.get("logprobs"))
+                if cited := objects(part.get("annotations")):
+                    message.setdefault("annotations", []).extend(annotation(one, start) for one in cited)
+
+
+LEAST_TOKENS: Final = 16
+"""Responses refuse a lower bound on the output (400 `integer_below_min_value`)."""
+ENCRYPTED: Final = "reasoning.encrypted_content"
+_WORDS: Final = ("text", "refusal")
+_OWN: Final = frozenset(
+    (
+        "messages", "max_tokens", "max_completion_tokens", "response_format", "verbosity", "reasoning_effort", "tools",
+        "tool_choice", "functions", "function_call", "logprobs", "store", "stream_options", "n", "audio", "modalities",
+        "web_search_options", "frequency_penalty", "presence_penalty", "logit_bias", "prediction", "seed", "stop",
+    )
+)  # fmt: skip
+"""Fields that Responses know by another name, or not; all others mean the same in both, and go on as they are."""
+
+
+def responses_body(body: Json, facts: ServerFacts) -> Json:
+    """Returns the Responses request. Raises InvalidRequest where the messages make no sense."""
+    made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    made["input"] = _items(body.get("messages"), is_marked=facts.model.cache_marks)
+    if facts.takes_developer:
+        made.pop("top_k", None)
+    made["store"] = False
+    made["include"] = [ENCRYPTED]
+    most = body.get("max_completion_tokens")
+    most = body.get("max_tokens") if most is None else most
+    if most is not None:
+        made["max_output_tokens"] = max(LEAST_TOKENS, most) if isinstance(most, int) else most
+    if body.get("logprobs"):
+        made["include"].append("message.output_text.logprobs")
+    if (obfuscation := object_of(body.get("stream_options")).get("include_obfuscation")) is not None:
+        made["stream_options"] = {"include_obfuscation": obfuscation}
+    if body.get("reasoning_effort") is not None:
+        made["reasoning"] = {"effort": body["reasoning_effort"]}
+    return made | _text(body) | _tools(body)
+
+
+def _text(body: Json) -> Json:
+    made: Json = {}
+    asked = body.get("response_format")
+    if isinstance(asked, dict) and asked.get("type") == "json_schema" and isinstance(asked.get("json_schema"), dict):
+        made["format"] = {"type": "json_schema", **asked["json_schema"]}
+    elif isinstance(asked, dict):
+        made["format"] = {"type": asked.get("type", "text")}
+    if body.get("verbosity") is not None:
+        made["verbosity"] = body["verbosity"]
+    return {"text": made} if made else {}
+
+
+def _tools(body: Json) -> Json:
+    given = _all_objects(body.get("tools"), "tools")
+    given += [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+    made: Json = {"tools": [_tool(tool) for tool in given]} if given else {}
+    choice = body.get("tool_choice", body.get("function_call"))
+    if isinstance(choice, dict):
+        choice = _choice(choice)
+    return made | ({"tool_choice": choice} if choice is not None and given else {})
+
+
+def _tool(tool: Json) -> Json:
+    kind = text_of(tool.get("type", "function"))
+    named = object_of(tool.get(kind))
+    if kind == "function":
+        return {"type": kind, "parameters": None, **named, "strict": bool(named.get("strict"))}
+    answer = named.get("format")
+    if isinstance(answer, dict) and isinstance(answer.get("grammar"), dict):
+        answer = {"type": "grammar", **answer["grammar"]}
+    return {"type": kind, **named} | ({"format": answer} if answer else {})
+
+
+def _choice(choice: Json) -> Json:
+    kind = choice.get("type", "function")
+    named = choice.get(kind)
+    if kind == "allowed_tools" and isinstance(named, dict):
+        tools = [
+            {"type": tool.get("type"), **_named(tool)} for tool in named.get("tools") or () if isinstance(tool, dict)
+        ]
+        return {"type": kind, "mode": named.get("mode", "auto"), "tools": tools}
+    return {"type": kind, **_named(choice)}
+
+
+def _named(tool: Json) -> Json:
+    named = tool.get(text_of(tool.get("type", "function")))
+    return {"name": (named if isinstance(named, dict) else tool).get("name")}
+
+
+def _items(messages: Any, *, is_marked: bool) -> list[Json]:
+    """Returns the items; `is_marked`: other languages' marks for the cache become OpenAI's."""
+    if not isinstance(messages, list):
+        raise InvalidRequest("The field 'messages' must be a list.", param="messages")
+    items: list[Json] = []
+    calls = 0
+    custom: set[str] = set()  # the ids of the calls whose input is free text
+    for number, message in enumerate(messages):
+        place = f"messages[{number}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role in ("user", "system", "developer"):
+            items.append({"role": role, "content": _content(message.get("content"), place, is_marked=is_marked)})
+        elif role == "assistant":
+            items += _said(message, place, custom)
+            if isinstance(message.get("function_call"), dict):
+                calls += 1
+                items.append(
+                    {"type": "function_call", "call_id": f"call_{calls}", **_function(message["function_call"])}
+                )
+        elif role == "tool":
+            items.append(_result(message.get("tool_call_id"), message.get("content"), place, custom))
+        elif role == "function":
+            items.append(_result(f"call_{calls}", message.get("content"), place, custom))
+        else:
+            raise InvalidRequest(
+                f"'{place}.role' must be one of system, developer, user, assistant, tool.", param=f"{place}.role"
+            )
+    return items
+
+
+def _said(message: Json, place: str, custom: set[str]) -> list[Json]:
+    """Returns the items of one turn of the model: what it thought, said and called. Adds to the ids of `custom` calls."""
+    items: list[Json] = []
+    text = "".join((_text_at(message.get("content"), place), _text_at(message.get("refusal"), place)))
+    if text:
+        items.append({"role": "assistant", "content": text})
+    for call in _all_objects(message.get("tool_calls"), f"{place}.tool_calls"):
+        if not isinstance(call.get("id"), str):
+            raise InvalidRequest(f"'{place}.tool_calls' needs an 'id' for each call.", param=f"{place}.tool_calls")
+        if call.get("type") == "custom":
+            named = object_of(call.get("custom"))
+            made = {"type": "custom_tool_call", "name": named.get("name"), "input": named.get("input") or ""}
+            items.append(made | {"call_id": call["id"]})
+            custom.add(call["id"])
+        else:
+            items.append({"type": "function_call", "call_id": call["id"], **_function(object_of(call.get("function")))})
+    _put_back(items, objects(message.get("reasoning_details")))
+    return items
+
+
+def _put_back(items: list[Json], details: list[Json]) -> None:
+    """Puts what the model thought where it was: each before what followed it, by its `index`, its place in the answer."""
+    for number, detail in enumerate(details):
+        if detail.get("format") == REASONING_FORMAT and detail.get("data"):
+            item = {"type": "reasoning", "summary": [], "encrypted_content": detail["data"]}
+            place = detail.get("index")
+            items.insert(
+                place if type(place) is int else number, item | ({"id": detail["id"]} if detail.get("id") else {})
+            )
+
+
+def _function(named: Json) -> Json:
+    return {"name": named.get("name"), "arguments": named.get("arguments") or "{}"}
+
+
+def _result(id: Any, content: Any, place: str, custom: Container[str]) -> Json:
+    if not isinstance(id, str):
+        raise InvalidRequest(
+            f"'{place}.tool_call_id' must name the call that this is the result of.", param=f"{place}.tool_call_id"
+        )
+    kind = "custom_tool_call_output" if id in custom else "function_call_output"
+    # Pictures and files are what a string cannot say.
+    has_more = any(part.get("type") != "text" for part in objects(content))
+    return {"type": kind, "call_id": id, "output": _content(content, place) if has_more else _text_at(content, place)}
+
+
+def _text_at(content: Any, place: str) -> str:
+    """Returns a content's text; the parts of one are put together."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InvalidRequest(f"'{place}.content' must be a string or a list of parts.", param=f"{place}.content")
+    parts = _all_objects(content, f"{place}.content")
+    if any(text_of(part.get("type", "text")) not in _WORDS for part in parts):
+        raise InvalidRequest(f"'{place}.content' takes text only.", param=f"{place}.content")
+    return "".join(text_of(part.get("text", part.get("refusal"))) for part in parts)
+
+
+def _all_objects(value: Any, place: str) -> list[Json]:
+    """Returns the objects of a list; none where there is no list. Raises InvalidRequest where something else is in it."""
+    found = objects(value)
+    if value is not None and (not isinstance(value, list) or len(found) < len(value)):
+        raise InvalidRequest(f"'{place}' must be a list of objects.", param=place)
+    return found
+
+
+def _content(content: Any, place: str, *, is_marked: bool = False) -> Any:
+    if not isinstance(content, list):
+        return _text_at(content, place)
+    return [_part(part, f"{place}.content[{number}]", is_marked=is_marked) for number, part in enumerate(content)]
+
+
+def _part(part: Any, place: str, *, is_marked: bool) -> Json:
+    mark = part.get("prompt_cache_breakpoint") if isinstance(part, dict) else None
+    if is_marked and not mark and isinstance(part, dict) and part.get("cache_control"):
+        mark = {"mode": "explicit"}
+    return _unmarked(part, place) | ({"prompt_cache_breakpoint": mark} if mark else {})
+
+
+def _unmarked(part: Any, place: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else None
+    inner = part.get(kind) if isinstance(kind, str) else None
+    if kind == "text":
+        return {"type": "input_text", "text": part.get("text")}
+    if kind == "image_url" and isinstance(inner, dict):
+        return {"type": "input_image", "image_url": inner.get("url"), "detail": inner.get("detail") or "auto"}
+    if kind == "file" and isinstance(inner, dict):
+        return {"type": "input_file", **inner}
+    raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)

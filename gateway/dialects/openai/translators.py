@@ -1,0 +1,104 @@
+"""The two pairs: callers of Responses at targets with chat completions only, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.core.types import Gap, How
+from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    Reader,
+    ServerFacts,
+    ThroughChat,
+    gaps_of_fields,
+    once,
+)
+from gateway.dialects.memory import gaps_of_foreign
+from gateway.dialects.openai import gaps
+from gateway.dialects.openai.chat.chat_request import LEAST_TOKENS, chat_of_response, responses_body
+from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
+from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
+from gateway.dialects.openai.responses_request import chat_body, custom_tools
+from gateway.dialects.schema_tools.tools import OPENAIS, gaps_of_names, with_allowed_names, with_own_names
+
+
+class ResponsesOverChat:
+    """Serves a caller of Responses by chat completions; implements `base.Translator`."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        found = gaps_of_fields(body, gaps.RESPONSES_ONLY)
+        found += gaps.gaps_of_tools(body, takes_custom=facts.takes_custom_tools)
+        return once(found + gaps.gaps_of_input(body, facts) + gaps.gaps_of_options(body, facts))
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        custom = frozenset() if facts.takes_custom_tools else custom_tools(body)
+        lost = self.gaps(body, facts)
+        return ConvertedRequest(chat_body(body, facts), body, new_id(), now, custom, gaps=lost)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return response_of_chat(sent, body)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return ChatAsResponses(sent)
+
+
+class ChatOverResponses:
+    """Serves a caller of chat completions by Responses; implements `base.Translator`."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        found = gaps_of_fields(body, gaps.CHAT_ONLY) + gaps.gaps_of_messages(body, facts)
+        found += gaps_of_foreign(body.get("messages"), facts.memory) + gaps_of_names(body, OPENAIS)
+        most = body.get("max_completion_tokens", body.get("max_tokens"))
+        if isinstance(most, int) and most < LEAST_TOKENS:
+            found.append(Gap("max_tokens", How.APPROXIMATED, f"Responses take no less than {LEAST_TOKENS}"))
+        return once(found)
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        lost = self.gaps(body, facts)
+        named, names = with_allowed_names(body, OPENAIS)
+        return ConvertedRequest(responses_body(named, facts), body, new_id(), now, gaps=lost, names=names)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return with_own_names(chat_of_response(sent, body), sent.names)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return ResponsesAsChat(sent)
+
+
+# Questions for the tokens of a request of Messages, put to OpenAI: what its Responses would be sent is counted there.
+#
+# Source: OpenAI's API reference, `POST /v1/responses/input_tokens`, which takes of a request what is read, and no more.
+
+
+_COUNTED: Final = ("model", "input", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning")
+_MOST_TOKENS: Final = 1
+"""The most tokens of an answer, which a request that only asks does not have and a whole one has to; it is not counted."""
+
+
+class CountsOfResponses:
+    """Asks OpenAI; implements `base.Translator`."""
+
+    def __init__(self) -> None:
+        self._said = ThroughChat(MessagesOverChat(), ChatOverResponses())
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return ()
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        made = self._said.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
+        return ConvertedRequest({name: made[name] for name in _COUNTED if name in made}, body, new_id(), now)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        """Raises MalformedAnswer where no number is told."""
+        count = body.get("input_tokens")
+        if type(count) is not int:
+            raise MalformedAnswer("the answer tells no number of tokens")
+        return {"input_tokens": count}
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        """Raises MalformedAnswer: a number is not streamed."""
+        raise MalformedAnswer("the provider has streamed a number")

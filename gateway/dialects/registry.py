@@ -1,0 +1,383 @@
+"""By which pair a call in one language reaches a target that speaks another. The only list of pairs.
+
+A language's own code is imported when the first target that speaks it, or the first call in it, is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import import_module
+from typing import Final, NamedTuple
+
+import orjson
+
+from gateway.core.errors import BodyTooComplex, InvalidRequest
+from gateway.core.openai.json_edit import find_fields, insert_field, is_overcrowded, remove_fields, replace_field
+from gateway.core.openai.sse import json_object
+from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, UpstreamFailed
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    Reader,
+    ServerFacts,
+    ThroughChat,
+    Translator,
+    lost_in,
+    strings,
+    text_of,
+)
+from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
+from gateway.dialects.gemini import places as gemini
+from gateway.dialects.places import at_converse, at_count, at_invoke
+
+# A way from a caller's language to a target's, on bytes: what goes there, what comes back, and what a 404 means.
+
+
+_MODEL_WORDS: Final = ("model", "deployment")
+_PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
+_NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
+
+
+_MOST_DIGITS: Final = 10
+Place = Callable[[str, bool], str]
+"""Returns the path below the base URL at which a model is asked, for a stream or a whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Converts calls in the language `asked`, for a target that speaks `spoken` at `place`."""
+
+    asked: str
+    spoken: str
+    place: Place
+    translator: Translator
+    headers: RawHeaders = ()
+    """What the target's language wants said besides."""
+    header_fields: Mapping[bytes, str] = field(default_factory=dict)
+    """Headers of the caller's, lists of words, that the target wants in the body, and the fields for them."""
+    kept_headers: Container[bytes] = ()
+    """Headers of the caller's that mean something in its language alone, and to this target."""
+    keeps_bytes: bool = False
+    """The caller's language is the target's, but for fields around it: all others go as they are written."""
+    most_texts: MostTexts | None = None
+    """How many texts go in one call; None: nothing is asked for in pieces."""
+    counted_in: bytes = b""
+    """The header of an answer that tells how many tokens were read; empty: the answer does."""
+
+    def request(
+        self,
+        given: bytes,
+        facts: ServerFacts,
+        now: float,
+        new_id: Callable[[], str],
+        *,
+        refuses_loss: bool = False,
+        headers: RawHeaders = (),
+    ) -> tuple[ConvertedRequest, bytes, Sequence[Gap]]:
+        """Converts a request. Raises InvalidRequest where it cannot be said in the target's language.
+
+        `refuses_loss`: also where it cannot be said as the caller said it; `headers` are the caller's.
+        """
+        body = json_object(given)
+        if body is None:
+            raise InvalidRequest("The body must be a JSON object.")
+        asked = self._with_headers(body, headers) if self.header_fields else body
+        try:
+            sent = self.translator.request(asked, facts, now, new_id)
+        except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
+            refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
+            raise
+        gaps = lost_in(sent, self.translator, facts)
+        refuse(gaps, refuses_loss=refuses_loss)
+        if self.keeps_bytes:
+            return sent, _with_envelope(given, body, sent.body), gaps
+        try:
+            return sent, orjson.dumps(sent.body), gaps
+        except orjson.JSONEncodeError as error:
+            # JSON in a text of the call, such as a tool's arguments, has become a part of it.
+            told = "A text of the call holds JSON that is nested too deeply to be converted."
+            raise InvalidRequest(told, param="messages", code=BodyTooComplex.code) from error
+
+    def _with_headers(self, body: Json, headers: RawHeaders) -> Json:
+        """Returns the request with what its headers say that the target wants in the body."""
+        made = dict(body)
+        for name, value in headers:
+            if (field := self.header_fields.get(name)) is not None:
+                words = (word.strip() for word in value.decode("latin-1").split(","))
+                made[field] = list(dict.fromkeys([*strings(made.get(field)), *filter(None, words)]))
+        return made
+
+    def pieces(self, given: bytes, facts: ServerFacts) -> list[bytes]:
+        """Returns the requests that a call becomes which asks for more at once than the target gives; none: it is one."""
+        body = json_object(given) if self.most_texts is not None else None
+        if self.most_texts is None or body is None:
+            return []
+        return [orjson.dumps(piece) for piece in in_pieces(body, self.most_texts(facts))]
+
+    def put_together(self, answers: Sequence[bytes]) -> bytes:
+        """Returns the converted answers to the pieces of a call as one. Raises UpstreamFailed where one is none."""
+        said = [found for answer in answers if (found := json_object(answer)) is not None and "data" in found]
+        if len(said) < len(answers):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "a part of the answer is none")
+        return orjson.dumps(put_together(said))
+
+    def with_count(self, sent: ConvertedRequest, headers: RawHeaders) -> ConvertedRequest:
+        """Returns the request with the tokens that were read, where a header of its answer tells them."""
+        if not self.counted_in:
+            return sent
+        told = next((value for name, value in headers if name == self.counted_in), b"")
+        return replace(sent, read=int(told)) if told.isdigit() and len(told) < _MOST_DIGITS else sent
+
+    def answer(self, sent: ConvertedRequest, body: bytes) -> bytes:
+        """Converts a whole answer; what is none goes on as it is, and is found to be none there.
+
+        Raises UpstreamFailed where something in it is missing, or it would take too long to read.
+        """
+        if is_overcrowded(body):
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer has too many values")
+        said = json_object(body)
+        if said is None or isinstance(said.get("error"), dict):
+            return body
+        try:
+            made = self.translator.answer(sent, said)
+            return body if made is said else orjson.dumps(made)
+        except (MalformedAnswer, orjson.JSONEncodeError) as error:
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, str(error)) from error
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        """Returns what converts a streamed answer."""
+        return self.translator.reader(sent)
+
+
+def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
+    """Raises InvalidRequest where something cannot be said in the target's language, or may not be lost."""
+    refused = [gap for gap in gaps if refuses_loss or gap.how is How.REFUSED]
+    if refused:
+        named = "; ".join(f"'{gap.field}' ({gap.why})" for gap in refused)
+        message = f"The model's provider cannot serve {named}. Send the call without, or use another model."
+        raise InvalidRequest(message, param=refused[0].field, code="unsupported_by_targets")
+
+
+def _with_envelope(given: bytes, asked: Json, made: Json) -> bytes:
+    """Returns the caller's bytes with the top-level fields that were left out, set or added."""
+    for name in asked.keys() - made.keys():
+        given = remove_fields(given, find_fields(given, name))
+    for name, value in made.items():
+        if name not in asked:
+            given = insert_field(given, name, orjson.dumps(value))
+        elif value is not asked[name]:
+            fields = find_fields(given, name)
+            given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
+    return given
+
+
+def says_path_is_unknown(body: bytes) -> bool:
+    """Returns whether a 404 or 405 means the path, and not a model or anything else that was asked for.
+
+    OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
+    say by themselves, is no word on what was asked.
+    """
+    said = json_object(body)
+    if said is None:
+        return True
+    error = said.get("error")
+    if isinstance(error, dict):
+        message = text_of(error.get("message")).lower()
+        words = f"{text_of(error.get('code')).lower()} {message}"
+        return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
+    words = f"{said.get('detail')} {said.get('message')} {error}".lower()
+    return not any(word in words for word in _MODEL_WORDS)
+
+
+PATHS: Final[Mapping[str, str]] = {
+    "chat": "/chat/completions",
+    "responses": "/responses",
+    "messages": "/messages",
+    "count_tokens": "/messages/count_tokens",
+    "generate": "/generate",
+    "embeddings": "/embeddings",
+}
+"""The endpoints whose calls can be converted, by their names; all others are a target's own business."""
+COUNTS: Final = "count_tokens"
+"""The endpoint of questions, which nobody is refused: who cannot be asked so is not asked at all."""
+
+_OPENAI: Final = "gateway.dialects.openai.translators"
+_GEMINI: Final = "gateway.dialects.gemini.translators"
+_GEMINI_EMBEDDINGS: Final = "gateway.dialects.embeddings.over_generate"
+_BEDROCK: Final = "gateway.dialects.bedrock"
+_ENVELOPE: Final = "gateway.dialects.anthropic.places"
+_CLAUDE_COUNTS: Final = "gateway.dialects.anthropic.places"
+_GEMINI_COUNTS: Final = "gateway.dialects.gemini.translators"
+INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
+    "responses": (_OPENAI, "ResponsesOverChat"),
+    "messages": ("gateway.dialects.anthropic.in_stream", "MessagesOverChat"),
+    "generate": ("gateway.dialects.gemini.in_gaps", "GenerateOverChat"),
+}
+"""By the caller's language, what serves it by chat completions."""
+_OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
+    "responses": (_OPENAI, "ChatOverResponses"),
+    "messages": ("gateway.dialects.anthropic.places", "ChatOverMessages"),
+    "generate": (_GEMINI, "ChatOverGenerate"),
+    "vertex": (_GEMINI, "ChatOverGenerate"),
+    "converse": (f"{_BEDROCK}.translators", "ChatOverConverse"),
+    "claude_at_vertex": ("gateway.dialects.anthropic.places", "ChatAtVertex"),
+}
+"""By the target's language, what serves a caller of chat completions by it."""
+
+
+class _Direct(NamedTuple):
+    """A way that does not lead by chat completions."""
+
+    translator: tuple[str, str]
+    place: Place
+    header_fields: Mapping[bytes, str] = {}
+    """Headers of the caller's that go into the body, and the fields for them."""
+    kept_headers: Container[bytes] = ()
+    """Headers of the caller's that mean something in its language alone, and to this target."""
+    keeps_bytes: bool = False
+    """Of the body only the fields around it change."""
+    most_texts: MostTexts | None = None
+    """How many texts go in one call, of embeddings."""
+    counted_in: bytes = b""
+    """The header of an answer that tells how many tokens were read."""
+
+
+OPENAIS_COUNTS: Final = "input_tokens"  # stands for a language: of the servers with Responses, OpenAI alone counts
+_BETAS: Final = b"anthropic-beta"
+_COHERES_TEXTS: Final = 96
+_GEMINIS_TEXTS: Final = 100
+_PREDICTS_TEXTS: Final = 250
+"""The most texts for embeddings in one call."""
+_DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
+    ("embeddings", "generate"): _Direct(
+        (_GEMINI_EMBEDDINGS, "EmbeddingsOverGenerate"),
+        gemini.place_of_embeddings,
+        most_texts=lambda _facts: _GEMINIS_TEXTS,
+    ),
+    ("embeddings", "vertex"): _Direct(
+        (_GEMINI_EMBEDDINGS, "EmbeddingsAtVertex"),
+        gemini.place_of_embeddings_at_vertex,
+        most_texts=lambda facts: _GEMINIS_TEXTS if facts.model.embeds == "gemini" else _PREDICTS_TEXTS,
+    ),
+    ("embeddings", "converse"): _Direct(
+        ("gateway.dialects.embeddings.over_invoke", "EmbeddingsOverInvoke"),
+        at_invoke,
+        most_texts=lambda facts: _COHERES_TEXTS if facts.model.embeds == "cohere" else 1,
+        counted_in=b"x-amzn-bedrock-input-token-count",
+    ),
+    ("messages", "claude"): _Direct(
+        (_ENVELOPE, "MessagesAtBedrock"), at_invoke, {_BETAS: "anthropic_beta"}, keeps_bytes=True
+    ),
+    ("messages", "claude_at_vertex"): _Direct(
+        (_ENVELOPE, "MessagesAtVertex"), gemini.place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
+    ),
+    (COUNTS, "claude"): _Direct((_CLAUDE_COUNTS, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
+    (COUNTS, "claude_at_vertex"): _Direct(
+        (_CLAUDE_COUNTS, "CountsAtVertex"), gemini.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
+    ),
+    (COUNTS, OPENAIS_COUNTS): _Direct(
+        ("gateway.dialects.openai.translators", "CountsOfResponses"),
+        lambda _model, _is_stream: "/responses/input_tokens",
+    ),
+    (COUNTS, "generate"): _Direct((_GEMINI_COUNTS, "CountsOfGenerate"), gemini.place_of_counts),
+    (COUNTS, "vertex"): _Direct((_GEMINI_COUNTS, "CountsAtVertexAI"), gemini.place_of_counts_at_vertex),
+}
+"""By the caller's endpoint and the target's language, where one leads straight to the other."""
+
+_PLACES: Final[Mapping[str, Place]] = {
+    "chat": lambda _model, _is_stream: PATHS["chat"],
+    "responses": lambda _model, _is_stream: PATHS["responses"],
+    "messages": lambda _model, _is_stream: PATHS["messages"],
+    "generate": gemini.place_of_gemini,
+    "vertex": gemini.place_at_vertex,
+    "converse": at_converse,
+    "claude_at_vertex": gemini.place_of_claude_at_vertex,
+}
+_HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version", b"2023-06-01"),)}
+"""What a language wants said besides, by its name. Of Anthropic's versions the older one takes all that the newer one does, and
+`temperature` besides, where the model has it."""
+_PREFERRED: Final = tuple(_PLACES)
+"""Of several languages that a target speaks and the caller does not, the first of these is taken."""
+
+
+def pair_at(path: str) -> Pair | None:
+    """Returns the way by which a call to this path reaches a server that does not know it; None: there is none."""
+    if path == PATHS["chat"]:
+        return pair_of("chat", "responses")
+    return pair_of("responses", "chat") if path == PATHS["responses"] else None
+
+
+def pairs_for(speaks: frozenset[str] | None) -> Mapping[str, Pair]:
+    """Returns by endpoint the pairs for a server that is known to speak these languages only.
+
+    Where that is not known (None), it is taken to have chat completions and no Messages.
+    """
+    if speaks is None:
+        return {asked: pair_of(asked, "chat") for asked in ("messages", "generate")}
+    found = {}
+    unspoken = PATHS.keys() - speaks - ({"generate"} if own_place(speaks) else set())
+    for asked in unspoken:
+        spoken = next((one for one in sorted(speaks) if (asked, one) in _DIRECT), None)
+        if spoken is None and asked in ("chat", *INTO_CHAT):
+            spoken = next((one for one in _PREFERRED if one in speaks), None)
+        if spoken is not None:
+            found[asked] = pair_of(asked, spoken)
+    return found
+
+
+def own_place(speaks: frozenset[str] | None) -> Place | None:
+    """Returns where a target takes calls in Gemini's language, which name their model in the path; None: it does not."""
+    return next((_PLACES[one] for one in ("generate", "vertex") if one in (speaks or ())), None)
+
+
+@cache
+def pair_of(asked: str, spoken: str) -> Pair:
+    """Returns the way from one language to another, both known."""
+    translator: Translator
+    if (asked, spoken) in _DIRECT:
+        way = _DIRECT[asked, spoken]
+        translator = _made(way.translator)
+        return Pair(asked, spoken, way.place, translator, (), *way[2:])
+    if spoken == "chat":
+        translator = _made(INTO_CHAT[asked])
+    elif asked == "chat":
+        translator = _made(_OUT_OF_CHAT[spoken])
+    else:
+        translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_CHAT[spoken]))
+    return Pair(asked, spoken, _PLACES[spoken], translator, _HEADERS.get(spoken, ()))
+
+
+def _made(place: tuple[str, str]) -> Translator:
+    return LaterTranslator(partial(_imported, place))
+
+
+@cache
+def _imported(place: tuple[str, str]) -> Translator:
+    module, name = place
+    made: Translator = getattr(import_module(module), name)()
+    return made
+
+
+class LaterTranslator:
+    """Imports what it stands for when the first call needs it; implements `base.Translator`."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[], Translator]) -> None:
+        """`find` gives the translator, the same one each time."""
+        self._find = find
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return self._find().gaps(body, facts)
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        return self._find().request(body, facts, now, new_id)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return self._find().answer(sent, body)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return self._find().reader(sent)

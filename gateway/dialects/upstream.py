@@ -1,0 +1,383 @@
+"""An upstream that speaks another language than its callers: converts what goes there and what comes back.
+
+It stands beside a target's own upstream, which has all calls that need no conversion. That a server does not know a path is
+learned from its answer, for ten minutes: then its calls are converted without asking it first. Errors come back as the
+server wrote them, because the tables of errors read those.
+"""
+
+from __future__ import annotations
+
+import zlib
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Final
+
+import httpx
+
+from gateway.core.clock import Clock
+from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
+from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
+from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, Upstream, UpstreamFailed
+from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.memory import OwnTurns, ThoughtMemory
+from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
+from gateway.dialects.spoken import Spoken
+
+LEARNED_FOR_S = 600.0
+_PATH_STATUSES: Final = (404, 405)
+LARGE_BYTES = 1_000_000
+"""A larger request or answer is converted in a thread, so that others do not wait."""
+_THROUGH_CHAT: Final = ("messages", "generate")
+"""Languages that reach a target of OpenAI's two by the first of these that it has."""
+LARGE_EVENT_BYTES = 131_072
+"""So is an event of a stream: whatever this much was held back for, before it came to its end."""
+_FRAMES: Final = b"application/vnd.amazon.eventstream"
+"""The content type of streams that are no event streams, and become some."""
+_CHANGED = frozenset((b"content-length", b"content-encoding", b"transfer-encoding", b"etag", b"content-md5", b"digest"))
+"""The headers that say something of the body's bytes."""
+
+
+class LearnedPaths:
+    """The paths that servers turned out not to know, by server and model; outlives a reload of the config."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, float]] = {}
+
+    def of(self, place: str) -> dict[str, float]:
+        """Returns, for one server and model, the paths and until when they are taken for unknown (monotonic seconds)."""
+        return self._until.setdefault(place, {})
+
+
+class Converting:
+    """Implements `exchange.Upstream`."""
+
+    __slots__ = (
+        "_clock",
+        "_detours",
+        "_inner",
+        "_learned",
+        "_learns",
+        "_memory",
+        "_new_id",
+        "_own_place",
+        "_pairs",
+        "_spoken",
+        "_until",
+        "errors",
+    )
+
+    def __init__(
+        self,
+        inner: Upstream,
+        spoken: Spoken,
+        clock: Clock,
+        new_id: Callable[[], str],
+        *,
+        learned: dict[str, float] | None,
+        memory: ThoughtMemory | None = None,
+    ) -> None:
+        """`spoken` tells which conversions are known to be needed; `learned`: others may turn out to be, or have (see
+        `LearnedPaths`)."""
+        self._inner = inner
+        self.errors = inner.errors
+        self._pairs = {PATHS[asked]: pair for asked, pair in spoken.pairs.items()}
+        self._spoken = spoken
+        self._clock = clock
+        self._new_id = new_id
+        self._learned: dict[str, float] = {} if learned is None else learned
+        self._learns = learned is not None
+        self._memory = memory
+        self._until: dict[str, float] = {}
+        self._detours: dict[str, Upstream] = dict.fromkeys(self._pairs, self)
+        if "messages" in (spoken.speaks or ()):
+            self._detours |= dict.fromkeys(OF_MESSAGES, self)
+        self._own_place = own_place(spoken.speaks)
+        if self._own_place is not None:
+            self._detours[PATHS["generate"]] = self
+        for path, until in self._learned.items():
+            if until > clock.monotonic() and (pair := pair_at(path)) is not None:
+                self._pairs[path], self._detours[path], self._until[path] = pair, self, until
+
+    def __repr__(self) -> str:
+        return f"Converting({self._inner!r})"
+
+    @property
+    def detours(self) -> Mapping[str, Upstream]:
+        """Returns by path what this stands in for; it changes with what is learned."""
+        return self._detours
+
+    def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
+        pair = self._pairs.get(outgoing.path)
+        if self._own_place is not None and outgoing.path == PATHS["generate"]:
+            return self._inner.send(at_own_path(outgoing, self._own_place))
+        if pair is None or outgoing.method != "POST":
+            return self._inner.send(unmarked(outgoing) if outgoing.path in OF_MESSAGES else outgoing)
+        if self._clock.monotonic() >= self._until.get(outgoing.path, inf):
+            self._forget(outgoing.path)
+            return self._inner.send(outgoing)
+        if pair.keeps_bytes or pair.asked == COUNTS:
+            outgoing = unmarked(outgoing)
+        if pair.asked in _THROUGH_CHAT and self._clock.monotonic() < self._until.get(PATHS["chat"], 0.0):
+            pair = pair_of(pair.asked, "responses")
+        return self._convert(pair, outgoing)
+
+    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+        """Returns the answer to give instead of a 404 or 405: the same one, or that of the call in another language.
+
+        It is learned only where the other path is there: a server that is being deployed knows neither for a while.
+        """
+        pair = pair_at(outgoing.path)
+        if not self._learns or pair is None or outgoing.method != "POST" or isinstance(answer, WholeAnswer):
+            return answer
+        said = await self._read(answer)
+        if not says_path_is_unknown(said):
+            return WholeAnswer(answer, said)
+        converted = await self._convert(pair, outgoing)
+        if isinstance(converted, WholeAnswer) and converted.lacks_path:  # nor does it know the other one
+            return WholeAnswer(answer, said, lacks_path=True)
+        self._remember(outgoing.path, pair)
+        return converted
+
+    def _remember(self, path: str, pair: Pair) -> None:
+        self._pairs[path], self._detours[path] = pair, self
+        self._until[path] = self._learned[path] = self._clock.monotonic() + LEARNED_FOR_S
+
+    def _forget(self, path: str) -> None:
+        for learned in (self._pairs, self._detours, self._until, self._learned):
+            learned.pop(path, None)
+
+    async def _read(self, answer: Answer) -> bytes:
+        try:
+            return await read_whole(answer)
+        except self.errors as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: Exception) -> UpstreamFailed:
+        return self._inner.failure(error)
+
+    async def _convert(self, pair: Pair, outgoing: Outgoing) -> Answer:
+        given, now, facts = bytes(outgoing.body), self._clock.wall(), self._facts_for(pair, outgoing)
+        if pair.most_texts is not None and (pieces := pair.pieces(given, facts)):
+            return await in_pieces(outgoing, pieces, partial(self._convert, pair), pair.put_together, self._inner)
+        refuses_loss = outgoing.signs is not None and outgoing.signs.refuses_loss
+        headers = outgoing.headers
+        convert = partial(pair.request, given, facts, now, self._new_id, refuses_loss=refuses_loss, headers=headers)
+        sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
+        if isinstance(facts.memory, OwnTurns) and facts.memory.missed and await facts.memory.fetch():
+            sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
+        if outgoing.signs is not None:
+            outgoing.signs.gaps = [*outgoing.signs.gaps, *gaps]
+        answer = await self._inner.send(addressed(outgoing, pair, sent, body))
+        if answer.status in _PATH_STATUSES and self._learns:
+            said = await self._read(answer)
+            lacks_path = says_path_is_unknown(said)
+            if lacks_path and outgoing.path in self._until:  # what was learned has passed
+                self._forget(outgoing.path)
+            elif lacks_path and pair.asked in _THROUGH_CHAT and pair.spoken == "chat":
+                other = await self._convert(pair_of(pair.asked, "responses"), outgoing)
+                if not isinstance(other, WholeAnswer) or not other.lacks_path:
+                    self._remember(PATHS["chat"], pair_of("chat", "responses"))
+                    return other
+            return WholeAnswer(answer, said, lacks_path=lacks_path)
+        if answer.status != 200 and pair.asked == COUNTS:  # it says nothing of the caller's own question
+            await answer.aclose()
+            raise UpstreamFailed(ErrorClass.BAD_REQUEST, Phase.ANSWERED, "the provider did not count the tokens")
+        if answer.status != 200:
+            return answer
+        try:
+            return ConvertedAnswer(answer, pair, sent, self.errors)
+        except self.errors as error:  # of what it is packed with
+            raise self.failure(error) from error
+
+    def _facts_for(self, pair: Pair, outgoing: Outgoing) -> ServerFacts:
+        """Returns what is known of the target, and what is remembered of the caller's turns."""
+        facts, memory = self._spoken.facts(pair, outgoing.model), self._memory
+        tenant = None if outgoing.signs is None else outgoing.signs.remembers_for
+        if memory is None or tenant is None or not (facts.issuer or len(memory)):
+            return facts
+        # A language is part of whose a turn is: one cloud has models of several makers, and each says it in its own way.
+        issuer = f"{facts.issuer} {pair.spoken}" if facts.issuer else ""
+        own = memory.of(tenant, outgoing.credential, issuer, keeps_all=facts.model.binds_thinking)
+        return replace(facts, memory=own)
+
+
+class Languages:
+    """Makes what stands beside servers that do not speak all languages, and remembers what was learned of them.
+
+    And, in `memory`, what the turns of models were signed with. Both outlive a reload of the config.
+    """
+
+    def __init__(self, clock: Clock, new_id: Callable[[], str]) -> None:
+        self._clock = clock
+        self._new_id = new_id
+        self._learned = LearnedPaths()
+        self.memory = ThoughtMemory(clock.monotonic)
+
+    def converting(self, upstream: Upstream, spoken: Spoken, place: str) -> Converting | None:
+        """Returns what stands beside a server that speaks these languages; nothing where all that it is asked goes as it is.
+
+        Where it is not known which it speaks, its answers tell; `place` names server and model.
+        """
+        if spoken.speaks is not None and not spoken.pairs and "messages" not in spoken.speaks:
+            return None
+        learned = self._learned.of(place) if spoken.speaks is None else None
+        return Converting(upstream, spoken, self._clock, self._new_id, learned=learned, memory=self.memory)
+
+
+class ConvertedAnswer:
+    """A good answer in the caller's language."""
+
+    def __init__(self, inner: Answer, pair: Pair, sent: ConvertedRequest, errors: tuple[type[Exception], ...]) -> None:
+        """`errors` are those of the target's connection."""
+        self._errors = errors
+        self._inner, self._pair, self._sent = inner, pair, pair.with_count(sent, inner.headers)
+        self.status = inner.status
+        self.headers: RawHeaders = [header for header in inner.headers if header[0] not in _CHANGED]
+        index = dict(inner.headers)
+        if b"content-encoding" in index:
+            inner.unpack(index[b"content-encoding"])
+        content = index.get(b"content-type", b"")
+        self._is_stream = content.startswith((b"text/event-stream", _FRAMES))
+        if content.startswith(_FRAMES):
+            self.headers = [
+                (b"content-type", b"text/event-stream") if one[0] == b"content-type" else one for one in self.headers
+            ]
+        self.whole = None if inner.whole is None else self._whole(inner.whole)
+        self.chunks: AsyncIterator[bytes] = self._stream(inner.chunks) if self._is_stream else self._once(inner.chunks)
+
+    def unpack(self, codings: bytes) -> None:
+        """Has nothing to do: what is converted is unpacked."""
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _whole(self, body: bytes) -> bytes:
+        if not self._is_stream:
+            return self._pair.answer(self._sent, body)
+        reader = self._pair.reader(self._sent)
+        return reader.feed(body) + reader.close(is_clean=True)
+
+    async def _once(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        body = bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > MOST_ANSWER_BYTES:
+                raise UpstreamFailed(
+                    ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer is too long to be converted"
+                )
+        said = bytes(body)
+        yield self._whole(said) if len(said) <= LARGE_BYTES else await to_thread(self._whole, said)
+
+    async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        reader = self._pair.reader(self._sent)
+        held = 0
+        try:
+            async for chunk in chunks:
+                if made := reader.feed(chunk) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, chunk):
+                    held = 0
+                    yield made
+                else:
+                    held += len(chunk)
+        except self._errors:
+            if not reader.is_over:  # Gemini's callers are told of no end but that of the connection
+                raise
+        if made := reader.close(is_clean=True):
+            yield made
+
+
+# Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.
+#
+# gzip (RFC 1952) and deflate (RFC 1950, and the bare RFC 1951 that some servers send). Errors are
+# `httpx.DecodingError`: another
+# request would be answered in the same way. Invariant: whatever a body says, no more than a piece of it is unpacked at once.
+
+
+PIECE_BYTES = 64 * 1024
+FREE_BYTES = 16_000_000
+"""A body may unpack to so many bytes however small it was ..."""
+MAX_RATIO = 100
+"""... and to so many times its size beyond that. Text packs 3 to 10 times, a bomb a thousand times."""
+_GZIP_OR_ZLIB, _BARE = 32 + zlib.MAX_WBITS, -zlib.MAX_WBITS
+_CODINGS = frozenset((b"gzip", b"x-gzip", b"deflate"))
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def unpacked(chunks: AsyncIterator[bytes], codings: bytes) -> AsyncIterator[bytes]:
+    """The body without its `content-encoding`. Raises DecodingError at once where that is not known, else while it is read."""
+    coding = codings.strip().lower()
+    if coding == b"identity" or not coding:
+        return chunks
+    if coding not in _CODINGS:
+        shown = coding[:40].decode("latin-1")
+        raise httpx.DecodingError(f"the body is packed with {shown!r}, although it was asked not to be")
+    return _unpack(chunks, may_be_bare=coding == b"deflate")
+
+
+async def _unpack(chunks: AsyncIterator[bytes], *, may_be_bare: bool) -> AsyncIterator[bytes]:
+    unpacker = Unpacker(may_be_bare=may_be_bare)
+    async for chunk in chunks:
+        for piece in unpacker.feed(chunk):
+            yield piece
+    unpacker.finish()
+
+
+class Unpacker:
+    """One body. Feed it to its end; then `finish` says whether that was one."""
+
+    __slots__ = ("_head", "_inflate", "_may_be_bare", "_read", "_written")
+
+    def __init__(self, *, may_be_bare: bool = False) -> None:
+        self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._may_be_bare = may_be_bare
+        self._head = b""
+        self._read = self._written = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What can be unpacked by now, in pieces. Raises DecodingError."""
+        self._read += len(data)
+        if self._may_be_bare:
+            data = self._head = self._head + data
+            if len(data) < 2:
+                return
+            self._may_be_bare = False
+            if not _is_zlib(data):
+                self._inflate = zlib.decompressobj(_BARE)
+        while data:
+            if self._inflate.eof:  # gzip members may follow each other (RFC 1952, 2.2), and padding the last
+                if not data.startswith(_GZIP_MAGIC[: len(data)]):
+                    return
+                self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+            piece = self._decompress(data)
+            yield from self._counted(piece)
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            while (
+                len(piece) == PIECE_BYTES and not data and not self._inflate.eof
+            ):  # it may hold more of what it has taken
+                piece = self._decompress(b"")
+                yield from self._counted(piece)
+
+    def finish(self) -> None:
+        """Raises DecodingError where the body ended before its last block."""
+        if self._read and not self._inflate.eof:
+            raise httpx.DecodingError("the packed body ends too early")
+
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            return self._inflate.decompress(data, PIECE_BYTES)
+        except zlib.error as exc:
+            raise httpx.DecodingError(f"the packed body cannot be read: {exc}") from exc
+
+    def _counted(self, piece: bytes) -> Iterator[bytes]:
+        self._written += len(piece)
+        if self._written > max(FREE_BYTES, MAX_RATIO * self._read):
+            raise httpx.DecodingError(f"the body unpacks to more than {MAX_RATIO} times its size")
+        if piece:
+            yield piece
+
+
+def _is_zlib(head: bytes) -> bool:
+    """Whether two bytes are the header of RFC 1950 (2.2), and not the beginning of bare deflate."""
+    return head[0] & 0x0F == 8 and (head[0] << 8 | head[1]) % 31 == 0

@@ -1,0 +1,542 @@
+"""The verdict on the texts of an answer: at once where that is quick, by a process of its own where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.answers import FirstAnswer, clocks_of
+from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
+from gateway.core.health.target_health.target_health import CLIENT_GONE
+from gateway.core.ledger import cost_usd, estimated_usage
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import estimate_tokens
+from gateway.core.relay import SseRelay, StreamBroken
+from gateway.core.retry.retry import Step, Try
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
+from gateway.features.output.rules import (
+    CHECKED,
+    OutputResult,
+    OutputRule,
+    OutputText,
+    StreamedTexts,
+    Violation,
+    fits,
+    repair_request,
+    repaired_text,
+    spent_usd,
+    violation_of,
+)
+from gateway.features.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
+from gateway.features.output.service.overlong import HeldEnd, OverlongStream
+
+# Holds a stream back until it has ended, or has grown too long for that.
+
+
+MOST_HELD = 32 * 1024 * 1024
+"""Bytes of one stream; a longer one is not held back any more."""
+
+
+@dataclass(slots=True)
+class HeldStream:
+    """A stream that has ended well, its events being `opened.body`; or an answer that was whole from the beginning."""
+
+    opened: FirstAnswer
+    texts: list[OutputText] | None
+    """None: they are not known."""
+
+
+async def hold(
+    call: Call, opened: FirstAnswer, relay: SseRelay, clock: Clock, watch: AttemptDeadlines
+) -> HeldStream | OverlongStream:
+    """Reads a stream to its end, by the caller's own deadline.
+
+    Raises UpstreamFailed when it breaks off: the client has nothing of it; DeadlineExceeded when the caller's time is up.
+    """
+    attempt, end, texts = call.attempts[-1], HeldEnd(), StreamedTexts(call.endpoint.name)
+    chunks = relay.chunks(end, clocks_of(opened.target, call), clock.monotonic)
+    parts, size = [], 0
+    task = watch.begin(call.deadline, call.task, call) if call.deadline_is_callers else None
+    try:
+        async for chunk in chunks:
+            attempt.sign_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
+            texts.feed(chunk)
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MOST_HELD:
+                return OverlongStream(b"".join(parts), chunks, end)
+    except StreamBroken as broken:
+        raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.STREAMING, str(broken)) from broken
+    except asyncio.CancelledError:
+        await chunks.aclose()
+        if task is None or not watch.uncancel_expired(task):
+            raise
+        raise DeadlineExceeded("The deadline passed before the answer, which is held back until it is whole.") from None
+    finally:
+        watch.end(task)
+    call.usage_event = relay.usage_event
+    if end.outcome != "ok":
+        raise UpstreamFailed(_class_of(end.outcome), Phase.STREAMING, "the stream broke off while it was held back")
+    attempt.ended_at = clock.monotonic()
+    usage = end.usage if end.usage is not None and end.usage.output else estimated_usage(call, end.tokens)
+    return HeldStream(replace(opened, body=b"".join(parts), usage=usage, relay=None), texts.texts())
+
+
+def _class_of(outcome: str | None) -> ErrorClass:
+    known = {str(one): one for one in ErrorClass}
+    return known.get(outcome or "", ErrorClass.STREAM_INTERRUPTED)
+
+
+# Repairs: another model is asked to correct a text, as one more part of the call that it is for.
+#
+# The question is a call of its own to the other model's targets, with their limits, breakers and retries; it shares the ledger,
+# the deadline, the place in line and the money of the call that it is for. Invariant: however it ends, what it took from a
+# target is settled, and its attempts are in the call's ledger, priced.
+
+
+CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
+_OF_THE_CALL = frozenset((b"idempotency-key", b"content-encoding"))
+"""Headers that are about the client's own request."""
+
+FirstAnswerOf = Callable[[Call, Step], Coroutine[Any, Any, FirstAnswer]]
+
+
+@dataclass(slots=True)
+class Repaired:
+    """A corrected text, and the attempt that gave it."""
+
+    text: str
+    attempt: Attempt
+    usage: Usage
+    target: Target
+    """With the name by which its provider knows the model."""
+
+
+class Repairs:
+    """Asks for repairs. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_first_answer")
+
+    def __init__(self, clock: Clock, admission: Admission, first_answer: FirstAnswerOf) -> None:
+        """`first_answer` makes the attempts of a call, beginning with a step."""
+        self._clock = clock
+        self._admission = admission
+        self._first_answer = first_answer
+
+    async def ask(
+        self, call: Call, rule: OutputRule, schema: OutputSchema, violation: Violation, text: str, first: int
+    ) -> Repaired | None:
+        """Returns a corrected text, unchecked; None: there is none, or the call may not pay for it.
+
+        `first` is the number of attempts that the call had made when its answer was first found invalid.
+        """
+        model = None if rule.repair_with is None else call.policy.find_model(rule.repair_with)
+        if model is None or rule.repair_with is None:
+            return None
+        if call.credential is not None:
+            model = model.for_callers or model
+        repair = _call_for(
+            call, model, rule.repair_with, repair_request(rule.repair_with, schema.source, violation, text)
+        )
+        admission = self._admission
+        try:
+            targets = self._targets(call, repair, rule, first)
+            opened = await self._first_answer(repair, Try(targets)) if targets else None
+            return None if opened is None else await self._taken(repair, opened)
+        except ShuttingDown:
+            raise
+        except GatewayError:
+            return None
+        except asyncio.CancelledError:
+            admission.costs.price_unfinished(repair)
+            raise
+        finally:
+            admission.outcomes.cancelled(repair, CLIENT_GONE)  # of what has ended there is nothing left to give back
+            call.queue_s += repair.queue_s
+            call.backoff_s += repair.backoff_s
+            call.denied = call.denied or repair.denied
+            call.reserved = call.reserved or repair.reserved
+
+    def _targets(self, call: Call, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:
+        """Returns where the repair may go; nowhere, if the call has no time, attempts or money for it."""
+        admission = self._admission
+        made = sum([not attempt.is_refused for attempt in call.attempts])
+        if self._clock.monotonic() >= call.deadline or made >= admission.retries.of(call).attempts():
+            return ()
+        plan = admission.planner.plan_now(repair)
+        targets = (*plan.own, *plan.others)
+        if not targets:
+            return ()
+        usd = admission.costs.usd(repair, targets[0])
+        most, spent = call.model.retries.max_usd_per_call, spent_usd(call.attempts, 0)
+        if usd is not None and most is not None and spent + usd > most:
+            return ()
+        if not fits(rule, spent_usd(call.attempts, first), usd):
+            return ()
+        return targets if admission.retries.of(repair).denies_money() is None else ()
+
+    async def _taken(self, repair: Call, opened: FirstAnswer) -> Repaired | None:
+        """Returns what an answer says, with the account of its attempt closed."""
+        attempt, target = repair.attempts[-1], opened.target
+        if opened.relay is not None:  # a stream, or an endless text: nobody has asked for that
+            await opened.relay.aclose()
+            attempt.cost_usd = self._admission.costs.usd(repair, target)
+            self._admission.outcomes.used(repair, None)
+            return None
+        if opened.diagnosis is not None:
+            return None
+        usage = opened.usage
+        if usage is None or not usage.output:
+            usage = usage or estimated_usage(repair, estimate_tokens(opened.body)) or Usage(0, 0, estimated=True)
+        attempt.cost_usd = cost_usd(repair, target, usage)
+        self._admission.outcomes.used(repair, usage)
+        text = repaired_text(opened.body)
+        known = replace(target, model=upstream_model(repair, target))
+        return None if text is None else Repaired(text, attempt, usage, known)
+
+
+def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
+    """Returns the call that asks for the repair: on the ledger, the deadline and the money of the one that it is for."""
+    return replace(
+        call,
+        endpoint=call.endpoint if call.endpoint.name == CHAT.name else CHAT,
+        path=CHAT.path,
+        query=b"",
+        method="POST",
+        model=model,
+        model_name=name,
+        body=body,
+        stream=False,
+        stream_options=None,
+        model_span=None,
+        headers=[one for one in call.headers if one[0] not in _OF_THE_CALL and not one[0].startswith(b"anthropic-")],
+        max_tokens=None,
+        thinks=False,
+        parsed=None,
+        large=None,
+        comment=None,
+        output=None,
+        estimate=-1,
+        grant=None,
+        key_cost=None,
+        queue_s=0.0,
+        backoff_s=0.0,
+        other_attempt=None,
+        retry=None,
+        denied=None,
+        replay=None,
+        objects=None,
+        lowered=None,
+        unsayable=None,
+        output_check=None,
+    )
+
+
+# Turns at something that serves one at a time: tenants take them in rotation, whoever asks for more of them.
+#
+# Invariants: at most one turn is taken; what waits is bounded in number per tenant and in bytes over all, and it is the tenant
+# with the most that gives way.
+
+
+MOST_WAITING = 16
+"""Of one tenant. A turn lasts up to two seconds, and nobody waits longer than ten: more would wait in vain."""
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+"""Of all tenants."""
+
+
+class NoTurn(Exception):
+    """Too much waits already."""
+
+
+class _Wait(NamedTuple):
+    turn: asyncio.Future[None]
+    size: int
+
+
+class FairTurns:
+    """Gives turns to tenants. Used by one event loop."""
+
+    __slots__ = ("_bytes", "_served", "_waiting")
+
+    def __init__(self) -> None:
+        self._served: str | None = None
+        self._bytes = 0
+        self._waiting: OrderedDict[str, deque[_Wait]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str, size: int) -> AsyncIterator[None]:
+        """Waits for a turn of the tenant's, and gives it back at the end; `size` is what waits meanwhile, in bytes.
+
+        Raises NoTurn, at once or when others need the place.
+        """
+        if self._served is None:
+            self._served = tenant
+        else:
+            await self._wait(tenant, size)
+        try:
+            yield
+        finally:
+            self._next()
+
+    async def _wait(self, tenant: str, size: int) -> None:
+        mine = self._waiting.setdefault(tenant, deque())
+        if len(mine) >= MOST_WAITING:
+            raise NoTurn
+        wait = _Wait(asyncio.get_running_loop().create_future(), size)
+        mine.append(wait)
+        self._bytes += size
+        while self._bytes > MOST_WAITING_BYTES:
+            self._refuse_largest()
+        try:
+            await wait.turn
+        except asyncio.CancelledError:
+            if wait.turn.cancelled():
+                self._drop(tenant, wait)
+            elif wait.turn.exception() is None:  # its turn had just come
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Hands the turn that has ended to the next tenant: to the same one only if nobody else waits."""
+        waiting, served = self._waiting, self._served
+        self._served = None
+        if served is not None and served in waiting:
+            waiting.move_to_end(served)
+        while self._served is None and waiting:
+            tenant, waits = next(iter(waiting.items()))
+            wait = waits[0]
+            self._drop(tenant, wait)
+            if not wait.turn.done():  # else it is being cancelled
+                self._served = tenant
+                wait.turn.set_result(None)
+
+    def _refuse_largest(self) -> None:
+        tenant = max(self._waiting, key=lambda one: sum([wait.size for wait in self._waiting[one]]))
+        wait = self._waiting[tenant][-1]
+        self._drop(tenant, wait)
+        if not wait.turn.done():
+            wait.turn.set_exception(NoTurn())
+
+    def _drop(self, tenant: str, wait: _Wait) -> None:
+        mine = self._waiting.get(tenant)
+        if mine is None or wait not in mine:
+            return
+        mine.remove(wait)
+        self._bytes -= wait.size
+        if not mine:
+            del self._waiting[tenant]
+
+
+# Checks of texts that take long, in a process of their own: bounded in time and memory, one at a time, tenants in turn.
+#
+# The library holds Python's lock while it works, so that no thread would leave the loop its turn. A process costs a tenth of a
+# second, which is little beside the answer that it is for.
+
+
+CPU_S = 2
+MEMORY_BYTES = 512 * 1024 * 1024
+log = logging.getLogger("gateway.flow")
+
+
+class CheckFailed(Exception):
+    """The check took too long, or could not be made."""
+
+
+class CheckerProcess:
+    """Runs `gateway.features.output.child`."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self) -> None:
+        self._turns = FairTurns()
+
+    async def violation(self, schema: OutputSchema, text: bytes, tenant: str) -> Violation | None:
+        """Returns where the text breaks the schema; cancelling it ends the process. Raises CheckFailed."""
+        try:
+            async with self._turns.turn(tenant, len(text)):
+                return await self._checked(schema, text)
+        except NoTurn as error:
+            raise CheckFailed("too many wait") from error
+        except OSError as error:
+            raise CheckFailed(str(error)) from error
+
+    async def _checked(self, schema: OutputSchema, text: bytes) -> Violation | None:
+        child = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "gateway.features.output.child",
+                str(CPU_S),
+                str(MEMORY_BYTES),
+                str(len(schema.source)),
+            ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            told, _ = await child.communicate(schema.source + text)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await asyncio.shield(child.wait())
+        lines = told.splitlines()  # the verdict first, then its place, for which there may not have been time
+        if not lines:
+            log.warning("a check of %d bytes was given up: the process ended with %s", len(text), child.returncode)
+            raise CheckFailed("no verdict")
+        if orjson.loads(lines[0]):
+            return None
+        return Violation(*orjson.loads(lines[1])) if len(lines) > 1 else Violation("schema", "")
+
+
+MOST_SCHEMAS = 256
+MOST_SCHEMA_BYTES = 2 * 1024 * 1024
+"""Of all callers' schemas that are remembered."""
+MOST_BODY = 1_048_576
+"""Bytes of a request or an answer that is read in one piece, in a few milliseconds; nothing is looked for in larger ones."""
+
+
+class BadText(NamedTuple):
+    """A text that breaks the rule, and where."""
+
+    text: OutputText
+    violation: Violation
+
+
+class OutputVerdict(NamedTuple):
+    """What the check of one answer says: `valid`, `invalid` (then `bad` has why), `refused` or `skipped`."""
+
+    result: OutputResult
+    bad: Sequence[BadText] = ()
+
+
+class Schemas:
+    """The callers' own schemas, compiled; the least recently used go first."""
+
+    __slots__ = ("_bytes", "_known")
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[int, OutputSchema | None]] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, call: Call, rule: OutputRule) -> OutputSchema | OutputResult | None:
+        """Returns the schema of the call's answer; None: there is none; `skipped`: there is one, which cannot be used here."""
+        if call.endpoint.name not in CHECKED:
+            return None
+        if rule.schema is not None:
+            return rule.schema
+        if b"json_schema" not in call.body:
+            return None
+        parsed = None if call.large is not None else call.parsed
+        if parsed is None and len(call.body) <= MOST_BODY:
+            parsed = json_object(call.body)
+        asked = None if parsed is None else _asked_schema(call.endpoint.name, parsed)
+        if parsed is not None and asked is None:
+            return None
+        schema = None if asked is None else self._compiled(asked)
+        return OutputResult.SKIPPED if schema is None else schema
+
+    def _compiled(self, asked: Any) -> OutputSchema | None:
+        try:
+            source = orjson.dumps(asked)
+        except TypeError:
+            return None  # too deep
+        if len(source) > MOST_BYTES:
+            return None
+        name = sha256(source).digest()
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known[1]
+        try:
+            schema = compile_schema(source)
+        except SchemaUnusable:
+            schema = None
+        self._known[name] = len(source), schema
+        self._bytes += len(source)
+        while len(self._known) > MOST_SCHEMAS or self._bytes > MOST_SCHEMA_BYTES:
+            _, (size, _gone) = self._known.popitem(last=False)
+            self._bytes -= size
+        return schema
+
+
+def _asked_schema(endpoint: str, parsed: dict[str, Any]) -> Any:
+    """Returns the schema that a request names; None: it names none."""
+    if endpoint == "responses":
+        text = parsed.get("text")
+        asked = text.get("format") if isinstance(text, dict) else None
+        inner = asked
+    elif endpoint == "messages":
+        config = parsed.get("output_config")
+        inner = asked = config.get("format") if isinstance(config, dict) else None
+    else:
+        asked = parsed.get("response_format")
+        inner = asked.get("json_schema") if isinstance(asked, dict) else None
+    if not isinstance(asked, dict) or asked.get("type") != "json_schema" or not isinstance(inner, dict):
+        return None
+    return inner.get("schema")
+
+
+class Judge:
+    """Gives verdicts. One per process."""
+
+    __slots__ = ("_apart",)
+
+    def __init__(self) -> None:
+        self._apart = CheckerProcess()
+
+    async def verdict(
+        self, schema: OutputSchema, texts: Sequence[OutputText] | None, within_s: float, tenant: str
+    ) -> OutputVerdict:
+        """Returns the verdict, after `within_s` seconds at the latest: what takes or waits longer is skipped."""
+        at_once = self.verdict_at_once(schema, texts)
+        if at_once is not None:
+            return at_once
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._verdict(schema, [one for one in texts or () if one.excuse is None], tenant)
+        except (CheckFailed, TimeoutError):
+            return OutputVerdict(OutputResult.SKIPPED)
+
+    async def _verdict(self, schema: OutputSchema, texts: Sequence[OutputText], tenant: str) -> OutputVerdict:
+        bad: list[BadText] = []
+        for one in texts:
+            text = one.text.encode("utf-8", "surrogatepass")
+            if schema.is_dear(text):
+                violation = await self._apart.violation(schema, text, tenant)
+            else:
+                violation = violation_of(schema, text)
+                await asyncio.sleep(0)  # an answer may have many choices: others have their turn between
+            if violation is not None:
+                bad.append(BadText(one, violation))
+        return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)
+
+    def verdict_at_once(self, schema: OutputSchema, texts: Sequence[OutputText] | None) -> OutputVerdict | None:
+        """Returns the verdict; None: it would take long."""
+        if not texts:
+            return OutputVerdict(OutputResult.SKIPPED)
+        asked = [one for one in texts if one.excuse is None]
+        if not asked:
+            is_refused = any(one.excuse is OutputResult.REFUSED for one in texts)
+            return OutputVerdict(OutputResult.REFUSED if is_refused else OutputResult.SKIPPED)
+        written = [one.text.encode("utf-8", "surrogatepass") for one in asked]
+        if sum(map(len, written)) > INLINE_BYTES or any(map(schema.is_dear, written)):
+            return None
+        found = [(one, violation_of(schema, text)) for one, text in zip(asked, written, strict=True)]
+        bad = [BadText(one, violation) for one, violation in found if violation is not None]
+        return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)

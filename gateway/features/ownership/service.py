@@ -1,0 +1,502 @@
+"""The objects in a provider's answers: the ids that become a tenant's, and lists without those of other tenants.
+
+Ids are read only where a provider puts what it has made itself, never where it repeats what the caller wrote: else a caller
+could make any id its own by writing it into a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
+
+from gateway.core.answers import FirstAnswer
+from gateway.core.call import Call
+from gateway.core.errors import NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.core.openai.sse import event_data, json_object
+from gateway.core.ports import Objects
+from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import ErrorClass
+from gateway.features.ownership.rules import rules as object_ids
+from gateway.features.ownership.rules.objects import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    Concern,
+    ObjectPath,
+    concern_of,
+    ids_in_path,
+    key_of,
+    own_idempotency_key,
+)
+from gateway.features.ownership.rules.rules import KINDS as ITEM_KINDS
+from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.reuse.layers.layers import result_or_default
+
+MOST_PAGES = 10
+"""The most pages that a provider is asked for, to fill one."""
+PAGE = 100
+"""The objects on each page but the first: the most that OpenAI gives of most kinds."""
+_MARKS = (b"etag", b"last-modified", b"content-length")
+_LONGEST_OPENING = 1_048_576
+_MANY_EVENTS = 64
+_OPENING = re.compile(
+    rb'data: ?\{\s*(?:"type"\s*:\s*"response\.[a-z_]+"\s*,\s*(?:"sequence_number"\s*:\s*\d+\s*,\s*)?"response"\s*:\s*\{\s*)?'
+    rb'"id"\s*:\s*"([^"\\]{1,200})"'
+)
+"""The first events of OpenAI's streams; nothing of the caller's comes before them."""
+
+
+def ids_in_answer(concern: Concern, answer: Mapping[str, Any]) -> list[str]:
+    """Returns the ids that an answer to this request makes the caller's."""
+    place = concern.place
+    if place is None or not concern.learns:
+        return []
+    found = [*_created(place, answer)] if concern.method == "POST" else []
+    return [id for id in (*found, *_made(place, answer)) if isinstance(id, str) and id]
+
+
+def ids_of_item(kind: str, item: Mapping[str, Any]) -> list[str]:
+    """Returns the ids that an object of the caller's own shows in a list."""
+    return [id for id in _made(ObjectPath(kind), item) if isinstance(id, str) and id]
+
+
+def _created(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
+    if place.kind == "threads" and place.verb == "runs" and not place.id:
+        yield answer.get("thread_id")
+    elif not place.id or place.verb == "remix":
+        yield answer.get("id")
+    elif place.kind == "uploads" and place.verb == "complete":
+        yield _at(answer, "file", "id")
+
+
+def _made(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields further ids that came into being with the answer."""
+    if place.kind == "batches":
+        yield from (answer.get("output_file_id"), answer.get("error_file_id"))
+    elif place.kind == "fine_tuning/jobs":
+        yield answer.get("fine_tuned_model")
+        yield from _listed(answer.get("result_files"))
+    elif place.kind in ("assistants", "threads"):
+        yield from _listed(_at(answer, "tool_resources", "file_search", "vector_store_ids"))
+    elif place.kind == "responses":
+        for item in _listed(answer.get("output")):
+            yield from _of_item(item)
+
+
+def _of_item(item: Any) -> Iterator[Any]:
+    """Yields the ids of a response's item, which another response can name, and of the container that it used."""
+    if not isinstance(item, dict):
+        return
+    yield item.get("id")
+    if item.get("type") in ("code_interpreter_call", "shell_call"):
+        yield from (item.get("container_id"), _at(item, "environment", "container_id"))
+
+
+def _at(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+# --- streams ---
+
+
+class Announcements:
+    """Reads from a stream of events, as its bytes go by, the ids that it makes its caller's."""
+
+    __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_told")
+
+    def __init__(self, concern: Concern) -> None:
+        self._concern = concern
+        self._held = b""
+        self._events = 0
+        self._has_items = concern.place is not None and concern.place.kind == RESPONSES.kind
+        self._told = set[str]()
+        self._is_begun = False
+        """The created object is known; ids that come into being later are reported when they do."""
+
+    def read(self, block: bytes) -> list[str]:
+        """Returns the ids that have come with these bytes."""
+        ids = [] if self._is_begun else self._begin(block)
+        if self._has_items and (b'"item"' in block or b'"output"' in block):
+            later = dict.fromkeys(id for event in _events(block) for id in self._later(event))
+            ids += [id for id in later if id not in self._told]
+            self._told.update(later)
+        return ids
+
+    def _begin(self, block: bytes) -> list[str]:
+        held = self._held + block
+        if self._concern.place in (CHAT, RESPONSES) and (opening := _OPENING.search(held)) is not None:
+            self._end()
+            return [opening[1].decode("utf-8", "replace")]
+        whole, between, self._held = held.rpartition(b"\n\n" if b"\r\n\r\n" not in held else b"\r\n\r\n")
+        for event in _events(whole + between):
+            ids = [*self._first(event)]
+            self._events += 1
+            if ids or self._events > _MANY_EVENTS:
+                self._end()
+                return ids
+        if len(self._held) > _LONGEST_OPENING:
+            self._end()
+        return []
+
+    def _end(self) -> None:
+        self._is_begun, self._held = True, b""
+
+    def _first(self, event: Mapping[str, Any]) -> Iterator[str]:
+        place = self._concern.place
+        if place is not None and place.kind == "threads":
+            found = event.get("id") if event.get("object") == "thread" else event.get("thread_id")
+        else:
+            inside = "response" if place == RESPONSES else "message" if place == MESSAGES else None
+            found = event.get("id") if inside is None else _at(event, inside, "id")
+        if isinstance(found, str) and found:
+            yield found
+
+    def _later(self, event: Mapping[str, Any]) -> Iterator[str]:
+        items = [event.get("item"), *_listed(_at(event, "response", "output"))]
+        yield from (id for item in items for id in _of_item(item) if isinstance(id, str) and id)
+
+
+def _events(block: bytes) -> Iterator[dict[str, Any]]:
+    for event in block.replace(b"\r\n", b"\n").split(b"\n\n"):
+        value = json_object(event_data(event))
+        if value is not None:
+            yield value
+
+
+# --- lists ---
+
+
+@dataclass(slots=True)
+class Page:
+    """One page of a provider's list."""
+
+    whole: Any
+    """The page as it came: an object with `data`, or a list alone."""
+    items: list[Any]
+
+    @property
+    def has_more(self) -> bool:
+        """Returns whether there is another page."""
+        return isinstance(self.whole, dict) and self.whole.get("has_more") is True and bool(self.items)
+
+    def ids(self) -> list[str]:
+        """Returns the ids of its objects, in order; empty for an object without one."""
+        return [id_of(item) for item in self.items]
+
+
+def read_page(body: bytes) -> Page | None:
+    """Returns the page; None: the body is no list that could be read."""
+    try:
+        whole = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    items = whole.get("data") if isinstance(whole, dict) else whole
+    if items is None and isinstance(whole, dict) and "data" in whole:
+        items = []  # some write an empty list so
+    return Page(whole, items) if isinstance(items, list) else None
+
+
+def id_of(item: Any) -> str:
+    """Returns the id of an object in a list."""
+    found = item.get("id") if isinstance(item, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+class Filling:
+    """One page of the caller's own objects, filled from a provider's pages."""
+
+    def __init__(self, query: bytes) -> None:
+        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+        limit = asked.get("limit", "")
+        self._limit = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 9 else None
+        self._goes_back = "before" in asked and "after" not in asked
+        self._asked = asked
+        self._first: Page | None = None
+        self._last: Page | None = None
+        self._own: list[Any] = []
+        self.pages = 0
+
+    def add(self, page: Page, is_own: Sequence[bool]) -> None:
+        """Adds a page; `is_own` tells which of its objects are the caller's."""
+        self.pages += 1
+        if self._first is None:
+            self._first = page
+            if self._limit is None:
+                self._limit = len(page.items)
+        self._last = page
+        kept = [item for item, own in zip(page.items, is_own, strict=True) if own]
+        self._own = [*kept, *self._own] if self._goes_back else [*self._own, *kept]
+
+    @property
+    def next_query(self) -> bytes | None:
+        """Returns the query for the next page; None: the page is full, or the list has ended."""
+        page = self._last
+        if page is None or self._limit is None or self.pages >= MOST_PAGES:
+            return None
+        if not page.has_more or len(self._own) > self._limit:
+            return None
+        cursor = id_of(page.items[0 if self._goes_back else -1])
+        if not cursor:
+            return None
+        asked = {**self._asked, "limit": str(max(PAGE, self._limit)), "before" if self._goes_back else "after": cursor}
+        return urlencode(asked).encode()
+
+    def body(self) -> bytes:
+        """Returns the page for the caller: `has_more`, `first_id` and `last_id` are those of its own objects."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return b""
+        limit = self._limit or 0
+        if not isinstance(first.whole, dict):
+            return orjson.dumps(self._own)
+        own = self._own[-limit:] if self._goes_back and limit else self._own[:limit]
+        if "has_more" not in first.whole:
+            own = self._own  # what was left out could not be asked for
+        told = {**first.whole, "data": own}
+        for name, value in (
+            ("has_more", last.has_more or len(self._own) > len(own)),
+            ("first_id", id_of(own[0]) if own else None),
+            ("last_id", id_of(own[-1]) if own else None),
+            ("total", len(own)),
+            ("total_count", len(own)),
+        ):
+            if name in told:
+                told[name] = value
+        return orjson.dumps(told)
+
+
+def list_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Returns the headers without those that describe the provider's bytes."""
+    return [header for header in headers if header[0] not in _MARKS]
+
+
+# Keeps objects at providers apart by tenant: owners are checked before a call is sent, and recorded before its answer is.
+#
+#     concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
+#
+# The pipeline makes these calls, and makes none where all callers are one tenant. Invariants: an id is recorded as its tenant's
+# before the client can use it; a caller that names another tenant's id gets the same answer as for an id that does not exist;
+# while the owner of an id is unknown, no caller gets it.
+
+
+IDEMPOTENCY_KEY = b"idempotency-key"
+_NOT_YOURS = (
+    "No such object: it does not exist, or it is not this key's; use an id that an answer to this key has named."
+)
+
+
+class Ownership:
+    """Keeps the objects of tenants apart. One per process; holds no state of any call."""
+
+    __slots__ = ("_objects",)
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def concerns(self, call: Call, rules: ObjectRules) -> bool:
+        """Returns whether the call names or creates objects, and notes which on the call. To be called once, and first."""
+        content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
+        if call.endpoint.request == "any":
+            self._rename_key(call)
+        if rules.is_open:
+            return False
+        call.objects = concern_of(call, object_ids.may_name(call.body, content_type))
+        return call.objects is not None
+
+    async def admit(self, call: Call, rules: ObjectRules) -> None:
+        """Checks that all objects named by the call are its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
+        concern = call.objects
+        if concern is None:
+            return
+        named: dict[str, str | None] = dict.fromkeys(ids_in_path(concern, call.query))
+        if concern.method not in ("GET", "HEAD", "DELETE") or call.body:
+            content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
+            is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
+            parsed = call.parsed if is_parsed else None
+            has_items = concern.place is not None and concern.place.kind in ITEM_KINDS
+            for one in object_ids.ids_in_body(call.body, parsed, content_type, has_items=has_items):
+                if one is None:
+                    await asyncio.sleep(0)  # a large body: others may have their turn
+                else:
+                    named.setdefault(*one)
+                if len(named) > object_ids.MOST_FOUND:
+                    raise object_ids.too_many()
+            if concern.place is not None and concern.place.kind == "evals" and object_ids.reads_everybodys(call.body):
+                raise _not_yours("data_source")
+        named = {id: field for id, field in named.items() if not rules.is_everybodys(id)}
+        if named:
+            await self._check(call, rules, named)
+
+    async def learn(
+        self, call: Call, opened: FirstAnswer, ask_again: Callable[[Call], Awaitable[FirstAnswer]]
+    ) -> FirstAnswer:
+        """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
+        concern, rules = call.objects, call.policy.objects
+        if concern is None or rules is None or opened.error_class is not None or opened.status >= 300:
+            return opened
+        if concern.is_list and opened.relay is None:
+            return await self._fill(call, rules, concern, opened, ask_again)
+        if opened.relay is None and concern.learns:
+            answer = json_object(opened.body)
+            if answer is not None:
+                await self._own(call, rules, opened.target, ids_in_answer(concern, answer))
+        place = concern.place
+        if concern.method == "DELETE" and place is not None and place.id and not place.verb:
+            await self._forget(call, rules, opened.target, place.id)
+        return opened
+
+    async def watched(
+        self, call: Call, concern: Concern, target: Target, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the chunks of a stream, each one after the objects that it names have been recorded as the tenant's."""
+        rules, announced = call.policy.objects, Announcements(concern)
+        try:
+            async for chunk in chunks:
+                ids = announced.read(chunk)
+                if ids and rules is not None:
+                    await self._own(call, rules, target, ids)
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    async def claim(
+        self, rules: ObjectRules, provider: str, tenant: str, ids: Sequence[str], *, moves: bool
+    ) -> list[str]:
+        """Gives existing objects to a tenant, with `moves` also those of another; returns the owner of each after that.
+
+        Raises OwnerUnknown while the store is out of reach.
+        """
+        keys = [key_of(rules.scopes[provider], id) for id in ids]
+        if moves and not await result_or_default(self._objects.disown(keys), False):
+            raise _cannot_say()
+        owners = await result_or_default(self._objects.own(keys, tenant), None)
+        if owners is None:
+            raise _cannot_say()
+        return [*owners]
+
+    # --- asking ---
+
+    async def _check(self, call: Call, rules: ObjectRules, named: dict[str, str | None]) -> None:
+        """Checks that each id is the tenant's at one of the call's places, and no other tenant's at any of them."""
+        ids = [*named]
+        is_own = [False] * len(ids)
+        for scope, is_strict in _scopes(call, rules):
+            owners = await self._owners(scope, ids)
+            for at, owner in enumerate(owners):
+                if owner is not None and owner != call.tenant:
+                    raise _not_yours(named[ids[at]])
+                is_own[at] = is_own[at] or owner is not None or not is_strict
+        for id, own in zip(ids, is_own, strict=True):
+            if not own:
+                raise _not_yours(named[id])
+
+    async def _owners(self, scope: bytes, ids: Sequence[str]) -> Sequence[str | None]:
+        owners = await result_or_default(self._objects.owners([key_of(scope, id) for id in ids]), None)
+        if owners is None:
+            raise _cannot_say()
+        return owners
+
+    # --- learning ---
+
+    async def _own(self, call: Call, rules: ObjectRules, target: Target, ids: Sequence[str]) -> None:
+        if ids and not _is_callers_account(call, target):
+            scope = rules.scopes[target.provider]
+            await result_or_default(self._objects.own([key_of(scope, id) for id in ids], call.tenant), None)
+
+    async def _forget(self, call: Call, rules: ObjectRules, target: Target, id: str) -> None:
+        if not rules.is_everybodys(id):
+            await result_or_default(self._objects.disown([key_of(rules.scopes[target.provider], id)]), False)
+
+    async def _fill(
+        self,
+        call: Call,
+        rules: ObjectRules,
+        concern: Concern,
+        opened: FirstAnswer,
+        ask_again: Callable[[Call], Awaitable[FirstAnswer]],
+    ) -> FirstAnswer:
+        """Returns one page of the tenant's own objects, from as many pages of the provider's as it needs and may read."""
+        first, sent = opened, call.query
+        filling = Filling(sent)
+        try:
+            while True:
+                page = read_page(opened.body)
+                if page is None:
+                    raise NoTargetAvailable(
+                        "The provider's list cannot be told apart by tenants: it is no JSON list. Ask for single objects, or "
+                        "set 'objects: shared'."
+                    )
+                filling.add(page, await self._are_own(call, rules, concern, opened.target, page.items))
+                query = filling.next_query
+                if query is None:
+                    break
+                call.query = query
+                opened = await ask_again(call)
+                if opened.error_class is not None or opened.status != 200 or opened.relay is not None:
+                    if opened.error_class is ErrorClass.BAD_REQUEST:
+                        break  # it does not take our size of a page: what there is so far is true
+                    return opened
+        finally:
+            call.query = sent
+        return replace(first, headers=list_headers(first.headers), body=filling.body())
+
+    async def _are_own(
+        self, call: Call, rules: ObjectRules, concern: Concern, target: Target, items: Sequence[Any]
+    ) -> list[bool]:
+        if _is_callers_account(call, target):
+            return [True] * len(items)
+        ids = [id_of(item) for item in items]
+        owners = await self._owners(rules.scopes[target.provider], ids)
+        is_own = [owner == call.tenant or rules.is_everybodys(id) for id, owner in zip(ids, owners, strict=True)]
+        if concern.place is not None:
+            kind = concern.place.kind
+            made = [id for item, own in zip(items, is_own, strict=True) if own for id in ids_of_item(kind, item)]
+            await self._own(call, rules, target, made)
+        return is_own
+
+    def _rename_key(self, call: Call) -> None:
+        """Makes the `Idempotency-Key` unique per tenant, for two tenants of one account may send the same."""
+        if any(_is_callers_account(call, target) for target in call.model.plan):
+            return
+        call.headers = [
+            (name, own_idempotency_key(value, call.tenant) if name == IDEMPOTENCY_KEY else value)
+            for name, value in call.headers
+        ]
+
+
+def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
+    """Returns the scope of ids for each place that the call may use, and whether its account is shared by tenants."""
+    scopes: dict[bytes, bool] = {}
+    for target in (*call.model.plan, *call.model.context_plan):
+        scope = rules.scopes[target.provider]
+        scopes[scope] = scopes.get(scope, False) or not _is_callers_account(call, target)
+    return [*scopes.items()]
+
+
+def _is_callers_account(call: Call, target: Target) -> bool:
+    """Returns whether the caller's own credential decides which objects are visible."""
+    if call.credential is None or target.name in call.model.withheld:
+        return False
+    return call.policy.providers[target.provider].is_callers
+
+
+def _not_yours(field: str | None) -> NotFound:
+    return NotFound(_NOT_YOURS, param=field, code="object_not_found")
+
+
+def _cannot_say() -> OwnerUnknown:
+    return OwnerUnknown(
+        "Whose this object is cannot be said while the gateway's store is out of reach; try again soon."
+    )

@@ -1,0 +1,417 @@
+"""The layers that may answer a call in place of a provider, from top to bottom in the order in which they are asked.
+
+    record    the answer that the call's `Idempotency-Key` has already got; else the call claims the key
+    exact     a stored answer to an equal request; one past its time is set aside, in case the provider fails
+    semantic  a stored answer to a question that means the same
+
+And, in `keep`, what each layer stores of a new answer. It must not know how calls share an answer that is in the making.
+Invariants: nothing incomplete is stored; a store in trouble makes calls dearer, and never fails one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gateway.core.call import Call, Replay, Reply
+from gateway.core.clock import Clock, Timer
+from gateway.core.errors import KeyInUse, KeyReused
+from gateway.core.ledger import answer_headers
+from gateway.core.openai.sse import split_events
+from gateway.core.ports import Claim, Later, Store
+from gateway.core.types import Kept
+from gateway.features.output.rules import OutputResult
+from gateway.features.reuse.layers import entries
+from gateway.features.reuse.rules.keys import (
+    ANYTHING,
+    LARGE_BYTES,
+    Directives,
+    digest,
+    exact_key,
+    fingerprint,
+    flight_key,
+    partition_key,
+    read_directives,
+    reads_one_way,
+    record_key,
+    serves,
+)
+from gateway.features.reuse.rules.rules import Caching, applies, is_deterministic
+from gateway.features.reuse.single_flight import SharedAnswer
+from gateway.features.semantic.lookup.question import SemanticQuery, last_question
+
+if TYPE_CHECKING:
+    from gateway.features.semantic.lookup.lookup import Semantic
+
+
+# Decides what of a call may be stored or shared, and under which keys.
+#
+# This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse, and
+# that is found out in a microsecond. It must not know which answers are stored.
+
+
+@dataclass(slots=True)
+class ReusePlan:
+    """The parts of a call that may be stored or shared, each with its key; an empty key: that layer is not used."""
+
+    caching: Caching
+    directives: Directives
+    record: bytes = b""
+    fingerprint: bytes = b""
+    exact: bytes = b""
+    """The key of an exact answer; it also names the call where only answers in the making are shared."""
+    flight: bytes = b""
+    is_kept: bool = False
+    """The answer may be given to equal requests later."""
+    found: Later[Kept | None] | None = None
+    """The store's answer for the exact key, once it has been asked."""
+    semantic: SemanticQuery | None = None
+    """The question, if answers to questions that mean the same may be given."""
+    fence: int = 0
+    """The token of the claimed record; 0: none is claimed."""
+    concurrent_leader: SharedAnswer | None = None
+    """The equal call's answer in the making when the call came in; it may be complete when the stores have answered."""
+
+    @property
+    def waits(self) -> bool:
+        """Returns whether a layer may still give an old answer, or none, which equal calls need not accept."""
+        is_open = bool(self.record) and (not self.fence or self.is_kept)
+        return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
+
+
+def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
+    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache."""
+    parsed, caching = call.parsed, call.model.caching
+    if call.endpoint.request == "any":
+        return None
+    asks_for_nothing = call.idempotency_key is None and call.cache_control is None
+    if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
+        # Only single flight is left, which the policy may exclude for this call, too.
+        if parsed is None or caching.coalesce == "off":
+            return None
+        if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):
+            return None
+    is_keyed = call.idempotency_key is not None and caching.keep_s > 0
+    is_shared = is_kept = means = False
+    if parsed is not None:
+        name = call.endpoint.name
+        is_shared = applies(caching.coalesce, name, parsed)
+        is_kept = applies(caching.exact.requests, name, parsed)
+        means = recognises and caching.semantic is not None and applies("always", name, parsed)
+    directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
+    if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
+        return None
+    asked = ReusePlan(caching, directives, is_kept=is_kept)
+    if parsed is not None and (is_shared or is_kept or means):
+        asked.exact = exact_key(call, parsed, caching)
+        has_own_rule = call.output is not call.model.output  # the model's own is part of its version
+        if has_own_rule:
+            asked.exact = digest(asked.exact, b"" if call.output is None else call.output.digest)
+        if means and not has_own_rule:
+            asked.semantic = _meaning(call, parsed)
+        if is_shared and not asked.directives.no_cache:
+            asked.flight = flight_key(call, parsed, asked.exact)
+    if is_keyed and call.idempotency_key is not None:
+        asked.record = record_key(call, call.idempotency_key)
+        asked.fingerprint = fingerprint(call)
+    is_looked_up = is_kept or asked.semantic is not None
+    call.replay = Replay("miss" if is_keyed or is_looked_up else "bypass", key=asked.exact if is_looked_up else b"")
+    return asked
+
+
+def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
+    """Returns the call's question for the semantic cache; None: it cannot be judged by its meaning."""
+    caching = call.model.caching
+    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
+        return None
+    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
+    if question is None:
+        return None
+    embedder = call.policy.find_model(caching.semantic.embeddings)
+    space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
+    partition = digest(partition_key(call, caching, question.rest), space.encode())
+    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)
+
+
+# Claims of idempotency records, renewed while their holder works, and the longest wait for a store.
+
+
+T = TypeVar("T")
+
+STORE_S = 2.0
+"""No call waits longer for a store, in seconds."""
+
+
+class RecordClaim:
+    """The claim of a record, renewed until `end`."""
+
+    __slots__ = ("_asked", "_clock", "_store", "_timer")
+
+    def __init__(self, clock: Clock, store: Store, asked: ReusePlan) -> None:
+        self._clock = clock
+        self._store = store
+        self._asked = asked
+        self._timer = self._set()
+
+    def end(self) -> None:
+        """Stops renewing the claim."""
+        self._timer.cancel()
+
+    def _set(self) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + self._asked.caching.lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        asked = self._asked
+        if asked.fence:
+            self._store.records.renew(asked.record, asked.fence, asked.caching.lease_s)
+            self._timer = self._set()
+
+
+async def claimed(store: Store, asked: ReusePlan) -> Claim:
+    """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
+
+    A claim that is granted too late is given back: it would lock its key until the lease ends.
+    """
+    answer = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    claim: Claim | None = None
+    try:
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if answer.done():
+            claim = answer.result()
+    finally:
+        if claim is None:
+            answer.add_done_callback(lambda late: _give_back(store, asked.record, late.result()))
+    return claim or Claim("claimed")
+
+
+def _give_back(store: Store, record: bytes, claim: Claim) -> None:
+    if claim.fence:
+        store.records.release(record, claim.fence)
+
+
+async def result_or_default(answer: Later[T], otherwise: T) -> T:
+    """Returns a store's answer, or `otherwise` if there is none in time."""
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    if not answer.done():
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if not answer.done():
+            return otherwise
+    return answer.result()
+
+
+POLL_S, LONGEST_POLL_S = 0.05, 1.0
+"""A call whose key another process holds asks again after POLL_S, and then after half of the time that it has waited."""
+NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
+"""The statuses in place of which a stale answer is given (RFC 5861, 4, and the other temporary errors of providers)."""
+CLOCK_S = 60.0
+"""An answer that seems to be stored this far in the future, in seconds, is still taken for a new one."""
+
+
+class ReuseLayers:
+    """Looks calls up in the layers, and stores their answers. One per process; holds no state of any call."""
+
+    __slots__ = ("_clock", "_forms", "_store", "semantic")
+
+    def __init__(self, clock: Clock, store: Store) -> None:
+        """`clock` is the one by which stored answers grow old."""
+        self._clock = clock
+        self._store = store
+        self._forms = entries.Forms()
+        self.semantic: Semantic | None = None
+        """The semantic cache; None: there is none."""
+
+    def in_memory(self, call: Call, asked: ReusePlan) -> Reply | None:
+        """Returns the answer that a layer has in this process's own memory, without an await. Raises KeyReused."""
+        store = self._store
+        if asked.record and store.is_local:
+            claim = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
+            if isinstance(claim, Claim):
+                reply = self._record(call, self._claimed(call, asked, claim))
+                if reply is not None:
+                    return reply
+        # A call with a record goes on in a task of its own, which looks further: it has to complete the record.
+        if not asked.is_kept or asked.record or asked.directives.no_cache:
+            return None
+        asked.found = store.answers.get(asked.exact, asked.caching.name)
+        return None if isinstance(asked.found, asyncio.Future) else self._exact(call, asked, asked.found)
+
+    async def stored(self, call: Call, asked: ReusePlan) -> Reply | None:
+        """Returns the answer of the first layer that has one, from those that have to be waited for.
+
+        Raises KeyReused, or KeyInUse for a record whose holder has no answer before the call's deadline.
+        """
+        if asked.record and not asked.fence:
+            reply = self._record(call, await self._claim(call, asked))
+            if reply is not None:
+                return reply
+        if asked.directives.no_cache:
+            return None
+        if asked.found is None and asked.record and asked.is_kept:
+            asked.found = self._store.answers.get(asked.exact, asked.caching.name)
+        if asked.found is not None:
+            reply = self._exact(call, asked, await result_or_default(asked.found, None))
+            if reply is not None:
+                return reply
+        return None if asked.semantic is None else await self._similar(call, asked, asked.semantic)
+
+    def stale_reply(self, call: Call, status: int) -> Reply | None:
+        """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
+        replay = call.replay
+        if replay is None or replay.stale is None or status not in NO_BETTER_ANSWER:
+            return None
+        return self._replayed(call, replay.stale, "exact", "stale")
+
+    # --- record ---
+
+    async def _claim(self, call: Call, asked: ReusePlan) -> Kept | None:
+        """Returns the record's answer, or None with the claim noted; waits while another process holds the record."""
+        began_at = self._clock.monotonic()
+        while True:
+            claim = await claimed(self._store, asked)
+            kept = self._claimed(call, asked, claim)
+            if kept is not None or claim.state != "running":
+                return kept
+            now = self._clock.monotonic()
+            if now >= call.deadline:
+                raise key_in_use()
+            pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
+            await self._clock.sleep(max(0.001, pause_s))
+
+    def _claimed(self, call: Call, asked: ReusePlan, claim: Claim) -> Kept | None:
+        """Returns the record's answer; without one, notes the claim, if it was granted. Raises KeyReused."""
+        if claim.state == "mismatch":
+            raise key_reused(call)
+        if claim.state == "claimed":
+            asked.fence = claim.fence
+            note(call, "idempotency", "miss")
+        return claim.kept
+
+    def _record(self, call: Call, kept: Kept | None) -> Reply | None:
+        return None if kept is None else self._replayed(call, kept, "idempotency", "hit")
+
+    # --- exact ---
+
+    def _exact(self, call: Call, asked: ReusePlan, kept: Kept | None) -> Reply | None:
+        """Returns the reply made of an exact answer, if it is fresh enough; a stale one is set aside on the call."""
+        asked.found = None
+        if kept is not None:
+            rule, age_s = asked.caching.exact, self._clock.wall() - kept.stored_at
+            fresh_s = min(kept.fresh_until - kept.stored_at, rule.ttl_s) - age_s
+            if age_s < -CLOCK_S:
+                pass  # it was stored by a clock that was ahead, so its age is unknown
+            elif serves(asked.directives, max(0.0, age_s), fresh_s):
+                reply = self._replayed(call, kept, "exact", "hit")
+                if reply is not None:
+                    return reply
+            elif call.replay is not None and fresh_s + rule.stale_if_error_s > 0:
+                call.replay.stale = kept
+        note(call, "exact", "miss")
+        return None
+
+    # --- semantic ---
+
+    async def _similar(self, call: Call, asked: ReusePlan, query: SemanticQuery) -> Reply | None:
+        """Returns the answer to a question that means the same."""
+        match = None if self.semantic is None else await self.semantic.find(call, query)
+        if match is not None and self.semantic is not None and call.replay is not None:
+            kept = await result_or_default(self._store.answers.get(match.key, asked.caching.name), None)
+            if kept is None:
+                self.semantic.lost(match)
+            elif self._is_young(asked, kept, query.rule.ttl_s):
+                call.replay.similarity, call.replay.key = match.similarity, match.key
+                reply = self._replayed(call, kept, "semantic", "semantic")
+                if reply is not None:
+                    return reply
+                call.replay.similarity, call.replay.key = None, asked.exact
+        note(call, "semantic", "miss")
+        return None
+
+    def _is_young(self, asked: ReusePlan, kept: Kept, ttl_s: float) -> bool:
+        age_s = self._clock.wall() - kept.stored_at
+        return age_s >= -CLOCK_S and serves(asked.directives, max(0.0, age_s), ttl_s - age_s)
+
+    # --- the reply ---
+
+    def _replayed(self, call: Call, kept: Kept, layer: str, result: str) -> Reply | None:
+        """Returns the stored answer as a reply; None if it cannot be converted to the form that the call asks for."""
+        body = self._forms.body(call, kept)
+        if body is None:  # a lower layer may have it in another form
+            return None
+        entries.mark_served_from(call, kept, layer, result, self._clock.wall())
+        call.outcome = kept.outcome
+        shared = entries.replay_headers(call, kept)
+        headers = [*shared, *answer_headers(call, self._clock.monotonic())]
+        pace_s = call.model.caching.exact.pace_s
+        reply = Reply(kept.status, headers, body, shared=shared)
+        if pace_s and call.stream and entries.is_stream(shared):
+            reply.chunks, reply.body = self._paced(body, pace_s), b""
+        return reply
+
+    async def _paced(self, frames: bytes, pace_s: float) -> AsyncGenerator[bytes, None]:
+        for event in split_events(frames):
+            await self._clock.sleep(pace_s)
+            yield event
+
+    # --- storing ---
+
+    async def keep(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
+        """Stores a complete answer in each layer that may give it again."""
+        replay = call.replay
+        if replay is not None and replay.result == "stale":
+            return
+        check = call.output_check
+        if check is not None and check.result is OutputResult.INVALID:
+            return
+        wall = self._clock.wall()
+        if asked.fence and entries.is_terminal(call, reply.status) and len(body) <= asked.caching.max_record_bytes:
+            record = entries.keep_answer(call, reply, body, wall)
+            record.fresh_until = record.stale_until = wall + asked.caching.keep_s
+            await result_or_default(self._store.records.complete(asked.record, asked.fence, record), False)
+            asked.fence = 0
+        is_new = replay is None or not replay.layer  # an answer that came from a layer is stored already
+        if is_new and not asked.directives.no_store and len(body) <= asked.caching.exact.max_entry_bytes:
+            self._keep_answer(call, asked, reply, body)
+
+    def _keep_answer(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
+        """Stores an answer for equal requests, and for questions that mean the same."""
+        query = asked.semantic
+        if not (asked.is_kept or query is not None) or not entries.is_worth_keeping(call, reply, body):
+            return
+        wall, rule = self._clock.wall(), asked.caching.exact
+        kept = entries.keep_answer(call, reply, body, wall)
+        kept.group = asked.caching.name
+        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or query is None else query.rule.ttl_s)
+        kept.stale_until = kept.fresh_until + rule.stale_if_error_s
+        if query is not None:
+            kept.stale_until = max(kept.stale_until, wall + query.rule.ttl_s)
+        self._store.answers.put(asked.exact, kept)
+        if query is not None and self.semantic is not None:
+            self.semantic.keep(call, query, asked.exact)
+
+
+def note(call: Call, layer: str, result: str) -> None:
+    """Notes on the call what a layer had for it."""
+    if call.replay is not None:
+        call.replay.tried.append((layer, result))
+
+
+def key_reused(call: Call) -> KeyReused:
+    """Returns the error for a key that another request has used, and notes it on the call."""
+    note(call, "idempotency", "mismatch")
+    return KeyReused(
+        "This Idempotency-Key was used for another request; use a new key for each request, and the same one to repeat it.",
+        param="Idempotency-Key",
+    )
+
+
+def key_in_use() -> KeyInUse:
+    """Returns the error for a key whose request is still running."""
+    return KeyInUse(
+        "A request with this Idempotency-Key is still running; repeat it later to get its answer.",
+        param="Idempotency-Key",
+    )

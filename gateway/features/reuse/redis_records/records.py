@@ -1,0 +1,349 @@
+"""Idempotency records in Redis: the store decides which replica runs a request, and keeps its answer.
+
+While the store is out of reach this process grants claims itself, and keeps paid answers until the store has them.
+Invariants: among replicas that reach the store a record has one holder at a time; a completed record never changes; a holder
+that is too late is refused; a claim whose reply was lost still belongs to its holder; no caller waits for the store twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from secrets import token_bytes
+from typing import Any
+
+from gateway.core.ports import Claim, Later
+from gateway.core.types import Kept
+from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
+from gateway.drivers.redis_store.tenants import ID_BYTES, TenantRecords, Tenants
+from gateway.features.reuse.memory import EarlyEvictions
+from gateway.features.reuse.redis.answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
+from gateway.features.reuse.redis.lru import Now, lru_script
+from gateway.features.reuse.redis_records.offline_records import (
+    ABANDONED_S,
+    FIRST_SHARED_FENCE,
+    HeldRecord,
+    OfflineRecords,
+)
+
+# The answers of completed idempotency records: they go to the store, and are kept here while it is out of reach.
+#
+# Invariants: an answer that was paid for is sent until the store has it or its time is over; a completed record never changes;
+# the store makes room in bounded steps, so that no completion keeps it from other callers.
+
+
+COMPLETE = lru_script("records_complete", "records")
+LARGEST_PART = 4
+"""An answer larger than a quarter of the bound is not kept: it would evict too many others."""
+MOST_STEPS = 1000
+"""Steps in which a completion makes room, at most."""
+SENT_AT_ONCE = 16
+"""Owed answers that one tick sends, at most: the store has just come back, for all replicas at once."""
+
+
+class RecordAnswers:
+    """Sends the answers of one process's records."""
+
+    def __init__(
+        self,
+        link: Link,
+        background: BackgroundTasks,
+        wall: Callable[[], float],
+        now: Now,
+        tenants: Tenants,
+        offline: OfflineRecords,
+        early: EarlyEvictions,
+    ) -> None:
+        self._link = link
+        self._background = background
+        self._wall = wall
+        self._now = now
+        self._tenants = tenants
+        self._offline = offline
+        self._early = early
+        self._parts = ChunkedValue(link)
+
+    async def read(self, record: bytes, head: bytes, by: float) -> bytes | None:
+        """Returns a long answer, None where its chunks are gone. Raises StoreGone, also when it has not arrived by `by`."""
+        return await self._parts.read(self._parts_of(record), head, by)
+
+    async def complete(self, record: bytes, fence: int, held: HeldRecord | None, kept: Kept) -> bool:
+        """Completes the record with the answer; returns False when it belongs to another caller or there is no room."""
+        value = framed(kept)
+        size = len(value) + ENTRY_BYTES
+        if size > min(self._tenants.bound // LARGEST_PART, MOST_BYTES):
+            value = b""
+            self._early.note()
+        if self._link.is_up:
+            try:
+                is_kept = await self._send(record, fence, held, value, kept.fresh_until - self._wall())
+            except StoreGone:
+                pass  # the answer is sent again, and the nonce shows whether it arrived the first time
+            else:
+                self._offline.drop(record, held)
+                return is_kept
+        if held is None or not value:
+            self._offline.drop(record, held)
+            return False
+        self._offline.owe(record, held, kept, size)
+        return True
+
+    async def catch_up(self) -> None:
+        """Sends some of the owed answers to the store, oldest first."""
+        for record, unsynced in [*islice(self._offline.owed.items(), SENT_AT_ONCE)]:
+            left_s = unsynced.kept.fresh_until - self._wall()
+            try:
+                if left_s > 0 and self._link.is_up:
+                    await self._send(record, unsynced.held.fence, unsynced.held, framed(unsynced.kept), left_s)
+            except StoreGone:
+                return
+            if self._link.is_up and self._offline.owed.get(record) is unsynced:
+                self._offline.settle(record)
+
+    async def _send(self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float) -> bool:
+        """Sends the answer; returns whether the store keeps it. Raises StoreGone."""
+        asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        size = len(value) + ENTRY_BYTES
+        tenant = self._tenants.records_of(record)
+        await self._tenants.note(tenant, left_s)
+        value, staged = await self._parts.stage(self._parts_of(record), value)
+        keys, id = (*tenant.keys(record), staged), record[:ID_BYTES]
+        for _ in range(MOST_STEPS):
+            bound = self._tenants.bound_of(tenant)
+            reply = await self._link.run(
+                COMPLETE, keys, (self._now(), id, asked, nonce, fence, left_s, size, bound, value)
+            )
+            state, entries, taken, lost, gone = reply
+            self._tenants.told(tenant, entries, taken)
+            if lost:
+                self._early.note(int(lost))
+            if gone:
+                self._background.start(self._drop(tenant, gone))
+            if state == b"lost":
+                raise StoreGone("what was put aside is gone")
+            if state != b"again":
+                return bool(state == b"kept")
+        return False
+
+    async def _drop(self, tenant: TenantRecords, gone: Sequence[bytes]) -> None:
+        with suppress(StoreGone):  # a later sweep finds the values
+            await tenant.lru.drop(gone)
+
+    def _parts_of(self, record: bytes) -> bytes:
+        return self._tenants.records_of(record).lru.parts(record[:ID_BYTES])
+
+
+LONG_READ_S = 1.0
+"""Seconds that a call waits in addition for a long answer, whose chunks arrive one after another."""
+CLAIM = lru_script("records_claim", "records")
+RENEW = lru_script("records_renew", "records")
+RELEASE = lru_script("records_release", "records")
+
+FENCES_S = 30 * 86_400
+"""Seconds for which a tenant's last fence is remembered."""
+OWED_BYTES = 64 * 1024 * 1024
+"""The cap on the bytes of answers that this process keeps for the store."""
+
+
+class RedisRecords:
+    """Implements `gateway.core.ports.Records`; a tenant's records share one slot, because a claim has
+    to be one atomic step."""
+
+    def __init__(
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, bound: int
+    ) -> None:
+        self._link = link
+        self._background = background
+        self._wall = wall
+        self._now = now
+        self._early = EarlyEvictions(bound)
+        self._tenants = Tenants(link, now, bound)
+        self._offline = OfflineRecords(min(bound, OWED_BYTES), self._early.note)
+        self._kept = RecordAnswers(link, background, wall, now, self._tenants, self._offline, self._early)
+
+    def configure(self, bound: int) -> None:
+        """Bounds the answers to so many bytes; a new bound that is too low is logged again."""
+        self._tenants.bound = self._early.bound = bound
+        self._offline.bound = min(bound, OWED_BYTES)
+
+    @property
+    def owed(self) -> int:
+        """Returns the number of answers that the store still has to take."""
+        return len(self._offline.owed)
+
+    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        """Takes the record if it is free or its lease has ended; a caller that cancels the future takes nothing."""
+        known = self._offline.look(record, fingerprint, self._wall(), is_alone=not self._link.is_up)
+        if known is not None:
+            return known
+        nonce = token_bytes(12)
+        if not self._link.is_up:
+            return self._offline.take(record, fingerprint, nonce, self._wall() + lease_s)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Claim] = loop.create_future()
+        asked = self._run_claim(record, fingerprint, nonce, lease_s)
+        by = loop.time() + self._link.timeout_s
+        asked.add_done_callback(partial(self._claimed, future, record, fingerprint, nonce, lease_s, by))
+        return future
+
+    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
+        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
+        held = self._offline.holder(record, fence)
+        if held is not None:
+            held.until = self._wall() + lease_s
+        if (held is None and fence < FIRST_SHARED_FENCE) or not self._link.is_up:
+            return held is not None
+        if held is not None and held.is_local:  # claims it in the store as well, so that other replicas see the claim
+            self._run_claim(record, held.asked, held.nonce, lease_s)
+            return True
+        return self._background.start(self._renewed(record, fence, held, lease_s))
+
+    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        """Keeps the answer; returns False as `renew` does, or when there is no room for it, which frees the record."""
+        held = self._offline.holder(record, fence)
+        if held is None and (fence < FIRST_SHARED_FENCE or not self._link.is_up):
+            return False
+        return self._background.start(self._kept.complete(record, fence, held, kept))
+
+    def release(self, record: bytes, fence: int) -> Later[None]:
+        """Gives up the claim without an answer, so that the next caller runs the request."""
+        held = self._offline.holder(record, fence)
+        self._offline.drop(record, held)
+        if not self._link.is_up or (held is None and fence < FIRST_SHARED_FENCE):
+            return None
+        return self._background.start(self._released(record, fence, held.nonce if held is not None else b""))
+
+    def sweeps(self) -> Iterator[Callable[[], Any]]:
+        """Yields one sweep per tenant; each may raise StoreGone."""
+        for tenant in self._tenants.all():
+            yield partial(self._sweep, tenant)
+
+    async def discover(self) -> None:
+        """Finds some of the tenants that other replicas serve, whose records are swept as well. Raises StoreGone."""
+        await self._tenants.discover()
+
+    def came_back(self) -> None:
+        """Prepares for a store that may have lost its data while it was out of reach."""
+        self._tenants.lost()
+
+    async def catch_up(self) -> None:
+        """Sends some of the owed answers to the store, oldest first."""
+        await self._kept.catch_up()
+
+    def tick(self) -> None:
+        """Sweeps the claims and answers in this process's memory."""
+        self._offline.tick(self._wall())
+
+    def stats(self) -> dict[str, int]:
+        """Returns the number of records and their bytes: those that the store last reported, and those owed to it.
+
+        `early` counts the answers that this replica evicted before their time.
+        """
+        offline, early = self._offline, self._early.count
+        entries, taken = len(offline.owed), offline.owed_bytes
+        if not self._link.is_up:
+            return {"entries": len(offline.held) + entries, "bytes": taken, "early": early}
+        return {"entries": self._tenants.entries + entries, "bytes": self._tenants.bytes + taken, "early": early}
+
+    async def _sweep(self, tenant: TenantRecords) -> None:
+        """Drops some of a tenant's expired records and some above its bound. Raises StoreGone."""
+        lost = await tenant.lru.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
+        self._tenants.told(tenant, tenant.lru.entries, tenant.lru.bytes)
+        if lost:
+            self._early.note(lost)
+
+    def _keys(self, record: bytes) -> tuple[bytes, ...]:
+        return self._tenants.records_of(record).keys(record)
+
+    def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
+        return self._link.run(
+            CLAIM, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, lease_s, ABANDONED_S, FENCES_S)
+        )
+
+    def _claimed(
+        self,
+        future: asyncio.Future[Claim],
+        record: bytes,
+        fingerprint: bytes,
+        nonce: bytes,
+        lease_s: float,
+        by: float,
+        asked: asyncio.Future[Any],
+    ) -> None:
+        """Resolves a claim by the store's reply, or in this process where there is none."""
+        until = self._wall() + lease_s
+        try:
+            reply = asked.result()
+        except (StoreGone, asyncio.CancelledError):
+            self._fall_back(future, record, HeldRecord(fingerprint, 0, nonce, until))
+            return
+        if reply[0] == b"done" and is_head(reply[2]):
+            self._background.start(self._read_long(future, record, HeldRecord(fingerprint, 0, nonce, until), by, reply))
+            return
+        claim = self._claim_of(reply)
+        if claim.fence and future.done():  # the caller has left, so the record has to be free again
+            self._background.start(self._released(record, claim.fence, nonce))
+            return
+        if claim.fence:
+            self._offline.held[record] = HeldRecord(fingerprint, claim.fence, nonce, until)
+        _resolve(future, claim)
+
+    def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord) -> None:
+        """Resolves the claim without the store, which recognises its nonce if the command has reached it."""
+        if not future.done():
+            known = self._offline.look(record, claimed.asked, self._wall(), is_alone=True)
+            future.set_result(known or self._offline.take(record, claimed.asked, claimed.nonce, claimed.until))
+
+    async def _read_long(
+        self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord, by: float, reply: Sequence[bytes]
+    ) -> None:
+        """Reads a long answer; if it does not arrive in time the call runs again, as without the store.
+
+        It is worth the longer wait, because the answer exists and was paid for.
+        """
+        try:
+            value = await self._kept.read(record, reply[2], by + LONG_READ_S)
+        except StoreGone:
+            self._fall_back(future, record, claimed)
+            return
+        _resolve(future, self._claim_of((*reply[:2], value or b"")))
+
+    def _claim_of(self, reply: Sequence[bytes]) -> Claim:
+        match reply[0]:
+            case b"claimed":
+                return Claim("claimed", fence=int(reply[1]))
+            case b"running":
+                return Claim("running", lease_left_s=float(reply[1]))
+            case b"done":
+                kept = unframed(reply[2])
+                if kept is None:  # it is unreadable: the caller runs the request, and keeps no answer (no fence)
+                    return Claim("claimed")
+                return Claim("done", kept=moved(kept, self._wall() + float(reply[1]) - kept.fresh_until))
+        return Claim("mismatch")
+
+    async def _renewed(self, record: bytes, fence: int, held: HeldRecord | None, lease_s: float) -> bool:
+        asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        try:
+            is_ours = await self._link.run(
+                RENEW, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, fence, lease_s, ABANDONED_S)
+            )
+        except StoreGone:
+            return held is not None
+        if not is_ours:
+            self._offline.drop(record, held)
+        return bool(is_ours)
+
+    async def _released(self, record: bytes, fence: int, nonce: bytes) -> None:
+        try:
+            entries, taken = await self._link.run(RELEASE, self._keys(record), (record[:ID_BYTES], nonce, fence))
+        except StoreGone:
+            return  # its lease ends by itself
+        self._tenants.told(self._tenants.records_of(record), entries, taken)
+
+
+def _resolve(future: asyncio.Future[Claim], claim: Claim) -> None:
+    if not future.done():
+        future.set_result(claim)

@@ -1,0 +1,532 @@
+"""What replicas tell each other of targets and accounts, and what is done here with what others tell.
+
+    pause, quota      a provider's word, or ours where it gave none: everybody keeps away for as long; the latest end wins
+    limit             what an answer has told of the provider's limits
+    breaker           it opened or closed by itself: a replica with its own recent evidence ignores it, the others adopt it
+    hand              opened, drained, closed or undone by a person: that holds for all; `hand_news.py`
+
+Nothing of a caller's own credential is told: its gates have names that no other process knows. What concerns a gate that is
+not there yet is remembered until it is, or is over. Invariants: what was heard is never told again; a pause is only ever
+made longer by news; all that is kept here is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf, isfinite
+from operator import itemgetter
+from secrets import token_hex
+from typing import Literal, NamedTuple
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.outcomes import Hand
+from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.clock import Clock
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.target_health.target_health import Account, FleetView
+from gateway.core.limits.headers import Learned
+from gateway.core.limits.target_limits.gate import BURST, Gate
+from gateway.core.ports import News, NewsItem
+from gateway.fleet.leases.probe_turns import ProbeTurns
+
+# What news of breakers, hands and limits says in detail, as bytes and back.
+#
+# It must not know what is done about it. Invariant: what cannot be read (another release's, garbage) is None or empty, and no
+# number that comes out is negative, infinite or not a number.
+
+
+MOST_REASON = 240
+_MOST_EJECTIONS, _PERCENT = 255, 100
+_HEAD = 3
+_OPEN, _CLOSED, _REFUSED = 0x4F, 0x43, 0x52
+_HANDS: Mapping[str, Hand] = {"open": "open", "closed": "closed", "drained": "drained", "undone": None}
+Amount = tuple[float, float]
+"""An amount, and the seconds over which it is counted."""
+
+
+class BreakerMove(NamedTuple):
+    """The move of a breaker that nobody set by hand."""
+
+    is_open: bool
+    """True if it is open now, False if it is closed."""
+    ejections: int
+    reason: str
+    is_refused: bool = False
+    """Of an account: the provider does not take its credential."""
+    rate: float = 1.0
+    """The share of failures that was seen, 0 to 1."""
+
+
+def write_move(move: BreakerMove) -> bytes:
+    """One letter, two numbers, the reason."""
+    letter = _CLOSED if not move.is_open else _REFUSED if move.is_refused else _OPEN
+    reason = move.reason.encode()[:MOST_REASON]
+    return bytes((letter, min(move.ejections, _MOST_EJECTIONS), round(move.rate * _PERCENT))) + reason
+
+
+def read_move(detail: bytes) -> BreakerMove | None:
+    """Reads what `write_move` has written."""
+    if len(detail) < _HEAD or detail[0] not in (_OPEN, _CLOSED, _REFUSED):
+        return None
+    letter, ejections, percent = detail[:_HEAD]
+    reason = detail[_HEAD : _HEAD + MOST_REASON].decode(errors="replace")
+    return BreakerMove(letter != _CLOSED, ejections, reason, letter == _REFUSED, min(1.0, percent / _PERCENT))
+
+
+def write_hand(to: Hand, token: str) -> bytes:
+    """`token` tells one act from another of the same kind."""
+    return f"{to or 'undone'} {token}".encode()
+
+
+def read_hand(detail: bytes) -> tuple[Hand, str] | None:
+    """Returns the act and its token."""
+    act, _, token = detail.decode(errors="replace").partition(" ")
+    return (_HANDS[act], token) if act in _HANDS and token else None
+
+
+def write_limits(limits: Mapping[str, Amount]) -> bytes:
+    """`name=amount/seconds`, with a `;` between two."""
+    return ";".join(f"{name}={amount!r}/{period_s!r}" for name, (amount, period_s) in limits.items()).encode()
+
+
+def read_limits(detail: bytes) -> dict[str, Amount]:
+    """Returns the limits that can be read."""
+    limits = {}
+    for part in detail.decode(errors="replace").split(";"):
+        name, _, told = part.partition("=")
+        amount, _, period = told.partition("/")
+        try:
+            pair = float(amount), float(period)
+        except ValueError:
+            continue
+        if all(isfinite(number) and number > 0 for number in pair):
+            limits[name] = pair
+    return limits
+
+
+# What a replica has told and heard of targets, as far as it has to be known later; all of it is bounded.
+#
+# It must not know gates, breakers or how replicas talk. Invariants: an end is only ever made later; what is kept for gates that
+# are not there yet goes when it is over.
+
+
+CHANGED = 0.01
+"""A limit that differs by less than this share is the same."""
+MOST_KEPT = 4096
+"""The most ends, limits, hands and items of unknown gates that are kept, each."""
+
+About = tuple[str, str]
+"""A kind of news, and the name it is about."""
+
+
+@dataclass(slots=True)
+class KnownLimits:
+    """Keeps what is known of targets' limits, by name, and when it was told or heard last."""
+
+    limits: dict[str, Amount] = field(default_factory=dict)
+    at: float = -inf
+
+    def changes(self, name: str, amount: Amount) -> bool:
+        """Notes the limit; returns whether it differs from what was known of it."""
+        before = self.limits.get(name)
+        if before is not None and before[1] == amount[1] and abs(before[0] - amount[0]) <= CHANGED * before[0]:
+            return False
+        self.limits[name] = amount
+        return True
+
+
+class KnownEnds:
+    """Keeps the ends of pauses and quotas, as told or heard; of breakers, until when peers keep away (monotonic)."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self) -> None:
+        self.ends: dict[About, float] = {}
+
+    def get(self, about: About) -> float:
+        """Returns the latest end that is known; -inf: none."""
+        return self.ends.get(about, -inf)
+
+    def note(self, about: About, ends_at: float, now: float) -> None:
+        """Notes an end; an earlier one than is known changes nothing."""
+        if len(self.ends) >= MOST_KEPT:  # half of the room is made at once: seldom, then
+            lasting = sorted((one for one in self.ends.items() if one[1] > now), key=itemgetter(1))
+            self.ends = dict(lasting[-MOST_KEPT // 2 :])
+        self.ends[about] = max(ends_at, self.ends.get(about, -inf))
+
+    def forget(self, *kinds: str, name: str) -> None:
+        """Drops these kinds of ends for the name, which are over."""
+        for kind in kinds:
+            self.ends.pop((kind, name), None)
+
+
+class _Unmet(NamedTuple):
+    """News of a gate that is not there yet."""
+
+    ends_at: float
+    order: int
+    item: NewsItem
+
+
+class UnmetNews:
+    """News of gates that are not there yet, kept until they are, or until it is over."""
+
+    __slots__ = ("_orders", "items")
+
+    def __init__(self) -> None:
+        self.items: dict[About, _Unmet] = {}
+        self._orders = count()
+
+    def keep(self, item: NewsItem, now: float) -> None:
+        """Keeps the item in place of an older one of its kind; one that is over drops that."""
+        about = item.kind, item.name
+        if not item.left_s:
+            self.items.pop(about, None)
+            return
+        if len(self.items) >= MOST_KEPT:
+            self.items = {one: kept for one, kept in self.items.items() if kept.ends_at > now}
+        if len(self.items) < MOST_KEPT:
+            self.items[about] = _Unmet(now + item.left_s, next(self._orders), item)
+
+    def take(self, name: str, now: float) -> list[NewsItem]:
+        """Takes out what was kept for the name and returns what of it is not over, in the order in which it came."""
+        if not self.items:
+            return []
+        kept = [self.items.pop((kind, name), None) for kind in ("limit", "pause", "quota", "breaker", "hand")]
+        present = sorted((one for one in kept if one is not None), key=itemgetter(1))
+        return [one.item._replace(left_s=one.ends_at - now) for one in present if one.ends_at > now]
+
+
+# What persons have done by hand to targets and accounts, here and at other replicas: it holds for all of them.
+#
+# The last act counts. What still holds is told again, so that a store which has lost it still tells newcomers. It must not know
+# how an act is carried out. Invariants: an act that was heard is told again only to keep it; all that is kept is bounded.
+
+
+HAND_S = 7 * 86_400.0
+"""Seconds for which an act by hand is kept for replicas that start later; it is told anew after half of them."""
+REMIND_S = 10.0
+"""Seconds until what holds by hand is told again; a store that has kept it passes that on to nobody."""
+SLACK_S = 1.0
+"""Seconds by which the time of an act may be wrong."""
+HELD = ("open", "drained")
+"""The acts that hold until a person undoes them."""
+ENDS = ("pause", "quota", "breaker")
+"""The kinds of news that are over when a target is closed by hand."""
+
+
+class _Act(NamedTuple):
+    """The last act by hand, and its time."""
+
+    to: Hand
+    token: str
+    at: float
+
+
+class HandNews:
+    """The acts of persons, told and heard; in the loop's thread."""
+
+    __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_health", "_news", "acts")
+
+    def __init__(self, clock: Clock, news: News, admission: Admission, ends: KnownEnds) -> None:
+        """`ends` is what is known of pauses, quotas and breakers: closing by hand ends them."""
+        self._clock = clock
+        self._news = news
+        self._gates = admission.gates
+        self._health = admission.health
+        self._ends = ends
+        self._has_reminder = False
+        self._began_at = clock.monotonic()
+        self.acts: dict[str, _Act] = {}
+        """The last act, by the name that was acted on."""
+
+    def forced(self, name: str, to: Hand) -> None:
+        """Tells the other replicas what a person has done here."""
+        if self._gates.names.is_callers(name):
+            return
+        act = _Act(to, token_hex(4), self._clock.monotonic())
+        self._note_act(name, act)
+        self._tell_act(name, act, HAND_S)
+        if to == "closed":
+            gates = {
+                line.gate.name for line in self.lines_named(name) if not self._gates.names.is_callers(line.gate.name)
+            }
+            for one in gates | ({name} & self._gates.accounts.keys()):
+                self._tell_over(one)
+
+    def _note_act(self, name: str, act: _Act) -> None:
+        self.acts.pop(name, None)
+        if len(self.acts) >= MOST_KEPT:
+            del self.acts[next(iter(self.acts))]
+        self.acts[name] = act
+        if act.to in HELD and not self._has_reminder:
+            self._has_reminder = True
+            self._clock.call_at(self._clock.monotonic() + REMIND_S, self._remind)
+
+    def _tell_act(self, name: str, act: _Act, left_s: float) -> None:
+        self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
+
+    def _remind(self) -> None:
+        """Tells the store again what holds by hand, in case it has lost it; one that has kept it passes nothing on."""
+        now = self._clock.monotonic()
+        held = [(name, act) for name, act in self.acts.items() if act.to in HELD and self._is_held(name)]
+        for name, act in held:
+            if now - act.at > HAND_S / 2:
+                self.acts[name] = act = act._replace(at=now)
+            self._tell_act(name, act, act.at + HAND_S - now - (SLACK_S if act.at < now else 0.0))
+        self._has_reminder = bool(held)
+        if held:
+            self._clock.call_at(now + REMIND_S, self._remind)
+
+    def _is_held(self, name: str) -> bool:
+        return any(breaker.is_by_hand for breaker in self._breakers_named(name))
+
+    def _tell_over(self, name: str) -> None:
+        """Withdraws news that would keep replicas that start later away."""
+        self._ends.forget(*ENDS, name=name)
+        self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
+        self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
+        self._news.tell(NewsItem("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True)
+
+    def hear(self, item: NewsItem) -> bool:
+        """Does what a person has done at another replica; returns False for a name that is not known here."""
+        read = read_hand(item.detail)
+        if read is None:
+            return True
+        act = _Act(*read, self._clock.monotonic() - max(0.0, HAND_S - item.left_s))
+        known = self.acts.get(item.name)
+        if known is not None and known.token == act.token:
+            self.acts[item.name] = known._replace(at=max(known.at, act.at))
+            return True
+        if known is not None and act.at < known.at - SLACK_S:
+            return True  # something else was done since
+        if not self.lines_named(item.name) and item.name not in self._gates.accounts:
+            return False
+        self._note_act(item.name, act)
+        if act.to != "closed":
+            self._health.told_force(item.name, act.to)
+        elif act.at < self._began_at - SLACK_S:
+            self._unhand(item.name)
+        elif self._is_amiss(item.name):
+            for line in self.lines_named(item.name):
+                self._ends.forget(*ENDS, name=line.gate.name)
+            self._health.told_force(item.name, act.to)
+        return True
+
+    def _unhand(self, name: str) -> None:
+        """Undoes older acts on a name that was closed before this process began; what has come since is left as it is."""
+        for breaker in self._breakers_named(name):
+            if breaker.is_by_hand:
+                breaker.force("closed", self._clock.monotonic())
+
+    def _is_amiss(self, name: str) -> bool:
+        """Returns whether closing by hand would change anything: an act that is kept is heard at each start, too."""
+        now = self._clock.monotonic()
+        return any(not line.gate.health.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
+
+    def lines_named(self, name: str) -> list[WaitingLine]:
+        """Returns the lines of the gates that an operator means by the name of a gate, a target or an account."""
+        lines = self._gates.meant(name)
+        account = self._gates.accounts.get(name)
+        return lines or ([] if account is None else self._gates.of_account(account))
+
+    def _breakers_named(self, name: str) -> list[Breaker]:
+        """Returns the breakers that an operator sets by the name."""
+        if name in self._gates.accounts and name not in self._gates.lines:
+            return [self._gates.accounts[name].breaker]
+        lines = self.lines_named(name)
+        return [line.gate.health.breaker for line in lines if not self._gates.names.is_callers(line.gate.name)]
+
+
+LIMIT_S = 3600.0
+"""Seconds for which a learned limit is kept for replicas that start later; it is told again after half of them."""
+LIMIT_GRAIN_S = 1.0
+"""Seconds between two reports of a gate's limits, however often they change."""
+FIRST_GO = 0.9
+"""The part of an ejection that peers are told of: they may try before the replica whose calls have failed."""
+GRAIN_S, GRAIN = 0.05, 0.01
+"""An end that is later by less than this, or by less than this share of what is left, is no news."""
+LEAST_LONGER = 0.5
+"""A breaker that opens again before the time that was told is over is news if it is for longer by this share."""
+_MINUTE_S = 60.0
+Handler = Callable[[bytes], None]
+
+
+class FleetNews:
+    """Carries news between the gates and breakers of this process and the fleet; used in the loop's thread."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        news: News,
+        admission: Admission,
+        draw: Callable[[], float],
+        on_vector: Handler | None = None,
+        on_purge: Handler | None = None,
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); the handlers get the details of news that is about other things."""
+        self._clock = clock
+        self._news = news
+        self._gates = admission.gates
+        self._health = admission.health
+        self._queue = admission.queue
+        self._turns = ProbeTurns(clock, news, self._gates, self._health, self._queue, draw)
+        self._handlers = {"vector": on_vector, "purge": on_purge}
+        self._ends = KnownEnds()
+        self._limits: dict[str, KnownLimits] = {}
+        self._hands = HandNews(clock, news, admission, self._ends)
+        self._unmet = UnmetNews()
+        self._gates.on_open = self._meet
+        self._health.on_change = self._breaker_changed
+        self._health.on_force = self._hands.forced
+        for line in self._gates.lines.values():
+            self._meet(line)
+        news.listen(self.hear)
+
+    # What is told.
+
+    def paused(self, name: str, left_s: float, now: float) -> None:
+        """As of `GateNews`."""
+        self._tell_end("pause", name, left_s, now)
+
+    def exhausted(self, name: str, left_s: float, now: float) -> None:
+        """As of `GateNews`."""
+        self._tell_end("quota", name, left_s, now)
+
+    def learned(self, name: str, learned: Learned, now: float) -> None:
+        """As of `GateNews`."""
+        known = self._known(name)
+        if now < known.at + LIMIT_GRAIN_S:
+            return  # what still differs then is told with a later answer
+        is_new = now >= known.at + LIMIT_S / 2
+        for limit, reading in learned.by_limit():
+            if reading.limit is not None and known.changes(limit, (reading.limit, reading.period_s)):
+                is_new = True
+        if is_new and known.limits:
+            known.at = now
+            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
+
+    def burst(self, name: str, burst: float, now: float) -> None:
+        """As of `GateNews`."""
+        known = self._known(name)
+        if known.changes(BURST, (burst, _MINUTE_S)):
+            known.at = now
+            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
+
+    def _tell_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
+        told = self._ends.get((kind, name))
+        if now + left_s > told + max(GRAIN_S, GRAIN * left_s):
+            self._ends.note((kind, name), now + left_s, now)
+            self._news.tell(NewsItem(kind, name, left_s), lasts=True)
+
+    def _breaker_changed(self, name: str, state: str, reason: str) -> None:
+        breaker = self._breaker(name)
+        if breaker is None:
+            return
+        self._turns.state_changed(breaker)
+        if not breaker.is_news or self._gates.names.is_callers(name):
+            return
+        now, account, is_open = self._clock.monotonic(), self._gates.accounts.get(name), state == "open"
+        left_s = (breaker.probe_at - now) * FIRST_GO if is_open else 0.0
+        if not is_open:
+            self._ends.forget("breaker", name=name)
+        elif now + left_s <= self._ends.get(("breaker", name)) + LEAST_LONGER * left_s:
+            return  # it was tried again in between, in vain, and all keep away already
+        else:
+            self._ends.note(("breaker", name), now + left_s, now)
+        is_refused = account is not None and account.is_refused
+        move = BreakerMove(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
+        self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
+
+    # What is heard.
+
+    def hear(self, item: NewsItem) -> None:
+        """Acts on what another replica has told."""
+        if not 0.0 <= item.left_s < inf:
+            return
+        handler = self._handlers.get(item.kind)
+        if handler is not None:
+            handler(item.detail)
+        elif item.kind == "breaker":
+            self._hear_move(item)
+        elif item.kind == "hand":
+            if not self._hands.hear(item):
+                self._unmet.keep(item, self._clock.monotonic())
+        elif item.kind in ("pause", "quota", "limit"):
+            self._hear_of_gate(item)
+
+    def _hear_of_gate(self, item: NewsItem) -> None:
+        line = self._gates.lines.get(item.name)
+        if line is None:
+            self._unmet.keep(item, self._clock.monotonic())
+            return
+        now, gate = self._clock.monotonic(), line.gate
+        if item.kind == "limit":
+            self._hear_limits(gate, item, now)
+        elif item.left_s:
+            self._ends.note((item.kind, item.name), now + item.left_s, now)
+            if item.kind == "pause":
+                gate.peer_paused(item.left_s, now)
+            else:
+                gate.peer_exhausted(item.left_s, now)
+                self._queue.shut(line)
+
+    def _hear_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
+        known = self._known(gate.name)
+        known.at = now
+        for name, amount in read_limits(item.detail).items():
+            if known.changes(name, amount):
+                gate.peer_learned(name, *amount, now)
+
+    def _hear_move(self, item: NewsItem) -> None:
+        move, breaker = read_move(item.detail), self._breaker(item.name)
+        if breaker is None or move is None:
+            self._unmet.keep(item, self._clock.monotonic())
+            return
+        now, account = self._clock.monotonic(), self._gates.accounts.get(item.name)
+        if not move.is_open:
+            self._ends.forget("breaker", name=item.name)
+            if account is not None and not breaker.is_by_hand:
+                account.is_refused = False
+            FleetView(breaker).peer_closed(move.reason, now)
+        elif item.left_s:
+            if FleetView(breaker).peer_opened(now + item.left_s, move.ejections, move.reason, now, move.rate):
+                for line in self._health.lines_of(item.name):
+                    self._queue.shut(line)  # whoever has waited for the probe would wait for the next
+            if account is not None and breaker.state == "open":
+                account.is_refused = account.is_refused or move.is_refused
+
+    # Gates that come.
+
+    def _meet(self, line: WaitingLine) -> None:
+        gate = line.gate
+        if self._gates.names.is_callers(gate.name):
+            return
+        account = gate.health.account
+        gate.news = self
+        gate.health.breaker.ask_leave = self._turns.ask
+        self._recall(gate.name)
+        if self._is_shared(account) and account.breaker.ask_leave is None:
+            account.breaker.ask_leave = self._turns.ask
+            self._recall(account.name)
+
+    def _recall(self, name: str) -> None:
+        for item in self._unmet.take(name, self._clock.monotonic()):
+            self.hear(item)
+
+    def _known(self, name: str) -> KnownLimits:
+        if len(self._limits) >= MOST_KEPT:
+            self._limits = {one: known for one, known in self._limits.items() if one in self._gates.lines}
+        return self._limits.setdefault(name, KnownLimits())
+
+    def _breaker(self, name: str) -> Breaker | None:
+        line, account = self._gates.lines.get(name), self._gates.accounts.get(name)
+        if line is not None:
+            return line.gate.health.breaker
+        return None if account is None else account.breaker
+
+    def _is_shared(self, account: Account) -> bool:
+        """Returns whether the account is one of the config's; one that a caller brings concerns no other replica."""
+        return self._gates.accounts.get(account.name) is account

@@ -1,1 +1,0 @@
-"""The process that the gateway runs in: its memory, its interpreter."""

@@ -1,0 +1,450 @@
+"""A chunk of a batch: its lines go through the pipeline, as many at a time as their limits can start soon.
+
+    open -> feed -> (a line: serve, wait, serve again) -> commit -> … -> write the chunk's blobs -> complete
+
+Who says how many is the delay queue itself: lines are fed while only a few of them are held there. A line's result is committed
+as soon as there is one, together with others that came meanwhile. Invariants: a line has at most one call at a time; whatever
+was paid for is committed, unless the process dies or the claim is lost; a chunk ends completed or given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from gateway.core.clock import Clock
+from gateway.products.batches.chunk.chunk_input import FAR_S, ChunkInput, InputLine, LeftLines, LineCalls, MissingInputs
+from gateway.products.batches.finish import write_chunk
+from gateway.products.batches.guards import (
+    Brake,
+    Brakes,
+    SuspectLines,
+    Tolerance,
+    deadly_letter,
+    failed_letter,
+    given_up,
+)
+from gateway.products.batches.input import lines_of, read_line
+from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
+from gateway.products.jobs.calls.ports import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
+from gateway.products.jobs.dead_letters.rules import DeadLetter
+from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.rules import DeadLines, JobRules
+from gateway.products.jobs.store import Blobs, JobStore
+from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
+
+# The results of a chunk's lines on their way into the store: many at a time, and in step with those of other chunks.
+#
+#     add -> start -> (wait for the next beat) -> write -> kept
+#
+# What a commit costs hardly depends on how many results it has, and the store makes one transaction of what comes together: so
+# all chunks of a process commit on the same beat. A chunk with nothing else to do does not wait for it.
+
+
+BEAT_S = 0.025
+"""A line's result waits in memory so long at most, unless the store is busy: a crash has it paid for once more."""
+LAST_COMMIT_S = 2.0
+"""The longest wait of a process that ends for a commit under way."""
+
+
+class LineCommits:
+    """Commits the results of one claimed chunk, one commit at a time."""
+
+    def __init__(self, store: JobStore, running: RunningWork, clock: Clock, news: asyncio.Event) -> None:
+        """`news` is set whenever a commit has ended."""
+        self._store = store
+        self._running = running
+        self._clock = clock
+        self._news = news
+        self._results: list[LineResult] = []
+        self._dead: list[DeadLetter] = []
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._defect: Exception | None = None
+        self._tolerance = Tolerance(store, running)
+        self.kept = 0
+        """The lines whose results the store has."""
+
+    def __len__(self) -> int:
+        """Returns how many results wait for a commit."""
+        return len(self._results)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tells whether nothing waits, no commit is under way, and none has failed."""
+        return not self._results and self._task is None and self._defect is None
+
+    def add(self, result: LineResult) -> None:
+        """Takes the result of a line."""
+        self._results.append(result)
+
+    def add_letter(self, letter: DeadLetter) -> None:
+        """Takes a dead letter about a line whose result is added before anything else happens."""
+        self._dead.append(letter)
+
+    def start(self, *, at_once: bool) -> None:
+        """Commits what has come on the next beat, with what comes until then; `at_once`: now.
+
+        Raises what a commit has failed with, other than for want of a store: its lines have no results, and not at once
+        another chance.
+        """
+        if self._defect is not None:
+            raise self._defect
+        if self._results and self._task is None:
+            self._hurry.clear()
+            self._task = asyncio.create_task(self._commit())
+        if at_once:
+            self._hurry.set()
+
+    async def break_off(self) -> None:
+        """Commits what has come, once; what cannot be is lost, and its lines run again. Raises JobsUnavailable."""
+        self._hurry.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=LAST_COMMIT_S)
+        if self._running.is_ours and self._results:
+            await self._store.commit(self._running.work, self._results, self._dead)
+
+    async def aclose(self) -> None:
+        """Ends a commit under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _commit(self) -> None:
+        try:
+            await self._beat()
+            results, dead = self._results, self._dead
+            self._results, self._dead = [], []
+            store, work = self._store, self._running.work
+            if await self._running.write(lambda: store.commit(work, results, dead)):
+                self.kept += len(results)
+                if self._running.meter is not None:
+                    self._running.meter.lines(results)
+                await self._tolerance.heed(results)
+        except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
+            self._defect = defect
+        finally:
+            self._task = None
+            self._news.set()
+
+    async def _beat(self) -> None:
+        """Returns at the next multiple of the beat, or as soon as there is hurry."""
+        if not self._hurry.is_set():
+            now = self._clock.monotonic()
+            timer = self._clock.call_at(now + BEAT_S - now % BEAT_S, self._hurry.set)
+            try:
+                await self._hurry.wait()
+            finally:
+                timer.cancel()
+
+
+LOOK_S, IDLE_LOOK_S = 0.02, 1.0
+"""So often it is looked whether held lines have been let through, and where none is held; what ends makes itself heard."""
+HELD_PART = 8
+"""One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
+log = logging.getLogger("gateway.jobs")
+
+
+class ChunkRunner:
+    """Runs chunks of batches."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        blobs: Blobs,
+        server: CallServer,
+        clock: Clock,
+        rules_of: Callable[[Job], JobRules],
+        draw: Callable[[], float],
+        may_begin: Callable[[], bool] = lambda: True,
+        dead_lines: Callable[[], DeadLines] = lambda: "poison",
+    ) -> None:
+        """`rules_of` gives the rules in force for a job, `draw` uniform numbers from [0, 1).
+
+        `may_begin` says whether the process has room for more work, `dead_lines` which lines become dead letters.
+        """
+        self.dead_lines, self.rules_of = dead_lines, rules_of
+        self.store, self.blobs = store, blobs
+        self.server, self.clock = server, clock
+        self.draw = draw
+        self.brakes = Brakes()
+        self.may_begin = may_begin
+        self.turn = asyncio.Lock()
+        """Held by the one line that runs here and may have killed processes before this one."""
+        self.chunks = 0
+        """The chunks that run here now: they share the window."""
+        self.attempts: dict[tuple[str, int], int] = {}
+        """The failed attempts of lines that will be tried again."""
+        self.missing = MissingInputs()
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        self.brakes.forget(job_id)
+        self.missing.forget(job_id)
+        for line in [line for line in self.attempts if line[0] == job_id]:
+            del self.attempts[line]
+
+    async def run(self, running: RunningWork) -> None:
+        """Runs a chunk to its end, or as far as it may go now."""
+        self.chunks += 1
+        chunk = _Chunk(self, running)
+        try:
+            await chunk.run()
+        except asyncio.CancelledError:
+            await asyncio.shield(chunk.break_off())
+            raise
+        finally:
+            self.chunks -= 1
+            await chunk.aclose()
+
+
+class _Chunk:
+    """One chunk while it runs."""
+
+    def __init__(self, runner: ChunkRunner, running: RunningWork) -> None:
+        self._runner = runner
+        self._running = running
+        self._job = running.work.job
+        self._rules = runner.rules_of(self._job)
+        self._brake: Brake = runner.brakes.of(self._job)
+        self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._calls = LineCalls(runner.server.is_holding)
+        self._waiting = 0
+        """Lines that were refused for want of room, and wait to ask again."""
+        self._left = LeftLines(runner.clock)
+        self._news = asyncio.Event()
+        self._commits = LineCommits(runner.store, running, runner.clock, self._news)
+        self._suspects = SuspectLines(runner.store, running, runner.turn)
+        self._defect: BaseException | None = None
+        self._is_unreadable = False  # nothing more begins; what runs has been paid for, and ends
+
+    async def run(self) -> None:
+        """Feeds and commits until nothing is left to be done here, and ends the claim."""
+        runner, running = self._runner, self._running
+        committed = {result.line for result in await runner.store.results(running.work)}
+        self._commits.kept = len(committed)
+        try:
+            await self._input.open(committed)
+        except FileNotFoundError as gone:
+            self._cannot_read(gone)
+        self._suspects.open(committed)
+        self._slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
+        stops_at: float | None = None
+        while running.is_ours:
+            self._news.clear()
+            if not running.stopping.is_set() and not self._is_over() and not self._is_unreadable:
+                await self._feed()
+            elif running.stopping.is_set():
+                self._stop_held()
+                if running.ends_as is not None and stops_at is None:
+                    stops_at = runner.clock.monotonic() + self._rules.batches.cancel_grace_s
+            if stops_at is not None and runner.clock.monotonic() >= stops_at:
+                await self._stop_lines()
+            self._commits.start(at_once=not self._tasks)
+            await runner.brakes.note(runner.store, running)
+            if not self._tasks and self._commits.is_idle:
+                break
+            await self._next_news()
+            if self._defect is not None:
+                raise self._defect
+        if running.is_ours:
+            await self._end()
+
+    async def break_off(self) -> None:
+        """Ends at once: what has come is committed, and the rest given back, where the claim is still this worker's."""
+        await self._stop_lines()
+        with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+            await self._commits.break_off()
+            if self._running.is_ours and self._suspects.is_on:
+                await self._suspects.clear()
+            if self._running.is_ours:
+                await self._runner.store.give_back(self._running.work, run_at=None, is_attempt=False)
+
+    async def aclose(self) -> None:
+        """Ends what still runs; results that were not committed are lost, and their lines run again."""
+        await self._stop_lines()
+        await self._commits.aclose()
+
+    # --- lines in ---
+
+    async def _feed(self) -> None:
+        """Starts lines while few of them are held, at most as many as this chunk's part of the window."""
+        while (room := self._room()) > 0 and self._input.has_any(away := self._left.models()):
+            try:
+                lines = await self._input.next_lines(room, away)
+                self._runner.missing.was_read(self._running.work)
+            except (JobsUnavailable, FileNotFoundError) as trouble:
+                self._cannot_read(trouble)
+                return
+            if self._suspects.is_on:
+                lines = await self._without_suspects(lines)
+            for line in lines:
+                self._tasks[line.number] = asyncio.create_task(self._run_line(line))
+            await asyncio.sleep(0)  # now those without room are held, and seen to be
+        if self._suspects and not self._tasks and self._running.is_ours and self._room() > 0:
+            line = self._suspects.take()
+            self._tasks[line.number] = asyncio.create_task(self._run_alone(line))
+
+    def _cannot_read(self, trouble: Exception) -> None:
+        """Has the chunk tried again later; what is gone for minutes is given up, with the lines that are left."""
+        if self._runner.missing.is_gone_for_good(self._running.work, trouble):
+            for result in self._input.give_up():
+                self._commits.add(result)
+            return
+        log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
+        self._is_unreadable = True
+        self._left.leave_all_until(LAST_RETRY_S)
+
+    def _room(self) -> int:
+        if self._brake.is_on or not self._runner.may_begin():
+            return int(self._brake.is_on and not self._tasks and not self._left.number)
+        window = self._suspects.window(self._rules.batches.window)
+        window = max(1, min(window // max(1, self._runner.chunks), self._rules.batches.most_at_once or window))
+        uncommitted = len(self._tasks) + len(self._commits)
+        return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - self._calls.held())
+
+    async def _without_suspects(self, lines: list[InputLine]) -> list[InputLine]:
+        """Returns the lines that may run beside others, once it is noted that they do; gives up those that kill."""
+        lines, deadly = self._suspects.sort_out(lines)
+        for line in deadly:
+            if self._runner.dead_lines() != "never":
+                crashes = self._suspects.crashes_of(line.number)
+                self._commits.add_letter(deadly_letter(self._job, line, crashes, self._runner.clock.wall()))
+            self._commits.add(given_up(self._job, line))
+        is_ours = not lines or await self._suspects.note([*self._tasks, *(line.number for line in lines)])
+        return lines if is_ours else []
+
+    def _is_over(self) -> bool:
+        """Tells whether the chunk has had its time, and others want theirs."""
+        if self._runner.clock.monotonic() < self._slice_ends_at:
+            return False
+        return any(of.number for (_, _, state), of in self._runner.store.depth().items() if state == "ready")
+
+    async def _next_news(self) -> None:
+        clock = self._runner.clock
+        look_s = LOOK_S if self._calls.held() else IDLE_LOOK_S
+        timer = clock.call_at(clock.monotonic() + look_s, self._news.set)
+        await self._news.wait()
+        timer.cancel()
+
+    # --- one line ---
+
+    async def _run_alone(self, line: InputLine) -> None:
+        """Runs a line that may have killed a process, when no other such line runs here."""
+        try:
+            async with self._suspects.turn:
+                if await self._suspects.begin_alone(line.number):
+                    await self._run_line(line)
+        finally:
+            self._tasks.pop(line.number, None)
+            self._news.set()
+
+    async def _run_line(self, line: InputLine) -> None:
+        try:
+            result = await self._served(line)
+            if result is not None:
+                self._commits.add(result)
+        except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
+            self._defect = defect
+        finally:
+            self._tasks.pop(line.number, None)
+            self._calls.end(line.number)
+            self._news.set()
+
+    async def _served(self, line: InputLine) -> LineResult | None:
+        """Returns the line's result; None: it has none yet, and is left for another claim."""
+        job, runner = self._job, self._runner
+        try:
+            custom_id, body, parsed = read_line(line.text)
+        except ValueError:
+            who = LineIdentity(line.number, line_id(job.id, line.number), "")
+            return unanswered_line(who, "input_modified", "The input file is not what it was when it was checked.")
+        who = LineIdentity(line.number, line_id(job.id, line.number), custom_id)
+        while True:
+            calls = self._calls.begin(line.number)
+            probe_s = self._brake.probe_s if self._brake.is_on else 0.0
+            request = request_of(job, self._rules, runner.clock.wall(), who.id, body, parsed)
+            tried = await runner.server.serve(request, calls)
+            outcome, retry_after_s = tried.verdict
+            if outcome is Outcome.PUT_OFF:
+                if (wait_s := retry_after_s or 0.0) > FAR_S:
+                    self._left.put_off(line.model, wait_s)
+                    return None
+                self._waiting += 1
+                try:
+                    await self._running.pause(wait_s)
+                finally:
+                    self._waiting -= 1
+                if self._running.stopping.is_set() or self._is_over():
+                    return None
+                continue
+            self._left.let_through(line.model)
+            if outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
+                return None
+            return self._result(who, tried, probe_s)
+
+    def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
+        """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
+        attempts = self._runner.attempts.pop((self._job.id, line.number), 0) + 1
+        if attempts >= attempts_allowed(self._rules, tried.cost_usd):
+            if self._runner.dead_lines() == "transient" and tried.error is not None:
+                self._commits.add_letter(failed_letter(self._job, line, tried.error, attempts))
+            return False
+        self._runner.attempts[self._job.id, line.number] = attempts
+        wait_s = max(backoff_s(self._rules, attempts, self._runner.draw()), tried.verdict.retry_after_s or 0.0)
+        self._left.leave(wait_s)
+        if tried.error is not None and self._running.meter is not None:
+            self._running.meter.tried_again(tried.error.error_class)
+        return True
+
+    def _result(self, who: LineIdentity, tried: TryResult, probe_s: float) -> LineResult | None:
+        """Returns the line's result; None: it began as a probe of the brake, or met it, and is left for another claim."""
+        error_class = tried.error.error_class if tried.error is not None else ""
+        batches = self._rules.batches
+        self._runner.attempts.pop((self._job.id, who.line), None)
+        if error_class in batches.brake_classes:
+            was_on = self._brake.is_on
+            self._brake.failed(error_class, batches.brake_after, probe_s)
+            if self._brake.is_on and not was_on and self._running.meter is not None:
+                self._running.meter.braked(error_class)
+            if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
+                self._left.leave(self._brake.probe_s)
+                self._left.leave_all_until(self._brake.probe_s)
+                return None
+        else:
+            self._brake.succeeded()
+        answer = tried.answer
+        if answer is None:
+            return unanswered_line(who, error_class or "server_error", "The request was not answered.")
+        return answered_line(who, answer.status, who.id, answer.body, tried.usage, tried.cost_usd)
+
+    def _stop_held(self) -> None:
+        """Stops the lines that have not been sent anywhere; they have cost nothing."""
+        for number in self._calls.held_lines():
+            self._tasks[number].cancel("shutdown")
+
+    async def _stop_lines(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel("shutdown")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the end ---
+
+    async def _end(self) -> None:
+        """Completes the chunk if all its lines have results, else gives it back for later."""
+        runner, running, work = self._runner, self._running, self._running.work
+        is_complete = self._commits.kept == len(lines_of(plan_of(self._job), work.piece))
+        if is_complete:
+            result = await write_chunk(runner.store, runner.blobs, work, runner.clock)
+        if self._suspects.is_on and not await running.write(self._suspects.clear):
+            return
+        if is_complete:
+            await running.write(lambda: runner.store.complete_chunk(work, result))
+        else:
+            is_later = not self._input.has_any(self._left.models()) or self._brake.is_on or self._is_unreadable
+            at = self._left.at if is_later and not running.stopping.is_set() else None
+            await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))

@@ -1,0 +1,241 @@
+"""Lines that may have killed the process: found by running ever fewer of them, and given up once that is certain.
+
+    a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
+
+The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it dies,
+too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is given up
+only if it was the only suspect that ran in three processes that died; in more of them where other lines, too, were met by
+crashes as they ran alone: then it is the process that is killed again and again, whatever it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.products.batches import output as marks
+from gateway.products.batches.chunk.chunk_input import InputLine
+from gateway.products.batches.input import read_custom_id
+from gateway.products.batches.output import ENDPOINT, INPUT, LineIdentity, unanswered_line
+from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, letter_of_line
+from gateway.products.jobs.model import Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork
+from gateway.products.pipelines.rules import BROKEN, MOST_FAILED, RUN_BUDGET_EXCEEDED
+
+# The brake of batches: where line after line fails for what an operator has to mend, the rest is not burnt.
+
+
+FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
+"""Seconds until a braked batch tries one line: the first delay, doubled with each failure up to the second."""
+
+
+@dataclass(slots=True)
+class Brake:
+    """The brake of one batch in this process."""
+
+    in_a_row: int = 0
+    error_class: str = ""
+    """Why it is on; empty: it is off."""
+    noted: str = ""
+    """What the batch's mark says of it."""
+    probe_s: float = FIRST_PROBE_S
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether only single lines are tried."""
+        return bool(self.error_class)
+
+    def succeeded(self) -> None:
+        """Notes a line that did not fail so: everything goes on."""
+        self.in_a_row, self.error_class, self.probe_s = 0, "", FIRST_PROBE_S
+
+    def failed(self, error_class: str, after: int, began_at_s: float = 0.0) -> None:
+        """Notes a line that failed with a class of the brake's; `after` so many in a row it is on.
+
+        `began_at_s` is the `probe_s` under which the line began as a probe: of several only one doubles it, and lines that
+        were under way when the brake went on do not.
+        """
+        if self.is_on and began_at_s == self.probe_s:
+            self.probe_s = min(LAST_PROBE_S, 2 * self.probe_s)
+        self.in_a_row += 1
+        if self.in_a_row >= after:
+            self.error_class = error_class
+
+
+class Brakes:
+    """The brakes of the batches that this process works on."""
+
+    def __init__(self) -> None:
+        self._brakes: dict[str, Brake] = {}
+
+    def of(self, job: Job) -> Brake:
+        """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
+        noted = job.marks.get(marks.BRAKED_BY, "")
+        return self._brakes.setdefault(job.id, Brake(error_class=noted, noted=noted))
+
+    @property
+    def job_ids(self) -> Sequence[str]:
+        """Returns the ids of the batches that have one."""
+        return list(self._brakes)
+
+    async def note(self, store: JobStore, running: RunningWork) -> None:
+        """Has the batch's mark say what its brake does, where that has changed: it is shown by any process."""
+        brake = self.of(running.work.job)
+        if (told := brake.error_class) != brake.noted:
+            brake.noted = told
+            await running.write(lambda: store.note(running.work, {marks.BRAKED_BY: told or None}))
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        self._brakes.pop(job_id, None)
+
+
+# Lines of batches that become dead letters, as `dead_letters.lines` says: of what killed its processes, and of what failed for
+# now as often as it was tried. All others are their caller's, in the error file.
+
+
+WHY = "The gateway died several times while it served this request; it is not tried again."
+
+
+def given_up(job: Job, line: InputLine) -> LineResult:
+    """Returns the result of a line that has killed its processes."""
+    custom_id = ""
+    with suppress(ValueError):
+        custom_id = read_custom_id(line.text)
+    return unanswered_line(LineIdentity(line.number, line_id(job.id, line.number), custom_id), POISON, WHY)
+
+
+def deadly_letter(job: Job, line: InputLine, crashes: int, now: float) -> DeadLetter:
+    """Returns the dead letter of a line that has killed so many processes."""
+    return failed_letter(job, line, JobError(POISON, WHY, now), crashes)
+
+
+def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:
+    """Returns the dead letter of a line that has failed so often."""
+    model = ""
+    with suppress(ValueError, KeyError, TypeError):
+        model = str(orjson.loads(line.text)["body"]["model"])
+    source = {
+        "blob": job.about[INPUT],
+        "offset": line.offset,
+        "length": len(line.text),
+        "endpoint": job.about[ENDPOINT],
+        "key": job.key,
+        "lane": job.lane,
+        "segment": job.segment,
+    }
+    return letter_of_line(job, line.number, model, source, error, attempts)
+
+
+WINDOW = 8
+"""Lines that run at a time in a chunk whose last worker died."""
+MOST_CRASHES = 3
+"""A line that was the only suspect so often is not run again. Fewer would take lines for the cause that were only there when a
+process was killed from outside, more would take more than five crashes in all.
+"""
+
+
+class SuspectLines:
+    """The suspects of one claimed chunk."""
+
+    def __init__(self, store: JobStore, running: RunningWork, turn: asyncio.Lock) -> None:
+        """`turn` is held by the one suspect that runs in this process."""
+        self._store = store
+        self._running = running
+        self.turn = turn
+        self._name = f"suspect:{running.work.piece}"
+        self._crashes: dict[int, int] = {}
+        """By line, how often it ran alone when its process died; those that have got a result since stay here, as a warning."""
+        self._aside: deque[InputLine] = deque()
+        self.is_on = running.work.claims > 1 or self._name in running.work.job.marks
+
+    def __len__(self) -> int:
+        """Returns how many lines wait to be run alone."""
+        return len(self._aside)
+
+    def open(self, has_result: Collection[int]) -> None:
+        """Reads what the worker before was about to do."""
+        mark = self._running.work.job.marks.get(self._name) or {}
+        self._crashes = {int(line): crashes for line, crashes in mark.get("crashes", {}).items()}
+        begun = [line for line in mark.get("running", ()) if line not in has_result]
+        for line in begun:
+            self._crashes[line] = self._crashes.get(line, 0) + (len(begun) == 1)
+
+    def window(self, usual: int) -> int:
+        """Returns how many lines may run at a time."""
+        return min(usual, WINDOW) if self.is_on else usual
+
+    def sort_out(self, lines: Sequence[InputLine]) -> tuple[list[InputLine], list[InputLine]]:
+        """Returns the lines that may run beside others, and those to be given up; suspects are set aside."""
+        others = sum(crashes > 0 for crashes in self._crashes.values()) - 1
+        most = MOST_CRASHES + max(0, others)
+        deadly = [line for line in lines if self._crashes.get(line.number, 0) >= most]
+        self._aside.extend(line for line in lines if self._crashes.get(line.number, most) < most)
+        return [line for line in lines if line.number not in self._crashes], deadly
+
+    def crashes_of(self, line: int) -> int:
+        """Returns how often a line ran alone when its process died."""
+        return self._crashes.get(line, 0)
+
+    def take(self) -> InputLine:
+        """Returns the next line to be run alone: those go first that are the least suspicious."""
+        line = min(self._aside, key=lambda one: (self._crashes[one.number], one.number))
+        self._aside.remove(line)
+        return line
+
+    async def note(self, begun: Iterable[int]) -> bool:
+        """Notes durably which lines are under way from now on; returns whether the chunk is still this worker's."""
+        mark = {"running": sorted(begun), "crashes": {str(line): crashes for line, crashes in self._crashes.items()}}
+        return await self._running.write(lambda: self._store.note(self._running.work, {self._name: mark}))
+
+    async def begin_alone(self, line: int) -> bool:
+        """Notes that a line runs alone, in its turn; returns whether it may."""
+        return not self._running.stopping.is_set() and await self.note([line])
+
+    async def clear(self) -> WriteResult:
+        """Takes the note away: the worker ends its claim in order. Raises JobsUnavailable."""
+        return await self._store.note(self._running.work, {self._name: None})
+
+
+# How many lines of a batch may fail: once more have, the rest of it would be paid for in vain, and it is stopped.
+#
+# What is judged here is what this claim knows: the failures that were counted when it began, and its own since. Chunks that run
+# beside it may know of more, and whoever reads the batch at its end judges by all.
+
+
+MOST_EXAMPLE_BYTES = 4_000
+"""Of the line that is kept as an example; a longer one is not."""
+
+_UNPAID = RUN_BUDGET_EXCEEDED.encode()
+
+
+class Tolerance:
+    """Counts the failures of one claimed chunk."""
+
+    def __init__(self, store: JobStore, running: RunningWork) -> None:
+        self._store = store
+        self._running = running
+        self._most: int | None = running.work.job.about.get(MOST_FAILED)
+        self._failed = running.work.job.tally.failed
+
+    async def heed(self, results: Sequence[LineResult]) -> None:
+        """Stops the batch where more have failed than may. Raises JobsUnavailable."""
+        if self._most is None:
+            return
+        # what is refused for want of the run's money costs nothing, and the end tells why
+        failed = [result for result in results if result.is_failed and _UNPAID not in result.text]
+        self._failed += len(failed)
+        if not failed or self._failed <= self._most or self._running.ends_as is not None:
+            return
+        store, work = self._store, self._running.work
+        example = failed[-1].text if len(failed[-1].text) <= MOST_EXAMPLE_BYTES else b""
+        note = {BROKEN: example.decode(errors="replace")}
+        if await self._running.write(lambda: store.note(work, note)):
+            await store.flag(work.job.id, work.job.tenant, JobFlag.CANCEL)
+            self._running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))

@@ -1,0 +1,509 @@
+"""The input of a batch, piece by piece: cut into lines, each checked, its place noted.
+
+It must not know where the pieces come from. Whoever feeds it looks at the clock between lines. Invariants: no more is held of
+the file than one line; of all problems the first hundred are kept, and how many more there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.core.openai.json_edit import MAX_DEPTH, find_fields, outside_strings
+from gateway.core.openai.usage import other_model_field
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.types import EMULATOR
+from gateway.products.jobs.model import ChunkPlan
+from gateway.products.jobs.rules import BatchRules
+
+# How a batch is divided: chunks are what workers claim, small enough that batches and tenants take turns.
+
+
+CHUNKS = 64
+"""A batch of middling size has so many."""
+LEAST_LINES, MOST_LINES = 16, 256
+"""Of a chunk: fewer would cost more than they save, and more would keep others waiting."""
+
+
+def plan_chunks(total: int, rules: BatchRules) -> ChunkPlan:
+    """Returns the division of `total` lines: clamp(total / 64, 16, 256) in each chunk, the last one what is left.
+
+    With a bound of lines at a time there is one chunk at a time, and it is as long as may be: its end waits for its last line.
+    """
+    if rules.most_at_once is not None:
+        return ChunkPlan(total, max(MOST_LINES, rules.most_at_once), 1)
+    return ChunkPlan(total, min(max(total // CHUNKS, LEAST_LINES), MOST_LINES), rules.parallel_chunks)
+
+
+def lines_of(plan: ChunkPlan, chunk: int) -> range:
+    """Returns the numbers of a chunk's lines, from 0."""
+    start = chunk * plan.lines_per_chunk
+    return range(start, min(start + plan.lines_per_chunk, plan.total))
+
+
+# Where the lines of a batch's input are, and which model each is for: twelve bytes a line.
+#
+# So a chunk is read by itself.
+
+
+ENTRY_BYTES = 12
+_LENGTH_BITS, _MODEL_BITS = 32, 24
+MOST_BYTES = 1 << 40
+"""Of an input file."""
+
+
+class IndexEntry(NamedTuple):
+    """One line of the input file: its bytes without the line end, and the number of its model in the batch's list."""
+
+    offset: int
+    length: int
+    model: int
+
+
+def pack_entry(entry: IndexEntry) -> bytes:
+    """Returns an entry as it is stored."""
+    number = (entry.offset << _LENGTH_BITS | entry.length) << _MODEL_BITS | entry.model
+    return number.to_bytes(ENTRY_BYTES)
+
+
+def read_index(data: bytes) -> list[IndexEntry]:
+    """Returns the entries in a part of an index that begins and ends with whole ones."""
+    numbers = [int.from_bytes(data[at : at + ENTRY_BYTES]) for at in range(0, len(data), ENTRY_BYTES)]
+    return [
+        IndexEntry(
+            number >> _LENGTH_BITS + _MODEL_BITS,
+            number >> _MODEL_BITS & (1 << _LENGTH_BITS) - 1,
+            number & (1 << _MODEL_BITS) - 1,
+        )
+        for number in numbers
+    ]
+
+
+# What one line of a batch's input has to be, and what is said of one that is not: OpenAI's codes, and the remedy.
+#
+#     {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "gpt-4o", …}}
+#
+# A line is read once when the batch is checked, and again when it runs; its body goes on byte by byte as it was uploaded.
+
+
+MOST_ID_CHARS = 512
+MOST_MODEL_CHARS = 256
+MOST_VALUES = 1_000_000
+"""In one line, as in other bodies by default: reading more would keep everybody else waiting for seconds."""
+MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks."""
+_NOT_CHECKED = "this is no line of a batch that was checked"
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_BEFORE_BODY = re.compile(
+    rb'\s*\{(?:\s*"(?!body")[^"\\]*+"\s*:\s*(?:%s|[^\s"{}\[\],]++)\s*,)*+\s*"body"\s*:\s*' % _STRING
+)
+_NAMES = re.compile(rb'"\s*:')
+"""Every name in a text has one, and a string that looks like JSON may have more."""
+_STREAM = "A batch has whole answers only; leave 'stream' out."
+
+
+@dataclass(frozen=True, slots=True)
+class LineProblem:
+    """What is wrong with one line, as a batch's `errors` have it."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+    """Counted from 1; None: the whole file is meant."""
+
+
+class CheckedLine(NamedTuple):
+    """What is known of a line that is right."""
+
+    id_digest: bytes
+    """16 bytes that stand for its custom_id."""
+    model: str
+
+
+class BatchLine(NamedTuple):
+    """A checked line, to be run."""
+
+    custom_id: str
+    body: bytes
+    """As it was uploaded."""
+    parsed: dict[str, Any]
+    """The same, read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """What the lines of one batch have in common."""
+
+    endpoint: str
+    """Below the base URL, such as `/chat/completions`."""
+    fault_of_model: Callable[[str], LineProblem | None]
+    """Tells why the batch's key cannot use a model."""
+    fault_of_fields: Callable[[dict[str, Any]], LineProblem | None] | None = None
+    """Tells what else of a body is not for this key; None: it may send anything."""
+
+
+def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
+    """Returns what is known of a line (without its end), or the first thing that is wrong with it."""
+    value = _parsed(text)
+    if isinstance(value, LineProblem):
+        return value
+    for name in ("custom_id", "method", "url", "body"):
+        if name not in value:
+            return _missing(name)
+    custom_id, body = value["custom_id"], value["body"]
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID_CHARS:
+        return _wrong("custom_id", f"The 'custom_id' must be a string of 1 to {MOST_ID_CHARS} characters.")
+    if value["method"] != "POST":
+        return _wrong("method", "The 'method' must be \"POST\".")
+    if not _is_url_of(rules.endpoint, value["url"]):
+        return LineProblem(
+            "url_mismatch", f"The 'url' must be the batch's endpoint, \"/v1{rules.endpoint}\", in every line.", "url"
+        )
+    if not isinstance(body, dict):
+        return _wrong("body", "The 'body' must be a JSON object.")
+    fault = _fault_of_body(body, rules)
+    return fault or CheckedLine(id_digest(custom_id), body["model"])
+
+
+def read_line(text: bytes) -> BatchLine:
+    """Returns the parts of a line that has been checked. Raises ValueError for one that is another than was checked."""
+    return _body_at_end(text) or _anywhere(text)
+
+
+def read_custom_id(text: bytes) -> str:
+    """Returns the custom_id of a line that has been checked. Raises ValueError for one that is another than was checked."""
+    return _custom_id(orjson.loads(text))
+
+
+def _body_at_end(text: bytes) -> BatchLine | None:
+    """Returns the parts where the body stands behind the other fields, which are plain, as in nearly all files; else None.
+
+    What stands between its colon and the line's last brace is the body if it is JSON by itself.
+    """
+    before = _BEFORE_BODY.match(text)
+    if before is None:
+        return None
+    body = text[before.end() : text.rindex(b"}")].rstrip()
+    try:
+        return BatchLine(_custom_id(orjson.loads(before[0] + b"0}")), body, _object(orjson.loads(body)))
+    except ValueError:
+        return None
+
+
+def _anywhere(text: bytes) -> BatchLine:
+    value = orjson.loads(text)
+    places = find_fields(text, "body")
+    if len(places) != 1:
+        raise ValueError(_NOT_CHECKED)
+    return BatchLine(_custom_id(value), text[places[0].start : places[0].end], _object(value["body"]))
+
+
+def _custom_id(value: Any) -> str:
+    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
+        return str(value["custom_id"])
+    raise ValueError(_NOT_CHECKED)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(_NOT_CHECKED)
+
+
+def id_digest(custom_id: str) -> bytes:
+    """Returns 16 bytes that stand for a custom_id."""
+    return blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _fault_of_body(body: dict[str, Any], rules: LineRules) -> LineProblem | None:
+    if "model" not in body:
+        return _missing("body.model")
+    model = body["model"]
+    if not isinstance(model, str) or not 0 < len(model) <= MOST_MODEL_CHARS or not model.isprintable():
+        return _wrong("body.model", f"The model must be a string of 1 to {MOST_MODEL_CHARS} printable characters.")
+    stream = body.get("stream")
+    if stream is not None and stream is not False:
+        return _wrong("body.stream", _STREAM)
+    return rules.fault_of_model(model) or (rules.fault_of_fields(body) if rules.fault_of_fields else None)
+
+
+def _is_url_of(endpoint: str, url: object) -> bool:
+    return isinstance(url, str) and url.removeprefix("/v1") == endpoint
+
+
+def _parsed(text: bytes) -> dict[str, Any] | LineProblem:
+    """Returns the line's object, if it is one that all parsers read alike."""
+    if text.count(b",") > MOST_VALUES and outside_strings(text).count(b",") > MOST_VALUES:
+        return LineProblem("invalid_request", f"This line has more than {MOST_VALUES} JSON values.")
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return _not_json(text, error)
+    if not isinstance(value, dict):
+        return no_json("This line is no JSON object")
+    names, depth = _measure(value)
+    if depth > MAX_DEPTH:
+        return no_json(f"This line is nested more than {MAX_DEPTH} levels deep")
+    if len(_NAMES.findall(text)) != names and outside_strings(text).count(b":") != names:
+        return no_json("An object in this line has a name twice; write each once")
+    return value
+
+
+def _measure(value: object) -> tuple[int, int]:
+    """Returns the number of names in all objects of a parsed value (written are more where one occurs twice), and its depth."""
+    names = depth = 0
+    level: list[Any] = [value]
+    while level:
+        depth += 1
+        inner: list[Any] = []
+        for one in level:
+            if type(one) is dict:
+                names += len(one)
+                one = one.values()
+            inner += [child for child in one if type(child) is dict or type(child) is list]
+        level = inner
+    return names, depth
+
+
+def _not_json(text: bytes, error: orjson.JSONDecodeError) -> LineProblem:
+    if not text.strip():
+        return no_json("This line is empty; take it out")
+    if text.startswith(MARKS):
+        return no_json("This file begins with a byte order mark; save it as plain UTF-8")
+    try:
+        text.decode()
+    except UnicodeDecodeError as broken:
+        return no_json(f"This line is not valid UTF-8 at byte {broken.start}; save the file as UTF-8")
+    return no_json(f"This line is not parseable as valid JSON: {error.msg} at column {error.colno}")
+
+
+def no_json(why: str) -> LineProblem:
+    """Returns the problem of a line that is no JSON object."""
+    return LineProblem("invalid_json_line", f"{why}.")
+
+
+def _missing(name: str) -> LineProblem:
+    return LineProblem("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+
+
+def _wrong(name: str, message: str) -> LineProblem:
+    return LineProblem("invalid_request", message, name)
+
+
+MOST_PROBLEMS = 100
+MOST_MODELS = 100
+"""That the lines of one batch name."""
+MOST_LINE_BYTES = 64 * 1024 * 1024
+
+
+class LineCutter:
+    """Cuts pieces of a file into lines. Both LF and CRLF end one; the last one need not be ended."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = min(max_line_bytes, MOST_LINE_BYTES)
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._start = 0
+        """The offset of the line that is being gathered."""
+
+    def feed(self, piece: bytes) -> Iterator[tuple[int, bytes | None]]:
+        """Yields (offset, line without its end) of each line that ends in the piece; None for one that is too long."""
+        at = 0
+        while (end := piece.find(b"\n", at)) >= 0:
+            yield self._ended(piece[at:end])
+            at = end + 1
+        self._gather(piece[at:])
+
+    def end(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yields the last line, if it was not ended."""
+        if self._held:
+            yield self._ended(b"")
+
+    def _ended(self, part: bytes) -> tuple[int, bytes | None]:
+        start = self._start
+        self._gather(part)
+        text = b"".join(self._parts) if self._held <= self._max else None
+        self._start += self._held + 1
+        self._parts, self._held = [], 0
+        return start, text.removesuffix(b"\r") if text is not None else None
+
+    def _gather(self, part: bytes) -> None:
+        self._held += len(part)
+        if self._held <= self._max:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+
+class InputCheck:
+    """What is known of a batch's input so far."""
+
+    def __init__(self, lines: LineRules, rules: BatchRules, max_line_bytes: int) -> None:
+        self._lines = lines
+        self._rules = rules
+        self._max_line_bytes = max_line_bytes
+        self._number = 0
+        self._blank: list[int] = []
+        """The first of the empty lines that nothing has followed yet: at the end they are fine."""
+        self._more_blank = 0
+        self._blanks = 0
+        """All empty lines: a file may consist of hundreds of millions."""
+        self._ids: set[bytes] = set()
+        self._index: list[bytes] = []
+        self._models: dict[str, int] = {}
+        self.total = 0
+        self.problems: list[LineProblem] = []
+        self.more_problems = 0
+        self.is_hopeless = False
+        """It is wrong as a whole; nothing more has to be read."""
+
+    @property
+    def models(self) -> list[str]:
+        """The models that its lines name, by the numbers that the index has."""
+        return list(self._models)
+
+    def add(self, offset: int, text: bytes | None) -> None:
+        """Checks the next line, which begins at `offset`; None: it is too long to be looked at."""
+        self._number += 1
+        if text is not None and not text.strip():
+            self._add_blank()
+            return
+        for blank in self._blank:
+            self._tell(replace(no_json("This line is empty; take it out"), line=blank))
+        self.more_problems += self._more_blank
+        self._blank.clear()
+        self._more_blank = 0
+        self.total += 1
+        if self.total > self._rules.max_lines:
+            self.is_hopeless = True
+            self._tell(
+                LineProblem("too_many_tasks", f"The file has more than {self._rules.max_lines} lines; split it.")
+            )
+        elif text is None:
+            most = self._max_line_bytes
+            self._tell(LineProblem("invalid_request", f"This line has more than {most} bytes.", line=self._number))
+        else:
+            checked = check_line(text, self._lines)
+            problem = checked if isinstance(checked, LineProblem) else self._fault_beside(checked)
+            if problem is not None:
+                self._tell(replace(problem, line=self._number))
+            elif not self.problems and isinstance(checked, CheckedLine):
+                self._index.append(pack_entry(IndexEntry(offset, len(text), self._models[checked.model])))
+
+    def end(self) -> None:
+        """The file has no more lines."""
+        if not self.total:
+            self._tell(LineProblem("empty_file", "The file has no lines; write one request in each."))
+        if self.more_problems:
+            self.problems.append(LineProblem("invalid_request", f"{self.more_problems} more lines have problems."))
+
+    def take_index(self) -> bytes:
+        """Returns the entries of the index that have not been taken yet; of no use once there are problems."""
+        index, self._index = b"".join(self._index), []
+        return index
+
+    def _add_blank(self) -> None:
+        self._blanks += 1
+        if self._blanks > self._rules.max_lines:
+            self.is_hopeless = True
+            self._tell(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
+        elif len(self._blank) < MOST_PROBLEMS:
+            self._blank.append(self._number)
+        else:
+            self._more_blank += 1
+
+    def _fault_beside(self, line: CheckedLine) -> LineProblem | None:
+        """Returns what is wrong with a good line beside the others."""
+        if line.id_digest in self._ids:
+            return LineProblem(
+                "duplicate_custom_id", "Another line has the same 'custom_id'; each must be unique.", "custom_id"
+            )
+        self._ids.add(line.id_digest)
+        if line.model not in self._models:
+            if self._models and not self._rules.mixed_models:
+                message = f"This line is for another model than the others ('{next(iter(self._models))}')."
+                return LineProblem("model_mismatch", message, "body.model")
+            if len(self._models) >= MOST_MODELS:
+                return LineProblem("model_mismatch", f"The lines name more than {MOST_MODELS} models.", "body.model")
+            self._models[line.model] = len(self._models)
+        return None
+
+    def _tell(self, problem: LineProblem) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.more_problems += 1
+
+
+# What the lines of one batch may ask for, under the policy in force: the key that pays, its models, their providers.
+
+
+def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: bool) -> LineRules:
+    """Returns the rules of a batch's lines; `endpoint` is below the base URL.
+
+    `is_callers`: the batch came with a credential of the caller's own, which is not stored.
+    """
+    faults: dict[str, LineProblem | None] = {}
+
+    def fault_of_model(name: str) -> LineProblem | None:
+        if name not in faults:
+            if len(faults) >= 4096:
+                faults.clear()
+            faults[name] = _fault_of_model(policy, key, name, is_callers=is_callers)
+        return faults[name]
+
+    return LineRules(endpoint, fault_of_model, _fault_of_fields if key.allows is not None else None)
+
+
+def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
+    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
+
+    The emulator wants none.
+    """
+    providers = [policy.providers[target.provider] for target in model.plan]
+    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
+        return None
+    return providers[0].group or providers[0].name
+
+
+def key_named(policy: PolicySnapshot, name: str) -> Key | None:
+    """Returns the key of that name; None: it has been taken away."""
+    if not policy.keys:
+        return policy.anonymous
+    return next((key for key in policy.keys.values() if key.name == name), None)
+
+
+def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: bool) -> LineProblem | None:
+    model = policy.find_model(name)
+    if model is None:
+        return _fault("model_not_found", f"The model '{name}' does not exist; GET /v1/models lists those that do.")
+    if key.allows is not None and not key.allows.match(name):
+        return _fault("model_not_found", f"The key '{key.name}' may not use the model '{name}'.")
+    if model.pipeline is not None:
+        return _fault("model_not_found", f"'{name}' is a pipeline; a batch has calls to models: use POST /v1/jobs.")
+    bare = bare_provider(policy, model) if is_callers else None
+    if bare is not None:
+        return _fault(
+            "job_needs_provider_key",
+            f"The provider '{bare}' is paid with the caller's own credential here, and a batch keeps none; set "
+            f"providers.{bare}.api_key in the gateway's config.",
+        )
+    return None
+
+
+def _fault_of_fields(body: dict[str, Any]) -> LineProblem | None:
+    other = other_model_field(body)
+    if other is None:
+        return None
+    message = f"The batch's key may use some models only, and by '{other}' a provider may choose another; leave it out."
+    return LineProblem("invalid_request", message, f"body.{other}")
+
+
+def _fault(code: str, message: str) -> LineProblem:
+    return LineProblem(code, message, "body.model")

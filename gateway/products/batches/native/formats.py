@@ -1,0 +1,179 @@
+"""A provider's own batch as it tells of it. What it tells is believed no further than it can be checked.
+
+Sources: https://platform.openai.com/docs/api-reference/batch/object; of Azure and Groq some of the fields are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.core.limits.headers import rfc3339
+from gateway.core.openai.json_edit import find_fields
+from gateway.core.openai.usage import read_usage
+from gateway.products.batches.native.lines.lines import ProviderAnswer, number_of
+
+PART: Final = "gateway_part"
+"""The entry of a provider's batch's metadata that has the name of our part."""
+ENDED: Final = frozenset(("completed", "failed", "expired", "cancelled"))
+FULL: Final = frozenset(("token_limit_exceeded", "too_many_tasks_enqueued", "rate_limit_exceeded"))
+"""Codes that say: not now. The provider takes only so many tokens into its queue."""
+_MOST_CHARS = 300
+
+
+class ProviderRefused(Exception):
+    """A provider has answered that it does not do what was asked. The message says why, without secrets."""
+
+    def __init__(self, status: int, code: str, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.code = code
+
+
+class NeverSent(Exception):
+    """Nothing was asked of the provider, and nothing will be. The message says why, without secrets."""
+
+
+class NotToldYet(Exception):
+    """A batch that may be the one that is looked for is not over, and nothing of its lines is told before."""
+
+
+class RemoteBatch(NamedTuple):
+    """What is read of a provider's batch."""
+
+    id: str
+    status: str
+    input_file: str = ""
+    output: str = ""
+    """The id of its output file; empty: none, or none yet."""
+    errors: str = ""
+    part: str = ""
+    """The name of our part, as its metadata has it."""
+    created_at: float = 0.0
+    completed: int = 0
+    """Lines that have an answer, by its own count."""
+    code: str = ""
+    """Why it failed."""
+    message: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Tells whether the provider does nothing more of it."""
+        return self.status in ENDED
+
+    @property
+    def is_full(self) -> bool:
+        """Tells whether it failed for want of room in the provider's queue."""
+        return self.code in FULL
+
+
+def read_batch(value: object) -> RemoteBatch | None:
+    """Returns a provider's batch; None: the text says nothing of one."""
+    if not isinstance(value, dict) or not _text(value.get("id")) or not _text(value.get("status")):
+        return None
+    counts, metadata, errors = (_mapping(value.get(name)) for name in ("request_counts", "metadata", "errors"))
+    data = errors.get("data")
+    first = _mapping(data[0]) if isinstance(data, list) and data else {}
+    return RemoteBatch(
+        _text(value["id"]),
+        _text(value["status"]),
+        _text(value.get("input_file_id")),
+        _text(value.get("output_file_id")),
+        _text(value.get("error_file_id")),
+        _text(metadata.get(PART)),
+        _number(value.get("created_at")),
+        int(_number(counts.get("completed"))),
+        _text(first.get("code")),
+        _text(first.get("message"))[:_MOST_CHARS],
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else 0.0
+
+
+# Anthropic's own batches and their results, as they tell of themselves. Believed no further than it can be checked.
+#
+# Source: https://platform.claude.com/docs/en/api/messages/batches
+
+
+_STATUSES: Final = {"in_progress": "in_progress", "canceling": "cancelling"}
+_OWN_FAULTS: Final = {"invalid_request_error": 400, "request_too_large": 413}
+"""Types of errors that say that the line itself is wrong, and their statuses; whatever else went wrong may go well here."""
+
+
+def read_message_batch(value: object) -> RemoteBatch | None:
+    """Returns a batch in the words of all Batch APIs; None: the text says nothing of one.
+
+    Its results, which are asked for by its own id, stand for an output file.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str) or not value["id"]:
+        return None
+    said, counts = value.get("processing_status"), _counts(value)
+    if said == "ended":
+        status = "cancelled" if counts.get("canceled") else "expired" if counts.get("expired") else "completed"
+    elif isinstance(said, str) and said:
+        status = _STATUSES.get(said, said)
+    else:
+        return None
+    output = value["id"] if said == "ended" and isinstance(value.get("results_url"), str) else ""
+    done = counts.get("succeeded", 0) + counts.get("errored", 0)
+    return RemoteBatch(value["id"], status, output=output, created_at=_time(value.get("created_at")), completed=done)
+
+
+def count_of(value: Mapping[str, Any]) -> int:
+    """Returns how many lines a batch has."""
+    return sum(_counts(value).values())
+
+
+def read_result(text: bytes, prefix: str) -> ProviderAnswer | None:
+    """Returns what a line of a batch's results answers, as the provider wrote it; None: nothing that can be kept.
+
+    `prefix` is what the ids of all lines of the batch begin with.
+    """
+    try:
+        line = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    result = line.get("result") if isinstance(line, dict) else None
+    number = number_of(line.get("custom_id"), prefix) if isinstance(line, dict) else None
+    if number is None or not isinstance(result, dict):
+        return None
+    message, error = result.get("message"), result.get("error")
+    if result.get("type") == "succeeded" and isinstance(message, dict):
+        usage = message.get("usage")
+        told = read_usage(usage) if isinstance(usage, dict) else None
+        return ProviderAnswer(number, 200, _inner(text, "message"), told)
+    if result.get("type") == "errored" and isinstance(error, dict):
+        inner = error.get("error")
+        status = _OWN_FAULTS.get(str(inner.get("type"))) if isinstance(inner, dict) else None
+        return None if status is None else ProviderAnswer(number, status, _inner(text, "error"), None)
+    return None
+
+
+def _inner(text: bytes, name: str) -> bytes:
+    for step in ("result", name):
+        place = find_fields(text, step)[-1]
+        text = text[place.start : place.end]
+    return text
+
+
+def _counts(value: Mapping[str, Any]) -> dict[str, int]:
+    counts = value.get("request_counts")
+    told = counts.items() if isinstance(counts, dict) else ()
+    return {name: number for name, number in told if type(number) is int and number > 0}
+
+
+def _time(value: object) -> float:
+    """Returns a time as seconds since 1970; 0.0: it is none."""
+    return (rfc3339(value.encode(errors="replace")) if isinstance(value, str) else None) or 0.0

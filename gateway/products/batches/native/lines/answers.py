@@ -1,0 +1,419 @@
+"""What a provider has answered on its way into the store: read as it comes, committed some lines at a time, paid for once.
+
+What a provider says of its own files is not believed: a line is answered when its answer is there. Invariants: an answer counts
+for the line that it names, once; what was committed before a file broke off stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from hashlib import blake2b
+from itertools import count
+from typing import Final, NamedTuple
+
+import orjson
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.openai.json_edit import with_model
+from gateway.core.retry_budgets import cost_usd
+from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
+from gateway.core.types import How, Phase, UpstreamFailed
+from gateway.dialects.base import ServerFacts
+from gateway.dialects.registry import PATHS, Pair, pair_of
+from gateway.dialects.spoken import Conversion, Spoken
+from gateway.dialects.sse.relayed_errors import for_openai
+from gateway.products.batches.chunk.chunk_input import ChunkInput, InputLine
+from gateway.products.batches.input import MOST_LINE_BYTES, LineCutter, key_named, read_custom_id, read_line
+from gateway.products.batches.input import lines_of as numbers_of
+from gateway.products.batches.native.formats import ProviderRefused, read_result
+from gateway.products.batches.native.lines.lines import ProviderAnswer, part_line, read_answer
+from gateway.products.batches.native.rules import Part
+from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
+from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches
+from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
+from gateway.products.jobs.store import Blobs, JobStore
+from gateway.products.jobs.webhooks.outward import Unreachable
+from gateway.products.jobs.worker import RunningWork
+
+# The lines of a part in the words of its provider, and the provider's answers in those of the lines' owner.
+#
+# A target's own edits of bodies are made as for calls. Where a line cannot be said there, or only with a loss that its model's
+# policy refuses, it is none of the part: it runs here, along the plan, or fails as a call would. It must not know HTTP
+# or stores.
+
+
+MESSAGES: Final = "messages"
+_MARK: Final = b'"gw1.'
+"""Begins the signature of thinking that another provider's model did; keep in step with `from_messages.thinking.MARK`."""
+
+
+class SaidLine(NamedTuple):
+    """A line as the provider gets it, and what it loses on the way: fields, and how."""
+
+    text: bytes
+    lost: tuple[tuple[str, str], ...] = ()
+
+
+class LineWording:
+    """Of one part. Made anew for each use: the policy in force says how."""
+
+    def __init__(self, policy: PolicySnapshot, job: Job, part: Part, url: str, now: float) -> None:
+        """`url` is the endpoint as the provider spells it, `now` wall-clock seconds."""
+        model = policy.find_model(job.marks[MODELS][0])
+        targets = () if model is None else model.targets
+        self._target = next((one for one in targets if one.name == part.target), None)
+        self._refuses_loss = model is not None and model.on_loss == "refuse"
+        self._part = part
+        self._url = url
+        self._now = now
+        path = str(job.about[ENDPOINT]).removeprefix("/v1")
+        self._asked = next((name for name, known in PATHS.items() if known == path), "")
+        self._conversion = self._converting() if part.is_inline and self._asked != MESSAGES else None
+        self.lost: Counter[tuple[str, str]] = Counter()
+        """By field, and how, the number of lines that have lost it."""
+
+    @property
+    def converts(self) -> bool:
+        """Tells whether answers are in other words than their owner's."""
+        return self._conversion is not None
+
+    def line(self, line_id: str, body: bytes) -> bytes | None:
+        """Returns a line of the part without what separates it from the next; None: it cannot be said there."""
+        said = self._said(line_id, with_model(body, self._part.model))
+        if said is None:
+            return None
+        self.lost.update(said.lost)
+        if not self._part.is_inline:
+            return part_line(line_id, self._url, said.text, self._part.model)
+        return b'{"custom_id":%b,"params":%b}' % (orjson.dumps(line_id), said.text.translate(None, b"\r\n"))
+
+    def answer(self, line_id: str, body: bytes, told: ProviderAnswer) -> bytes | None:
+        """Returns an answer in the words of the line, whose body is `body`; None: it is none that can be read."""
+        if self._conversion is None:
+            return told.body
+        if told.status >= 400:
+            return for_openai(told.status, told.body, self._class_of(told)) or told.body
+        said = self._edited(with_model(body, self._part.model)) if body else None
+        if said is None:
+            return None
+        pair = self._conversion.pair
+        try:
+            sent, _, _ = pair.request(said.text, self._facts(pair), self._now, _ids(line_id))
+            made = pair.answer(sent, told.body)
+        except (InvalidRequest, UpstreamFailed):
+            return None
+        return made
+
+    def _converting(self) -> Conversion:
+        """Returns what the target's calls of this endpoint are converted by; where it is gone, what any such target's are."""
+        found = None if self._target is None else self._target.gaps.get(self._asked)
+        if isinstance(found, Conversion) and found.pair.spoken == MESSAGES:
+            return found
+        spoken = Spoken("anthropic", frozenset((MESSAGES,)), "anthropic")
+        return Conversion(pair_of(self._asked, MESSAGES), spoken, self._part.model)
+
+    def _said(self, line_id: str, body: bytes) -> SaidLine | None:
+        edited = self._edited(body)
+        if edited is None or self._conversion is None:
+            return edited if edited is None or _MARK not in body else self._unmarked(edited)
+        pair = self._conversion.pair
+        try:
+            _, made, gaps = pair.request(
+                edited.text, self._facts(pair), self._now, _ids(line_id), refuses_loss=self._refuses_loss
+            )
+        except InvalidRequest:
+            return None
+        return SaidLine(made, (*edited.lost, *((gap.field, str(gap.how)) for gap in gaps)))
+
+    def _edited(self, body: bytes) -> SaidLine | None:
+        edits = None if self._target is None else self._target.edits
+        if edits is None:
+            return SaidLine(body)
+        made, dropped = edits.apply(body)
+        lost = tuple((name, str(How.DROPPED)) for name in dropped)
+        return None if dropped and self._refuses_loss else SaidLine(made, lost)
+
+    def _unmarked(self, line: SaidLine) -> SaidLine | None:
+        from gateway.dialects.anthropic.in_request import without_marks  # few conversations have one
+
+        made, gaps = without_marks(line.text)
+        if gaps and self._refuses_loss:
+            return None
+        return SaidLine(made, (*line.lost, *((gap.field, str(gap.how)) for gap in gaps)))
+
+    def _facts(self, pair: Pair) -> ServerFacts:
+        assert self._conversion is not None  # noqa: S101  # who asks has one
+        return self._conversion.spoken.facts(pair, self._part.model)
+
+    def _class_of(self, told: ProviderAnswer) -> str | None:
+        if self._target is None:
+            return None
+        table = self._target.errors
+        return table.diagnose(Phase.ANSWERED, told.status, [], told.body, self._now).error_class
+
+
+def _ids(line_id: str) -> Callable[[], str]:
+    """Returns what makes new ids, the same ones for the same line."""
+    numbers = count()
+    return lambda: blake2b(b"%d %b" % (next(numbers), line_id.encode()), digest_size=12).hexdigest()
+
+
+# What a provider is given of a chunk, and what its owner calls each of the lines: read from the batch's own input.
+
+
+AT_ONCE = 64
+"""Lines that are worked on before others are served."""
+LARGE_BYTES = 65_536
+"""A line that long is work enough at once."""
+THREAD_BYTES = 1_000_000
+"""A longer one is put into other words by a thread."""
+
+
+class WrittenInput(NamedTuple):
+    """What a provider is to get."""
+
+    blob: str
+    size: int
+    lines: int
+
+
+async def write_input(
+    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int], wording: LineWording, *, is_inline: bool
+) -> WrittenInput:
+    """Writes a chunk's lines without results as a provider gets them, in a file or as one request.
+
+    Raises JobsUnavailable; FileNotFoundError and ValueError where the batch's input is not what it was.
+    """
+    name = part_blob(job.id, chunk)
+    writer = await blobs.writer(name)
+    before, between, after = (b'{"requests":[', b",\n", b"]}\n") if is_inline else (b"", b"", b"")
+    written = 0
+    try:
+        await writer.write(before)
+        async for lines in lines_of(blobs, job, chunk, has_result):
+            texts = [text for line in lines if (text := await _said(job, line, wording)) is not None]
+            if texts:
+                await writer.write((between if written else b"") + between.join(texts))
+            written += len(texts)
+        await writer.write(after)
+        return WrittenInput(name, await writer.commit(), written)
+    finally:
+        await writer.abort()
+
+
+async def _said(job: Job, line: InputLine, wording: LineWording) -> bytes | None:
+    """Returns one line in the provider's words; a long one is not worked on at one go with others."""
+    name, body = line_id(job.id, line.number), read_line(line.text).body
+    if not wording.converts or len(body) < LARGE_BYTES:
+        return wording.line(name, body)
+    await asyncio.sleep(0)
+    return wording.line(name, body) if len(body) < THREAD_BYTES else await asyncio.to_thread(wording.line, name, body)
+
+
+async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> dict[int, str]:
+    """Returns the custom_ids of a chunk's lines without results, by their numbers. Raises as `write_input` does."""
+    found = {}
+    async for lines in lines_of(blobs, job, chunk, has_result):
+        found.update({line.number: read_custom_id(line.text) for line in lines})
+    return found
+
+
+async def bodies(blobs: Blobs, job: Job, chunk: int, numbers: Collection[int]) -> AsyncIterator[tuple[int, bytes]]:
+    """Yields the bodies of some of a chunk's lines, with their numbers. Raises as `write_input` does."""
+    others = set(numbers_of(plan_of(job), chunk)) - set(numbers)
+    async for lines in lines_of(blobs, job, chunk, others):
+        for line in lines:
+            yield line.number, read_line(line.text).body
+
+
+async def lines_of(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> AsyncIterator[list[InputLine]]:
+    """Yields a chunk's lines without results, some at a time. Raises as `write_input` does."""
+    lines = ChunkInput(blobs, job, chunk)
+    await lines.open(has_result)
+    while some := await lines.next_lines(AT_ONCE):
+        yield some
+        await asyncio.sleep(0)
+
+
+log = logging.getLogger("gateway.jobs")
+
+
+MOST_AT_ONCE, MOST_BYTES = 2048, 8 * 1024 * 1024
+"""Answers, and bytes of them, that are put into other words together: the input is read once for all of these."""
+
+
+class ClaimLost(Exception):
+    """Another worker has the piece now."""
+
+
+class ProviderAnswers:
+    """Fetches and commits what providers have answered."""
+
+    def __init__(self, store: JobStore, blobs: Blobs, batches: ProviderBatches, accounts: NativeAccounts) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._batches = batches
+        self._accounts = accounts
+
+    async def known(self, running: RunningWork) -> set[int]:
+        """Returns the lines that have results, of the claimed chunk, or of all that are open for FINALISE."""
+        store, work = self._store, running.work
+        found = await (store.open_results(work) if work.piece == FINALISE else store.results(work))
+        return {result.line for result in found}
+
+    async def fetch(
+        self,
+        running: RunningWork,
+        chunk: int,
+        part: Part,
+        provider: Provider,
+        policy: PolicySnapshot,
+        wording: LineWording,
+        factor: float,
+    ) -> None:
+        """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one.
+
+        Raises ProviderRefused, Unreachable, JobsUnavailable, ClaimLost.
+        """
+        rates = _rates(policy, running.work.job.marks[MODELS][0], part)
+        taking = _Taking(running, chunk, await self._names(running, chunk), wording, rates, factor)
+        taking.is_inline = part.is_inline
+        for file_id in (part.output, part.errors):
+            if file_id:
+                try:
+                    await self._read(taking, self._batches.content(provider, file_id), policy, part)
+                except (Unreachable, ProviderRefused):
+                    await self._commit(taking, policy, part)
+                    raise
+        await self._commit(taking, policy, part)
+        if taking.names:
+            log.warning(
+                "job %s: of part %s %d lines have no answer there, and run here",
+                *(running.work.job.id, part.name, len(taking.names)),
+            )
+
+    async def _names(self, running: RunningWork, chunk: int) -> dict[int, str]:
+        """Returns the custom_ids of the chunk's lines without results, which are those that are waited for."""
+        job, known = running.work.job, await self.known(running)
+        try:
+            return await custom_ids(self._blobs, job, chunk, known)
+        except (FileNotFoundError, ValueError):
+            log.exception("job %s: its input cannot be read any more; answers to it cannot be kept", job.id)
+            return {}
+
+    async def _read(self, taking: _Taking, content: AsyncIterator[bytes], policy: PolicySnapshot, part: Part) -> None:
+        cutter = LineCutter(MOST_LINE_BYTES)
+        async for piece in content:
+            for _, text in cutter.feed(piece):
+                taking.take(text)
+                if taking.is_enough:
+                    await self._commit(taking, policy, part)
+        for _, text in cutter.end():
+            taking.take(text)
+
+    async def _commit(self, taking: _Taking, policy: PolicySnapshot, part: Part) -> None:
+        answers, bodies_of = taking.answers, await self._bodies(taking)
+        taking.answers, taking.size = [], 0
+        results = []
+        for answer in answers:
+            result = taking.result(answer, bodies_of.get(answer.number, b""))
+            if result is not None:
+                results.append(result)
+            if len(results) >= AT_ONCE:
+                await self._commit_some(taking.running, results, policy, part)
+                results = []
+        await self._commit_some(taking.running, results, policy, part)
+
+    async def _bodies(self, taking: _Taking) -> dict[int, bytes]:
+        """Returns what was asked for what is to be put into its words, by the lines' numbers."""
+        if not taking.wording.converts or not taking.answers:
+            return {}
+        numbers = {answer.number for answer in taking.answers}
+        try:
+            return {
+                number: body
+                async for number, body in bodies(self._blobs, taking.running.work.job, taking.chunk, numbers)
+            }
+        except (FileNotFoundError, ValueError):
+            log.exception("job %s: its input cannot be read any more", taking.running.work.job.id)
+            return {}
+
+    async def _commit_some(
+        self, running: RunningWork, results: list[LineResult], policy: PolicySnapshot, part: Part
+    ) -> None:
+        if not results:
+            return
+        work = running.work
+        if not await running.write(lambda: self._store.commit(work, results)):
+            raise ClaimLost
+        key, model = key_named(policy, work.job.key), policy.find_model(work.job.marks[MODELS][0])
+        if key is not None:
+            self._accounts.paid(key, sum(result.cost_usd for result in results))
+        if running.meter is not None:
+            running.meter.lines(results)
+            running.meter.paid(model.name if model else "", part.target, work.job.key, results)
+        await asyncio.sleep(0)
+
+
+class _Taking:
+    """The answers of one part on their way."""
+
+    def __init__(
+        self,
+        running: RunningWork,
+        chunk: int,
+        names: dict[int, str],
+        wording: LineWording,
+        rates: Rates | None,
+        factor: float,
+    ) -> None:
+        self.running = running
+        self.chunk = chunk
+        self.names = names
+        """Of the lines that have no answer yet."""
+        self.wording = wording
+        self.is_inline = False
+        self.answers: list[ProviderAnswer] = []
+        self.size = 0
+        """The bytes of the answers."""
+        self._taken: set[int] = set()
+        self._prefix = line_id(running.work.job.id, 0)[:-6]
+        self._rates = rates
+        self._factor = factor
+
+    def take(self, text: bytes | None) -> None:
+        """Takes a line of a provider's file; None: one that is too long to be looked at."""
+        read = read_result if self.is_inline else read_answer
+        answer = read(text, self._prefix) if text is not None else None
+        if answer is not None and answer.number in self.names and answer.number not in self._taken:
+            self._taken.add(answer.number)
+            self.answers.append(answer)
+            self.size += len(answer.body)
+
+    @property
+    def is_enough(self) -> bool:
+        """Tells whether so much has come that it is time to commit: more, where the input has to be read for it."""
+        return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
+
+    def result(self, answer: ProviderAnswer, asked: bytes) -> LineResult | None:
+        """Returns the result of a line; None: its answer cannot be read, and it runs here."""
+        who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), self.names[answer.number])
+        body = self.wording.answer(who.id, asked, answer)
+        if body is None:
+            return None
+        del self.names[answer.number]
+        usage, usd = answer.usage, None
+        if usage is not None:
+            read = usage.cached, usage.cache_written, usage.cache_written_1h
+            usd = cost_usd(self._rates, usage.input, usage.output, *read)
+        return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
+
+
+def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:
+    """Returns the price of the part's model; None: not priced, or its target is no longer in the config."""
+    model = policy.find_model(model_name)
+    targets = () if model is None else model.targets
+    return next((one.find_rates(part.model) for one in targets if one.name == part.target), None)

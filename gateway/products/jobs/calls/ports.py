@@ -1,0 +1,507 @@
+"""What the worker needs of others: calls made of stored requests, somebody who counts, and providers' own Batch APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import (
+    AdmissionDenied,
+    CallerFault,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    KeyInUse,
+    KeyReused,
+    ShuttingDown,
+)
+from gateway.core.ledger import known_usd
+from gateway.core.retry import retry
+from gateway.core.retry_budgets import attempts_by_cost
+from gateway.core.snapshot.snapshot import Key, Provider
+from gateway.core.types import Lane, Usage
+from gateway.dialects.sse import shapes
+from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
+from gateway.products.batches.native.formats import RemoteBatch
+from gateway.products.jobs.dead_letters.rules import DeadGroup
+from gateway.products.jobs.model import Job, JobError, JobState, LineResult, StoredAnswer
+from gateway.products.jobs.rules import JobRules
+
+# What becomes of a piece of work: done, failed for good, tried again later, put off, or broken off.
+#
+# A table, asked once per attempt. Being refused for want of room is no attempt: the work is put off until there may be room.
+
+
+PUT_OFF_S: Final = 5.0
+"""The wait of a call that was refused by somebody who could not say for how long."""
+LONGEST_PUT_OFF_S: Final = 300.0
+"""Whatever the refusal says: a limit may have been raised, a quota paid for."""
+_MOST_SAID: Final = 65_536
+"""Longer bodies are no error messages."""
+_SECRET: Final = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)[-_][\w*.-]{4,}|\bBearer\s+\S+|\bAIza[\w-]{8,}|://[^/\s@]+@")
+_TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
+
+
+class Outcome(Enum):
+    """What has become of one try."""
+
+    DONE = "done"
+    PERMANENT = "permanent"
+    """It would fail again: its answer is kept as it is."""
+    TRANSIENT = "transient"
+    """It may succeed later, and counts as an attempt."""
+    PUT_OFF = "put off"
+    """There was no room for it: it has not been tried."""
+    INTERRUPTED = "interrupted"
+    """The worker stops: it counts as nothing."""
+
+
+class WorkVerdict(NamedTuple):
+    """An outcome, and how long to wait before the next try where somebody has said so."""
+
+    outcome: Outcome
+    retry_after_s: float | None = None
+
+
+def verdict_of_status(status: int) -> WorkVerdict:
+    """Returns what an HTTP answer means for the work that asked for it."""
+    if 200 <= status < 300:
+        return WorkVerdict(Outcome.DONE)
+    if status >= 500 or status in _TRANSIENT_STATUSES:
+        return WorkVerdict(Outcome.TRANSIENT)
+    return WorkVerdict(Outcome.PERMANENT)
+
+
+def verdict_of_error(error: GatewayError) -> WorkVerdict:
+    """Returns what one of the gateway's own errors means for the work that met it."""
+    if isinstance(error, ShuttingDown):
+        return WorkVerdict(Outcome.INTERRUPTED)
+    if isinstance(error, RunBudgetExceeded) and not error.should_retry:
+        return WorkVerdict(Outcome.PERMANENT)  # its run has had enough, and gets no more
+    if isinstance(error, AdmissionDenied | DeadlineExceeded | KeyInUse):  # the key's answer is being made elsewhere
+        told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
+        return WorkVerdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
+    if isinstance(error, CallerFault) and not error.should_retry:
+        return WorkVerdict(Outcome.PERMANENT)
+    return WorkVerdict(Outcome.TRANSIENT, error.retry_after_s)
+
+
+def failure_of(status: int, body: bytes) -> str:
+    """Returns what an answer says of a failure: its status, and the message in its body, without what looks like a secret."""
+    told: Any = None
+    if len(body) <= _MOST_SAID:
+        with suppress(ValueError):
+            told = orjson.loads(body)
+    error = told.get("error") if isinstance(told, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    if not isinstance(message, str) or not message.strip():
+        return f"the answer was {status}"
+    return f"the answer was {status}: {_SECRET.sub('…', ' '.join(message.split()))}"
+
+
+def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:
+    """Returns how long to wait after so many failed attempts, at least 1; `draw` is uniform from [0, 1)."""
+    return retry.backoff_s(rules.backoff, attempts, draw)
+
+
+def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
+    """Returns how often a job is tried whose attempt costs so much; None: it is not priced."""
+    return attempts_by_cost(rules.by_cost, cost_usd, rules.attempts)
+
+
+TellRun = Callable[[str, str, RunChange], None]
+"""Hears of a run: its tenant, its id, and what is to be added to it."""
+
+
+def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
+    """Counts nothing."""
+
+
+STRICT = b"x-gateway-strict", b"true"
+"""Goes with the headers of a stored call that may lose nothing on its way; it is not for providers."""
+
+
+def headers_to_keep(call: Call) -> list[tuple[str, str]]:
+    """Returns the headers of a call as a job keeps them."""
+    headers = [*call.headers, STRICT] if call.model.on_loss == "refuse" else call.headers
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+class StoredRequest(NamedTuple):
+    """A request as a job keeps it. No credential: the job runs on the keys of the config."""
+
+    id: str
+    """Of the call that is made of it, for logs and traces."""
+    endpoint: str
+    """Such as `/v1/chat/completions`."""
+    body: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    """The caller's headers that may go to a provider, and `STRICT`, which may not."""
+    key: str
+    """The name of the key that pays."""
+    tenant: str
+    lane: Lane
+    deadline_s: float
+    """From now: the job's own time that is left."""
+    group_most: int = 0
+    """So many inputs may go to a provider together with its own; 0: as its model has it."""
+    parsed: dict[str, Any] | None = None
+    """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
+    idempotency_key: bytes | None = None
+    """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
+    part: RunWords = RunWords()
+    """Which part of which run its call is."""
+    query: bytes = b""
+    """What the caller had behind the path, which goes to a provider, too."""
+    step: StepOfRun | None = None
+    """None: it is no step."""
+    is_held: bool = False
+    """Nobody reads its stream as it comes: it is to be checked before anything is kept of it, whatever its model's rule is."""
+
+
+class StepOfRun(NamedTuple):
+    """The step of a pipeline's run that a request is made for."""
+
+    run: str
+    workflow: str
+    """The pipeline, as a model."""
+    step: str
+    usd_per_run: float | None
+    output: Mapping[str, Any] | None
+    """The rule for its answer, as in the pipeline's source; None: whatever its model's policy says."""
+
+
+class MakeCall(Protocol):
+    """Makes calls of stored requests, under the policy that is in force when they run."""
+
+    async def __call__(self, request: StoredRequest) -> Call:
+        """Returns the call. Raises GatewayError as the edge would, also when the key is gone or may not use the model."""
+        ...
+
+
+class ServeCall(Protocol):
+    """The pipeline's `handle`."""
+
+    def __call__(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        """Serves the call. Raises GatewayError."""
+        ...
+
+
+class JobMeter(Protocol):
+    """The sink of what is counted of jobs. Every method is cheap and synchronous, and never raises."""
+
+    def began(self, job: Job, waited_s: float) -> None:
+        """Counts a job whose first piece has begun, so long after it could have."""
+        ...
+
+    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
+        """Counts a job that has ended, so long after it began."""
+        ...
+
+    def tried_again(self, error_class: str) -> None:
+        """Counts an attempt that came to nothing, after which there is another."""
+        ...
+
+    def lines(self, results: Sequence[LineResult]) -> None:
+        """Counts lines of batches whose results were committed."""
+        ...
+
+    def claim_lost(self) -> None:
+        """Counts a claim that ended while its worker still worked on it."""
+        ...
+
+    def braked(self, error_class: str) -> None:
+        """Counts a batch that was slowed down to single tries."""
+        ...
+
+    def degraded(self, code: str) -> None:
+        """Counts a call that became a job where it would have been refused with this code."""
+        ...
+
+    def delivered(self, endpoint: str, result: str) -> None:
+        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
+        ...
+
+    def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
+        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config."""
+        ...
+
+    def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
+        """Counts fields of lines that did not reach a provider's own Batch API as they were said, by field and how."""
+        ...
+
+    def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
+        """Sets how many dead letters there are; `now` is wall-clock seconds."""
+        ...
+
+    def replayed(self, error_class: str, *, is_ok: bool) -> None:
+        """Counts the end of a dead letter's replay."""
+        ...
+
+
+class NativeAccounts(Protocol):
+    """What keys may spend, where no call is made of it."""
+
+    def is_spent(self, key: Key) -> bool:
+        """Tells whether the key has nothing left of its budget."""
+        ...
+
+    def paid(self, key: Key, usd: float) -> None:
+        """Books what was paid on the key's account."""
+        ...
+
+    @property
+    def outlives(self) -> bool:
+        """Tells whether what is booked is known to whoever comes after this process."""
+        ...
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        """Books ahead what is going to be paid; returns the day it counts for. None: the budget has not so much left."""
+        ...
+
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
+        ...
+
+
+class ProviderBatches(Protocol):
+    """Providers' own Files and Batch APIs, with the credentials of the config.
+
+    Every method raises ProviderRefused, or Unreachable where there was no answer, or one that says nothing: then what was
+    asked may have been done.
+    """
+
+    async def upload(self, provider: Provider, filename: str, size: int, content: AsyncIterator[bytes]) -> str:
+        """Uploads the input file of a batch, of so many bytes; returns its id."""
+        ...
+
+    async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
+        """Returns the id of the input file of that name; older ones than `not_before` are not looked at."""
+        ...
+
+    async def create(
+        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
+
+        Raises NeverSent where nothing was asked of the provider.
+        """
+        ...
+
+    async def submit(
+        self, provider: Provider, size: int, content: AsyncIterator[bytes], may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch of lines that go along, `size` bytes of them; `may_send` is asked before each piece is sent.
+
+        Raises NeverSent where not all of them were: then there is no batch.
+        """
+        ...
+
+    async def find_submitted(
+        self,
+        provider: Provider,
+        is_ours: Callable[[str], bool],
+        lines: int,
+        others: Collection[str],
+        not_before: float,
+    ) -> RemoteBatch | None:
+        """Returns the batch of so many lines that went along, by their names; `others` are known to be somebody else's.
+
+        Raises NotToldYet where one that may be it tells nothing of its lines yet.
+        """
+        ...
+
+    async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
+        """Returns the batch that was made for `part`, or of that file where the provider keeps no metadata."""
+        ...
+
+    async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
+        """Returns a batch as it is now."""
+        ...
+
+    async def cancel(self, provider: Provider, batch_id: str) -> None:
+        """Asks a batch to stop."""
+        ...
+
+    def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
+        """Yields the bytes of a file; what comes before an error is good."""
+        ...
+
+    async def remove(self, provider: Provider, file_id: str) -> None:
+        """Removes a file; one that is not there is removed."""
+        ...
+
+
+# One request through the pipeline for a job, to its last byte, and what that came to: shared by calls and lines.
+#
+# It must not know jobs' stores. A stream is read to its end: whoever fetches the result gets it as it would have come.
+
+
+MOST_ANSWER_BYTES = 64 * 1024 * 1024
+"""A longer answer is not kept: it fails for good."""
+MESSAGES = "/messages"
+VERSION = (b"anthropic-version", b"2023-06-01")
+"""Said of calls of Messages that name none: the version that takes what later ones do, and `temperature` besides."""
+JSON = ((b"content-type", b"application/json"),)
+log = logging.getLogger("gateway.jobs")
+
+
+class AnswerTooLarge(CallerFault):
+    """The answer is longer than one that is kept: asked for again it would be so, too, and paid for again."""
+
+    status = 502
+    code = "answer_too_large"
+
+
+class ServedAnswer(NamedTuple):
+    """An answer as the pipeline gave it."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    def stored(self) -> StoredAnswer:
+        """Returns the answer as stores keep it."""
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers]
+        return StoredAnswer(self.status, headers, self.body)
+
+
+@dataclass(slots=True)
+class TryResult:
+    """What one try of one request came to."""
+
+    verdict: WorkVerdict
+    answer: ServedAnswer | None = None
+    """As the caller would have got it; None: it was broken off."""
+    error: JobError | None = None
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    """What its attempts have cost; None: not priced."""
+
+
+class CallServer:
+    """Serves stored requests."""
+
+    def __init__(
+        self, make_call: MakeCall, serve: ServeCall, clock: Clock, is_holding: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`is_holding` tells whether the delay queue has any call, of whomever."""
+        self.is_holding = is_holding
+        self._make_call = make_call
+        self._serve = serve
+        self._clock = clock
+
+    async def serve(
+        self,
+        request: StoredRequest,
+        on_call: list[Call] | None = None,
+        read: Callable[[Reply], Awaitable[ServedAnswer]] | None = None,
+    ) -> TryResult:
+        """Serves one request; cancelling it stops the call. `on_call` gets the call as soon as there is one.
+
+        `read` reads the reply in place of `read_reply`.
+        """
+        call: Call | None = None
+        try:
+            call = await self._make_call(request)
+            call.task = asyncio.current_task()
+            if on_call is not None:
+                on_call.append(call)
+            reply = await self._serve(call)
+            answer = await (read_reply if read is None else read)(reply)
+        except KeyReused as error:
+            if request.idempotency_key is None:
+                return self._refused(call, error, request)
+            # The key was another request's when this one was taken as a job, or has become it since: it was taken.
+            return await self.serve(request._replace(idempotency_key=None), on_call, read)
+        except GatewayError as error:
+            if isinstance(error, InternalError):
+                log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
+            return self._refused(call, error, request)
+        except Exception:
+            log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's
+            return self._refused(call, InternalError(), request)
+        verdict = verdict_of_status(answer.status)
+        if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
+            verdict = WorkVerdict(Outcome.TRANSIENT)
+        served = TryResult(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
+        if verdict.outcome is not Outcome.DONE:
+            why = failure_of(answer.status, bytes(answer.body))
+            served.error = _placed(JobError(call.outcome, why, self._clock.wall()), call)
+        return served
+
+    def refused(self, error: GatewayError) -> TryResult:
+        """Returns what a request has come to of which no call can be made."""
+        return self._refused(None, error)
+
+    def _refused(self, call: Call | None, error: GatewayError, request: StoredRequest | None = None) -> TryResult:
+        told = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)
+        answer = _error_answer(error, request)
+        return TryResult(
+            verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
+        )
+
+
+def _error_answer(error: GatewayError, request: StoredRequest | None) -> ServedAnswer:
+    """Returns the error as callers of the request's endpoint read it: those of Messages are Anthropic's."""
+    if request is None or not is_of_messages(request.endpoint):
+        body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        return ServedAnswer(error.status, JSON, orjson.dumps({"error": body}))
+    shaped = shapes.error(
+        "messages",
+        error.message,
+        status=error.status,
+        type=error.type,
+        code=error.code,
+        param=error.param,
+        request_id=request.id,
+    )
+    return ServedAnswer(error.status, (*JSON, (b"request-id", request.id.encode())), orjson.dumps(shaped))
+
+
+def with_version(endpoint: str, headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Returns a stored request's headers, of a call of Messages with the version of the API: a line of a batch has none."""
+    if not is_of_messages(endpoint) or any(name == VERSION[0] for name, _ in headers):
+        return headers
+    return [*headers, VERSION]
+
+
+def is_of_messages(endpoint: str) -> bool:
+    """Tells whether an endpoint, such as `/v1/messages`, is that of Anthropic's Messages."""
+    return endpoint.removeprefix("/v1") == MESSAGES
+
+
+def _placed(error: JobError, call: Call | None) -> JobError:
+    """Returns the error with where it happened: at the last target, and how far its attempt had come."""
+    if call is None or not call.attempts:
+        return error
+    last = call.attempts[-1]
+    phase = "" if last.phase is None else str(last.phase)
+    return error._replace(target=last.target, phase=phase, cost_usd=known_usd(call.attempts) or 0.0)
+
+
+async def read_reply(reply: Reply) -> ServedAnswer:
+    """Returns a whole answer. Raises AnswerTooLarge."""
+    body = reply.body
+    if reply.chunks is not None:
+        parts, size = [], 0
+        try:
+            async for chunk in reply.chunks:
+                size += len(chunk)
+                if size > MOST_ANSWER_BYTES:
+                    raise AnswerTooLarge(f"The answer has more than {MOST_ANSWER_BYTES} bytes, and is not kept.")
+                parts.append(chunk)
+        finally:
+            await reply.close()
+        body = b"".join(parts)
+    return ServedAnswer(reply.status, reply.shared, body)

@@ -1,0 +1,258 @@
+"""What operators may do with dead letters: look at them, have them run again, and throw them away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.core.clock import Clock
+from gateway.core.errors import NotFound
+from gateway.products.jobs.calls.ports import JobMeter
+from gateway.products.jobs.dead_letters.replay.replay import (
+    Again,
+    LetterFilter,
+    ReplaySpec,
+    id_of_replay,
+    letters_of,
+    replay_job,
+    why_not_again,
+)
+from gateway.products.jobs.dead_letters.rules import (
+    REPLAYS,
+    DeadGroup,
+    DeadLetter,
+    LetterPage,
+    LetterState,
+    derived_letter_id,
+)
+from gateway.products.jobs.model import DRAW_BYTES, JOB, Job, JobKind, JobsUnavailable, NewJob, new_id
+from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.store import Blobs, JobStore
+
+# What is done beside the work for dead letters: they are counted for the metrics, and the old ones thrown away.
+
+
+COUNT_S = 15.0
+"""So often they are counted."""
+TRIMS = 4
+"""At one of so many counts the old ones are thrown away."""
+AT_ONCE = 500
+log = logging.getLogger("gateway.jobs")
+
+
+class DeadLetterKeeping:
+    """Counts and trims."""
+
+    def __init__(self, store: JobStore, clock: Clock, rules: Callable[[], JobRules], meter: JobMeter | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._rules = rules
+        self._meter = meter
+
+    async def run_always(self) -> None:
+        """Counts and trims until it is cancelled."""
+        turn = 0
+        while True:
+            try:
+                await self.count()
+                if turn % TRIMS == TRIMS - 1:
+                    await self.trim()
+            except JobsUnavailable:  # the log says why
+                pass
+            except Exception:
+                log.exception("dead letters could not be counted, or old ones thrown away")
+            turn += 1
+            await self._clock.sleep(COUNT_S)
+
+    async def count(self) -> None:
+        """Tells the meter how many there are, and since when. Raises JobsUnavailable."""
+        if self._meter is not None:
+            self._meter.dead(await self._store.dead.groups(0), self._clock.wall())
+
+    async def trim(self) -> None:
+        """Throws away letters beyond their age, and payloads beyond their bound. Raises JobsUnavailable."""
+        rules = self._rules()
+        before = self._clock.wall() - rules.keep_dead_s
+        while await self._store.dead.trim(before, rules.dead_letters.max_bytes, AT_ONCE) == AT_ONCE:
+            pass
+
+
+NOT_THERE = "There is no such dead letter; GET /admin/dlq lists the groups, and their newest letters."
+PRICED = 20
+"""Letters of each model that are priced, to estimate what all of them would cost."""
+PURGED_AT_ONCE = 500
+
+
+@dataclass(slots=True)
+class PlannedModel:
+    """What a replay would send to one model."""
+
+    letters: int = 0
+    input_tokens: int = 0
+    priced: int = 0
+    usd: float | None = None
+    """Of those that are priced."""
+
+
+@dataclass(slots=True)
+class ReplayPlan:
+    """What a replay would do."""
+
+    letters: int = 0
+    gone: int = 0
+    """Letters that can't be run again."""
+    models: dict[str, PlannedModel] = field(default_factory=dict)
+    """Empty: deliveries, which go to no model."""
+
+
+class DeadLetterService:
+    """Answers operators."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Awaitable[JobStore]],
+        read_store: Callable[[], Awaitable[JobStore]],
+        blobs: Blobs,
+        clock: Clock,
+        rules: Callable[[], JobRules],
+        draw: Callable[[int], bytes],
+        price_of: Callable[[NewJob], Awaitable[float | None]],
+    ) -> None:
+        """`price_of` estimates what one attempt of a job costs in US dollars; None: it is not priced."""
+        self._open_store = open_store
+        self._read_store = read_store
+        self._blobs = blobs
+        self._clock = clock
+        self._rules = rules
+        self._draw = draw
+        self._price_of = price_of
+
+    async def groups(self) -> Sequence[DeadGroup]:
+        """Returns the groups, the largest first. Raises JobsUnavailable, as all methods do."""
+        return await (await self._read_store()).dead.groups(self._rules().dead_letters.samples)
+
+    async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
+        """Returns letters of a group, the oldest first."""
+        return await (await self._read_store()).dead.page(page)
+
+    async def find(self, letter_id: str) -> DeadLetter:
+        """Returns a letter. Raises NotFound."""
+        letter = await (await self._read_store()).dead.find(letter_id)
+        if letter is None:
+            raise NotFound(NOT_THERE)
+        return letter
+
+    async def payload(self, letter: DeadLetter) -> bytes | None:
+        """Returns what was to be done; None: it is gone."""
+        return await self._again(await self._read_store()).payload(letter)
+
+    async def replay_of(self, job_id: str) -> Job:
+        """Returns a replay. Raises NotFound."""
+        job = await (await self._read_store()).find(job_id, None)
+        if job is None or job.kind is not JobKind.REPLAY:
+            raise NotFound(NOT_THERE)
+        return job
+
+    async def replay(self, spec: ReplaySpec) -> Job:
+        """Begins a replay."""
+        store = await self._open_store()
+        new = replay_job(new_id(JOB, self._draw(DRAW_BYTES)), spec, self._clock.wall())
+        (accepted,) = await store.accept([new])
+        return accepted.job
+
+    async def plan(self, spec: ReplaySpec) -> ReplayPlan:
+        """Returns what a replay would do, and changes nothing; what it would cost is estimated from a few letters."""
+        store = await self._read_store()
+        again, plan = self._again(store), ReplayPlan()
+        async for letter in letters_of(store, spec.filter):
+            if letter.state is LetterState.REPLAYING:
+                continue
+            if spec.most is not None and plan.letters >= spec.most:
+                break
+            if not letter.is_replayable:
+                plan.gone += 1
+                continue
+            plan.letters += 1
+            name = "" if letter.kind == "delivery" else spec.to_model or letter.model
+            of_model = plan.models.setdefault(name, PlannedModel())
+            of_model.letters += 1
+            if of_model.priced < PRICED and name:
+                await self._price(of_model, await again.job_of(letter, spec))
+        return plan
+
+    async def purge(self, chosen: LetterFilter) -> int:
+        """Throws letters away; returns how many."""
+        store, purged = await self._read_store(), 0
+        ids: list[str] = []
+        async for letter in letters_of(store, chosen):
+            ids.append(letter.id)
+            if len(ids) == PURGED_AT_ONCE:
+                purged, ids = purged + await store.dead.purge(ids), []
+        return purged + (await store.dead.purge(ids) if ids else 0)
+
+    async def _price(self, of_model: PlannedModel, new: NewJob | None) -> None:
+        if new is None:
+            return
+        usd = await self._price_of(new)
+        of_model.priced += 1
+        of_model.input_tokens += len(new.payload) // 4
+        if usd is not None:
+            of_model.usd = (of_model.usd or 0.0) + usd
+
+    def _again(self, store: JobStore) -> Again:
+        return Again(store, self._blobs, self._clock, self._rules)
+
+
+# Jobs and batches that failed, tried again by their ids: what is dead of them is replayed.
+
+
+class Retried(NamedTuple):
+    """What is tried again of one job or batch."""
+
+    letters: int
+    """Dead letters: one for a job, as many as lines for a batch."""
+    replay: str
+    """The id of the replay that begins with them."""
+    job: str | None
+    """The id of the new job; None: of a batch, where each line is one of its own."""
+
+
+class JobRetries:
+    """Tries jobs again, for operators."""
+
+    def __init__(self, dead: DeadLetterService, read_store: Callable[[], Awaitable[JobStore]]) -> None:
+        self._dead = dead
+        self._read_store = read_store
+
+    async def retry(self, job_id: str) -> Retried | str | None:
+        """Begins with a job, or the dead lines of a batch, again; a text says why not; None: there is no such job.
+
+        Raises JobsUnavailable.
+        """
+        store = await self._read_store()
+        job = await store.find(job_id, None)
+        if job is None:
+            return None
+        if job.kind is JobKind.BATCH:
+            return await self._retry_lines(store, job)
+        letter = await store.dead.find(job.about.get(REPLAYS) or derived_letter_id(job.id, None))
+        why_not = why_not_again(job, letter)
+        if why_not or letter is None:
+            return why_not
+        replay = await self._dead.replay(ReplaySpec(LetterFilter(id=letter.id)))
+        return Retried(1, replay.id, id_of_replay(letter, letter.replays + 1))
+
+    async def _retry_lines(self, store: JobStore, job: Job) -> Retried | str:
+        chosen = LetterFilter(kind="line", job_id=job.id)
+        count = 0
+        async for letter in letters_of(store, chosen):
+            count += _is_due(letter)
+        if not count:
+            return why_not_again(job, None)
+        return Retried(count, (await self._dead.replay(ReplaySpec(chosen))).id, None)
+
+
+def _is_due(letter: DeadLetter) -> bool:
+    return letter.is_replayable and letter.state is not LetterState.REPLAYING

@@ -1,0 +1,341 @@
+"""The store of jobs in the Redis that replicas share: jobs outlive every process, and replicas share the work.
+
+Each method is one script, or a look and a script; `lua/` has the hot steps, `steps` takes the others as the reference says. A
+claim is a lease: who does not renew it loses the piece to another replica, and whatever it still writes changes nothing. Unlike
+the other ports in Redis this one never pretends: where the Redis does not answer, every method raises JobsUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from secrets import token_hex
+from typing import Final
+
+from gateway.core.errors import StoreUnusable
+from gateway.core.types import Lane
+from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
+from gateway.features.runs.redis import RedisRuns
+from gateway.fleet.lease.lease import SharedState
+from gateway.products.batches.redis import RedisJobFiles
+from gateway.products.jobs.dead_letters.redis.dead_letters import RedisDeadLetters
+from gateway.products.jobs.dead_letters.rules import DeadLetter
+from gateway.products.jobs.model import (
+    Accepted,
+    ChunkPlan,
+    ChunkResult,
+    ClaimAsk,
+    ClaimedWork,
+    Following,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    JobsUnavailable,
+    LineResult,
+    NewJob,
+    StoredAnswer,
+    WriteResult,
+    nothing_follows,
+)
+from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
+from gateway.products.jobs.redis_partitions.durability import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
+from gateway.products.jobs.redis_records import acceptance as places
+from gateway.products.jobs.redis_records import records
+from gateway.products.jobs.redis_records.acceptance import (
+    HeardClaims,
+    JobPlaces,
+    RedisAcceptance,
+    RedisCommits,
+    RedisWrites,
+)
+from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
+
+LEASE_S = 15.0
+CHECK_S = 600.0
+"""Seconds after which the settings of the Redis are looked at again."""
+RECHECK_S = 5.0
+"""The same while they are such that jobs are refused: somebody may be about to mend them."""
+LAST_S = 5.0
+"""Seconds that what is under way has at the end."""
+log = logging.getLogger("gateway.jobs")
+
+
+class RedisJobStore:
+    """Implements `gateway.products.jobs.store.JobStore` in one event loop, on links that are up; `opening` makes it."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        partitions: int,
+        replica: str,
+        durability: JobDurability,
+        bounds: OpenBounds | None = None,
+        following: Following = nothing_follows,
+        *,
+        kept_bounds: KeptBounds | None = None,
+        wall: Callable[[], float] | None = None,
+        lease_s: float = LEASE_S,
+        is_hasty: bool = False,
+    ) -> None:
+        """`links[0]` is the one for scripts. In tests `wall` replaces the server's clock, and `is_hasty` has every look do all.
+
+        The bound of open jobs in all is exact with one partition; with several it counts those of the others as of a
+        second ago. That of a tenant is always exact.
+        """
+        self.lease_s = lease_s
+        self.promise, self.calm_s = durability.promise, durability.calm_s
+        self._links = links
+        self._durability = durability
+        self._wakes: list[Callable[[], None]] = []
+        self._partitions = JobPartitions(links[0], partitions, wall, self._ready, durability)
+        self._steps = RedisSteps(self._partitions, following)
+        self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
+        self._background = BackgroundTasks()
+        elsewhere = self._claims.open_elsewhere
+        bounds = bounds or OpenBounds()
+        self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
+        self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
+        self._places = JobPlaces(self._partitions)
+        kept_bounds = kept_bounds or KeptBounds()
+        self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, kept_bounds)
+        self.runs = RedisRuns(self._partitions, self._refuse_if_unfit, kept_bounds.run_bytes)
+        self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, kept_bounds)
+        self._writes = RedisWrites(self._partitions, self._steps, self._places)
+        self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
+        self._heard = HeardClaims(self._claims, self._writes, self._places, self._background)
+        self._commits = RedisCommits(self._partitions, self._background)
+        self._ticking: asyncio.Task[None] | None = None
+        self._checked_at = time.monotonic()
+        self._problem = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Tells whether jobs are expected to be kept: the last answer of the Redis came, and it may keep jobs."""
+        return self._partitions.is_well and not self._problem
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, durably; all or none of those of one tenant. Raises TooManyJobs above a bound of open jobs."""
+        self._refuse_if_unfit()
+        return await self._acceptance.accept(jobs)
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
+        return await self._heard.claim(asks)
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Extends claims, and says what has been asked of their jobs meanwhile."""
+        return await self._claims.renew(works)
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+        return await self._writes.give_back(work, run_at, error, is_attempt=is_attempt)
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        return await self._writes.park(work, children, marks)
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        return await self._writes.begin_lines(work, plan, marks)
+
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
+        return await self._commits.commit(work, results, dead)
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, in the order of lines."""
+        return await self._places.lines(self._partitions.of_work(work), work.job.id, [work.piece])
+
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
+        return await self._writes.note(work, marks)
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
+        return await self._writes.complete_chunk(work, result)
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        partition = await self._places.find(job_id, None)
+        return [] if partition is None else await self._places.chunks(partition, job_id)
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete."""
+        partition = self._partitions.of_work(work)
+        return await self._places.lines(partition, work.job.id, await self._places.open_chunks(partition, work.job.id))
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step.
+
+        They are kept beside it: a job that follows is of the same tenant, or of none.
+        """
+        return await self._writes.finish(work, end, following)
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job, durably; an ended job stays as it is."""
+        partition = await self._places.find(job_id, tenant)
+        if partition is None:
+            return None
+
+        async def ask(_is_again: bool) -> Job | None:  # as `insist` calls it
+            return await self._steps.flag(partition, job_id, tenant, flag)
+
+        return await self._partitions.insist(ask)
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        row = await self._places.row(job_id, tenant, b"s")
+        return None if row is None else records.read_job(job_id, row[0])
+
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
+        """Returns the stored answer of a `call` that has one."""
+        row = await self._places.row(job_id, tenant, b"s", b"a", b"y")
+        return None if row is None or row[1] is None else records.read_answer(row[1], row[2])
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+        if query.after is None:
+            return await places.page_of(self._partitions, query, None)
+        row = await self._places.row(query.after, query.tenant, b"s")
+        return (
+            JobPage([], has_more=False)
+            if row is None
+            else await places.page_of(self._partitions, query, records.seq_of(row[0]))
+        )
+
+    async def identity(self) -> str:
+        """Returns what tells the jobs of this namespace from all others."""
+        key = self._links[0].slot_key("jobs", "all") + b":identity"
+        await self._partitions.command(b"SET", key, token_hex(8), b"NX")
+        identity: bytes = await self._partitions.command(b"GET", key)
+        return identity.decode()
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets the jobs that ended first, before `before`, with their answers."""
+        return await places.forget_ended(self._partitions, before, most)
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called when work became ready by this replica; what others make ready the next claim finds."""
+        self._wakes.append(wake)
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs, as of the last look."""
+        return self._claims.depth()
+
+    def tick(self) -> None:
+        """Lets time do what is due where no claim did it in the last second, and looks at the settings now and then."""
+        if not self._partitions.is_closed and (self._ticking is None or self._ticking.done()):
+            self._ticking = self._background.start(self._tick())
+
+    async def settled(self) -> None:
+        """Returns when what the last tick began is done."""
+        if self._ticking is not None:
+            await asyncio.wait([self._ticking])
+
+    async def aclose(self) -> None:
+        """Waits for what is under way, and takes nothing more."""
+        if not self._partitions.is_closed:
+            await self.events.aclose()
+            await self._background.aclose(LAST_S)
+            self._partitions.is_closed = True
+            await asyncio.gather(*[link.aclose() for link in self._links])
+
+    async def _tick(self) -> None:
+        with suppress(JobsUnavailable):
+            if self._claims.is_silent():
+                await self._claims.look()
+            if time.monotonic() - self._checked_at > (RECHECK_S if self._problem else CHECK_S):
+                self._checked_at = time.monotonic()
+                await self._claims.tidy()
+                await self._look_at_settings()
+
+    async def _look_at_settings(self) -> None:
+        try:
+            await self._durability.check()
+        except StoreUnusable as error:
+            if str(error) != self._problem:
+                log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
+            self._problem = str(error)
+            return
+        self.promise, self.calm_s = self._durability.promise, self._durability.calm_s
+        if self._problem:
+            log.warning("jobs are on again")
+        self._problem = ""
+
+    async def _stop(self, partition: int, job_id: str) -> None:
+        """Stops a job of which whoever sent it does not know."""
+        await self._steps.flag(partition, job_id, None, JobFlag.CANCEL)
+
+    def _refuse_if_unfit(self) -> None:
+        if self._problem:
+            raise JobsUnavailable(f"Jobs cannot be kept now: {self._problem}.")
+
+    def _ready(self) -> None:
+        for wake in self._wakes:
+            wake()
+
+
+# Opens the store of jobs in a Redis: its links, its settings, and how many partitions it has.
+
+
+TIMEOUT_S: Final = 2.0
+"""Of a script about jobs: longer than that of limits, whose link it does not share."""
+CONNECTIONS: Final = 2
+FORMAT: Final = 1
+"""The version of the data of jobs: a store of a later one is left alone."""
+
+
+async def open_store(
+    shared: SharedState,
+    replica: str,
+    wall: Callable[[], float] | None,
+    bounds: OpenBounds,
+    accept: Accept,
+    following: Following,
+    kept_bounds: KeptBounds | None = None,
+) -> RedisJobStore:
+    """Returns the store, connected. Raises StoreUnusable."""
+    patient = replace(shared, timeout_s=max(TIMEOUT_S, shared.timeout_s), connections=CONNECTIONS)
+    links = [Link(patient), Link(replace(patient, connections=1))]
+    try:
+        for link in links:
+            await link.start()
+        partitions = await partitions_of(links[0], is_cluster="+cluster:" in shared.url)
+        keys = [links[1].slot_key("jobs", str(partition)) + b":sync" for partition in range(partitions)]
+        durability = JobDurability(links[1], keys, accept)
+        await durability.check()
+    except BaseException as error:
+        reason = links[0].reason or error  # once it is closed, that is the reason
+        for link in links:
+            await link.aclose()
+        if isinstance(error, JobsUnavailable | StoreGone):
+            raise StoreUnusable(f"the Redis for jobs cannot be used: {reason}") from error
+        raise
+    return RedisJobStore(links, partitions, replica, durability, bounds, following, kept_bounds=kept_bounds, wall=wall)
+
+
+async def partitions_of(link: Link, *, is_cluster: bool) -> int:
+    """Returns how many partitions there are: as many as the first who opened it has made. Raises StoreGone, StoreUnusable."""
+    key = link.slot_key("jobs", "all") + b":format"
+    made = f"{FORMAT}:{MOST_PARTITIONS if is_cluster else 1}"
+    await link.command(b"SET", key, made, b"NX")
+    version, _, number = (await link.command(b"GET", key)).decode().partition(":")
+    if int(version) > FORMAT:
+        raise StoreUnusable(
+            f"the jobs in this Redis are of a later release (format {version}): run that one, or give jobs another namespace"
+        )
+    return int(number)

@@ -1,0 +1,462 @@
+"""The URLs that requests name: any number of them, of which each host delays only itself, and each tenant only himself.
+
+They share one segment of jobs, so that stores and metrics know nothing of their number. What cannot be sent now is put off,
+each next delivery to the same host a little longer. Bounded: of a host nothing is remembered while there is nothing worth
+remembering, and of the others only so many.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from standardwebhooks import Webhook
+
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidRequest
+from gateway.core.limits.headers import parse_retry_after
+from gateway.core.snapshot.snapshot import Key
+from gateway.products.jobs.model import Job, JobEnd, JobError, JobState
+from gateway.products.jobs.rules import JobRules, SegmentRules
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.webhooks.outward import FetchRefused, NotPublic, Outward, Unreachable, read_public_url
+from gateway.products.jobs.webhooks.rules import (
+    ENDPOINT,
+    EVENT,
+    IN_FLIGHT,
+    MESSAGE_ID,
+    OF,
+    REQUEST_KEY,
+    REQUEST_URL,
+    REQUESTED,
+    REQUESTED_SEGMENT,
+    REQUESTS_IN_FLIGHT,
+    SEGMENT,
+    TENANT,
+    TENANT_IN_FLIGHT,
+    TIMEOUT_S,
+    DeliveryResult,
+    WebhookRules,
+    Webhooks,
+    next_attempt_s,
+    rest_s,
+    result_of,
+)
+from gateway.products.jobs.worker import RunningWork
+
+# Signatures of deliveries, as https://github.com/standard-webhooks/standard-webhooks has them, by its own library.
+
+
+USER_AGENT: Final = b"llm-gateway-sidecar"
+"""Many a firewall refuses requests that have none."""
+
+
+def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of a delivery: `id` is the same for each attempt, `now` is wall-clock seconds.
+
+    Each secret signs, so that a receiver with either of them can verify it.
+    """
+    at = datetime.fromtimestamp(int(now), UTC)
+    signatures = " ".join(Webhook(secret).sign(id, at, body.decode()) for secret in secrets)
+    return [
+        (b"content-type", b"application/json"),
+        (b"user-agent", USER_AGENT),
+        (b"webhook-id", id.encode()),
+        (b"webhook-timestamp", b"%d" % int(now)),
+        (b"webhook-signature", signatures.encode()),
+    ]
+
+
+# What this gateway has learned of one endpoint of webhooks, and what it may be sent now. Kept in memory.
+
+
+LAST_RESULTS: Final = 10
+"""Attempts that are remembered, for operators."""
+LONGEST_LINE_S: Final = 60.0
+_LATEST: Final = 0.3
+"""The weight of the latest attempt in how long one takes."""
+
+
+class AttemptResult(NamedTuple):
+    """What an attempt came to."""
+
+    result: DeliveryResult
+    why: str
+    asked_s: float | None = None
+    """The endpoint's Retry-After."""
+    at: float = 0.0
+    """Wall-clock seconds."""
+    event: str = ""
+    of: str = ""
+    """The id of the job that the event is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryTurn:
+    """The right to send one delivery now, and all that it takes."""
+
+    name: str
+    """As metrics have it."""
+    shown: str
+    """As the log may have it: a name of the config, or the origin of a URL."""
+    url: str = field(repr=False)
+    secrets: tuple[bytes, ...] = field(repr=False)
+    outward: Outward
+    gone_ends_it: bool
+    """Told that nobody is there any more, the delivery ends; else it waits for its endpoint to come back."""
+    end: Callable[[AttemptResult | None], None]
+    """Gives the turn back, with what came of it; None: it was broken off."""
+
+
+@dataclass(slots=True)
+class HookStanding:
+    """How one endpoint does."""
+
+    in_flight: int = 0
+    is_gone: bool = False
+    is_disabled: bool = False
+    """By an operator."""
+    throttled: int = 0
+    """So many times in a row."""
+    rests_until: float = 0.0
+    last: deque[AttemptResult] = field(default_factory=lambda: deque(maxlen=LAST_RESULTS))
+    took_s: float = 1.0
+    """About how long an attempt takes."""
+    line_ends_at: float = 0.0
+    """When the last of those that were put off is to be tried."""
+
+    @property
+    def is_off(self) -> bool:
+        """Tells whether it is to hear nothing until somebody says otherwise."""
+        return self.is_gone or self.is_disabled
+
+    @property
+    def most(self) -> int:
+        """Returns how many deliveries it may have at a time: after a rest one, until it takes one."""
+        return 1 if self.throttled else IN_FLIGHT
+
+    def may_begin(self, now: float) -> bool:
+        """Tells whether another delivery may be sent to it."""
+        return not self.is_off and self.rests_until <= now and self.in_flight < self.most
+
+    def line_up(self, now: float) -> float:
+        """Returns for how many seconds a delivery is put off that cannot be sent now: each next one for a little longer, as
+        long as those before it will take. A line longer than `LONGEST_LINE_S` begins anew: an endpoint that was slow may be
+        fast again."""
+        begins_at = max(now, self.rests_until)
+        if not begins_at <= self.line_ends_at < begins_at + LONGEST_LINE_S:
+            self.line_ends_at = begins_at
+        self.line_ends_at += self.took_s / self.most
+        return self.line_ends_at - now
+
+    def note(self, attempt: AttemptResult, began_at: float, now: float) -> None:
+        """Learns from an attempt."""
+        self.last.append(attempt)
+        self.took_s += _LATEST * (min(now - began_at, TIMEOUT_S) - self.took_s)
+        if attempt.result is DeliveryResult.OK:
+            self.throttled = 0
+        elif attempt.result is DeliveryResult.THROTTLED:
+            self.throttled += 1
+            self.rests_until = now + rest_s(self.throttled, attempt.asked_s)
+
+    def enable(self) -> None:
+        """Gives it a fresh start."""
+        self.is_gone = self.is_disabled = False
+        self.throttled, self.rests_until, self.line_ends_at = 0, 0.0, 0.0
+
+
+# The endpoints of the config: which are throttled, disabled, or want to hear nothing any more.
+#
+# Kept in memory: a restart, or a change of the endpoint's entry in the config, gives it a fresh start.
+
+
+ENDPOINTS_LOOK_AGAIN_S = 5.0
+"""A delivery that was claimed in the moment in which its endpoint began to rest, or went, is looked at again so much later."""
+log = logging.getLogger("gateway.jobs")
+
+
+class Endpoints:
+    """The endpoints in force, and how many deliveries each may be given now."""
+
+    def __init__(self, webhooks: Callable[[], Webhooks], monotonic: Callable[[], float], outward: Outward) -> None:
+        """`webhooks` gives those in force; what they are told leaves by `outward`."""
+        self._webhooks = webhooks
+        self._monotonic = monotonic
+        self.outward = outward
+        self._standings: dict[str, tuple[WebhookRules, HookStanding]] = {}
+
+    def find(self, name: str) -> WebhookRules | None:
+        """Returns an endpoint that is in force."""
+        return self._webhooks().get(name)
+
+    def segments(self) -> Sequence[SegmentRules]:
+        """Returns the segments of deliveries, with how many may run now: none of an endpoint that rests, or is off."""
+        now = self._monotonic()
+        return [self._segment(rules, now) for rules in self._webhooks().values()]
+
+    def turn(self, job: Job) -> DeliveryTurn | float:
+        """Returns the right to send a delivery, or for how many seconds it is put off."""
+        rules = self.find(job.about[ENDPOINT])
+        if rules is None:
+            return ENDPOINTS_LOOK_AGAIN_S
+        standing, now = self.standing(rules), self._monotonic()
+        if standing.is_off or standing.rests_until > now:
+            return ENDPOINTS_LOOK_AGAIN_S
+        standing.in_flight += 1
+
+        def end(attempt: AttemptResult | None) -> None:
+            standing.in_flight -= 1
+            if attempt is not None:
+                self._note(rules, standing, attempt, now)
+
+        return DeliveryTurn(rules.name, rules.name, rules.url, rules.secrets, self.outward, gone_ends_it=False, end=end)
+
+    def standing(self, rules: WebhookRules) -> HookStanding:
+        """Returns how an endpoint does, as long as its entry is the same."""
+        known = self._standings.get(rules.name)
+        if known is None or known[0] != rules:
+            known = self._standings[rules.name] = rules, HookStanding()
+        return known[1]
+
+    def _segment(self, rules: WebhookRules, now: float) -> SegmentRules:
+        standing = self.standing(rules)
+        is_silent = standing.is_off or standing.rests_until > now
+        return SegmentRules(rules.segment, concurrency=0 if is_silent else standing.most)
+
+    def _note(self, rules: WebhookRules, standing: HookStanding, attempt: AttemptResult, began_at: float) -> None:
+        standing.note(attempt, began_at, self._monotonic())
+        if attempt.result is DeliveryResult.GONE and not standing.is_gone:
+            standing.is_gone = True
+            log.warning(
+                "webhook %s answered 410 Gone: it gets nothing any more until its entry in the config changes, the gateway "
+                "starts again, or `gateway webhooks enable` says so; what is for it waits",
+                rules.name,
+            )
+
+
+MOST_HOSTS: Final = 4096
+"""Hosts that are remembered, because something is under way to them, or they rest."""
+LOOK_AGAIN_S: Final = 300.0
+"""A delivery of a key that is gone, or has no secrets any more, is looked at again so much later."""
+_UNREADABLE: Final = "no public URL"
+
+Place = tuple[str, str]
+"""Tenant and origin: what one tenant's endpoint has earned does not concern another's at the same host."""
+
+
+class WebhookNotAllowed(InvalidRequest):
+    """Requests may not name URLs here, or those of this key may not."""
+
+    code = "webhook_not_allowed"
+
+
+def refuse_request_url(url: str, rules: JobRules, key: Key) -> None:
+    """Raises WebhookNotAllowed where a request named a URL, and may not; an empty one was not named."""
+    if url and not rules.allow_request_urls:
+        raise WebhookNotAllowed(
+            "URLs in requests ('webhook', x-gateway-webhook) are not allowed here; set allow_request_urls: true in "
+            "policies/jobs.yaml, or name the endpoint in the config's section 'webhooks'.",
+            param="webhook",
+        )
+    if url and not key.webhook_secrets:
+        raise WebhookNotAllowed(
+            f"Nothing would sign what the URL in 'webhook' is told: give the key '{key.name}' webhook_secrets in the "
+            "config, or webhook_settings.request_secrets where there are no keys.",
+            param="webhook",
+        )
+
+
+class RequestedUrls:
+    """What may be sent to URLs of requests now."""
+
+    def __init__(
+        self,
+        is_allowed: Callable[[], bool],
+        secrets_of: Callable[[str], tuple[bytes, ...]],
+        monotonic: Callable[[], float],
+        outward: Outward,
+    ) -> None:
+        """`secrets_of` gives those of a key, by its name, none where it is gone; `outward` is guarded."""
+        self._is_allowed = is_allowed
+        self._secrets_of = secrets_of
+        self._monotonic = monotonic
+        self._outward = outward
+        self._standings: OrderedDict[Place, HookStanding] = OrderedDict()
+        self._by_tenant: Counter[str] = Counter()
+        self.last: deque[AttemptResult] = deque(maxlen=LAST_RESULTS)
+        """The last attempts at all of them."""
+
+    def __len__(self) -> int:
+        return len(self._standings)
+
+    @property
+    def in_flight(self) -> int:
+        """Returns how many deliveries are under way."""
+        return self._by_tenant.total()
+
+    @property
+    def resting(self) -> int:
+        """Returns how many hosts are left alone for a while."""
+        now = self._monotonic()
+        return sum(standing.rests_until > now for standing in self._standings.values())
+
+    @property
+    def is_allowed(self) -> bool:
+        """Tells whether requests may name URLs."""
+        return self._is_allowed()
+
+    def segments(self) -> Sequence[SegmentRules]:
+        """Returns their segment; while URLs are not allowed, what was taken before waits."""
+        return [SegmentRules(REQUESTED_SEGMENT, concurrency=REQUESTS_IN_FLIGHT if self._is_allowed() else 0)]
+
+    def turn(self, job: Job) -> DeliveryTurn | float:
+        """Returns the right to send a delivery, or for how many seconds it is put off."""
+        url, tenant = job.about[REQUEST_URL], job.about[TENANT]
+        secrets = self._secrets_of(job.about[REQUEST_KEY])
+        if not secrets or not self._is_allowed():
+            return LOOK_AGAIN_S
+        origin, now = _origin_of(url), self._monotonic()
+        place = tenant, origin
+        standing = self._standing(place)
+        if not standing.may_begin(now) or self._by_tenant[tenant] >= TENANT_IN_FLIGHT:
+            return standing.line_up(now)
+        standing.in_flight += 1
+        self._by_tenant[tenant] += 1
+
+        def end(attempt: AttemptResult | None) -> None:
+            standing.in_flight -= 1
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
+            if attempt is not None:
+                standing.note(attempt, now, self._monotonic())
+                self.last.append(attempt)
+            self._forget_if_plain(place, standing)
+
+        return DeliveryTurn(REQUESTED, f"at {origin}", url, secrets, self._outward, gone_ends_it=True, end=end)
+
+    def _standing(self, place: Place) -> HookStanding:
+        standing = self._standings.get(place)
+        if standing is None:
+            if len(self._standings) >= MOST_HOSTS:
+                self._forget_one()
+            standing = self._standings[place] = HookStanding()
+        self._standings.move_to_end(place)
+        return standing
+
+    def _forget_if_plain(self, place: Place, standing: HookStanding) -> None:
+        """A host that takes what it gets, and gets nothing now, needs no memory; nor does one whose line is over."""
+        is_plain = not standing.in_flight and not standing.throttled and standing.line_ends_at <= self._monotonic()
+        if is_plain and self._standings.get(place) is standing:
+            del self._standings[place]
+
+    def _forget_one(self) -> None:
+        """Forgets the host that was in use longest ago, never one that something is under way to: these are few."""
+        place = next((place for place, standing in self._standings.items() if not standing.in_flight), None)
+        if place is not None:
+            del self._standings[place]
+
+
+def _origin_of(url: str) -> str:
+    try:
+        return read_public_url(url).origin
+    except NotPublic:  # it was taken under other rules; the guard refuses it once more
+        return _UNREADABLE
+
+
+# The life of a delivery: one event, posted to one endpoint until it is taken, or was tried as often as may be.
+#
+# A delivery is at least once: one that was cut off may have arrived, and comes again under the same `webhook-id`. What it is
+# signed with, and where it goes, is looked up anew for each attempt.
+
+
+def delivery_segments(endpoints: Endpoints, requested: RequestedUrls, store: JobStore) -> Sequence[SegmentRules]:
+    """Returns all segments of deliveries, those that rest, are off or have left the config with no room: what waits there is
+    not even looked at."""
+    known = [*endpoints.segments(), *requested.segments()]
+    names = {one.name for one in known}
+    gone = {segment for segment, _, _ in store.depth() if segment.startswith(SEGMENT)} - names
+    return [*known, *(SegmentRules(segment, concurrency=0) for segment in sorted(gone))]
+
+
+class Deliveries:
+    """Runs jobs of kind `delivery`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        endpoints: Endpoints,
+        requested: RequestedUrls,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._store = store
+        self._endpoints = endpoints
+        self._requested = requested
+        self._clock = clock
+        self._draw = draw
+
+    async def run(self, running: RunningWork) -> None:
+        """Tries a delivery once, and ends its claim."""
+        job = running.work.job
+        places = self._requested if job.about[ENDPOINT] == REQUESTED else self._endpoints
+        turn = places.turn(job)
+        if not isinstance(turn, DeliveryTurn):
+            await self._put_off(running, turn)
+            return
+        attempt: AttemptResult | None = None
+        try:
+            attempt = await self._post(turn, running)
+        finally:
+            turn.end(attempt)
+        if running.meter is not None:
+            running.meter.delivered(turn.name, attempt.result.value)
+        if attempt.result is DeliveryResult.OK:
+            await running.finish(self._store, JobEnd(JobState.SUCCEEDED, is_attempt=True))
+        else:
+            await self._failed(running, turn, attempt)
+
+    async def _post(self, turn: DeliveryTurn, running: RunningWork) -> AttemptResult:
+        """Returns what came of an attempt."""
+        work, now = running.work, self._clock.wall()
+        event, of = work.job.about[EVENT], work.job.about[OF]
+        headers = signed_headers(turn.secrets, work.job.about.get(MESSAGE_ID, work.job.id), work.payload, now)
+        try:
+            answer = await turn.outward.post(turn.url, headers, work.payload, TIMEOUT_S)
+        except FetchRefused as error:
+            return AttemptResult(DeliveryResult.REFUSED, str(error), None, now, event, of)
+        except Unreachable as error:
+            return AttemptResult(DeliveryResult.UNREACHABLE, str(error), None, now, event, of)
+        asked_s = parse_retry_after(answer.retry_after, self._clock.wall()) if answer.retry_after else None
+        return AttemptResult(result_of(answer.status), f"the answer was {answer.status}", asked_s, now, event, of)
+
+    async def _failed(self, running: RunningWork, turn: DeliveryTurn, attempt: AttemptResult) -> None:
+        job, now = running.work.job, self._clock.wall()
+        error = JobError(f"webhook_{attempt.result.value}", attempt.why, now)
+        attempts = job.attempts + 1
+        wait_s = next_attempt_s(attempts, self._draw(), attempt.asked_s)
+        is_last = attempt.result is DeliveryResult.REFUSED or (
+            attempt.result is DeliveryResult.GONE and turn.gone_ends_it
+        )
+        if wait_s is None or is_last or running.ends_as is not None:
+            log.warning(
+                "webhook %s was not told of %s (%s) in %d attempts: %s",
+                *(turn.shown, job.about[OF], job.about[EVENT], attempts, attempt.why),
+            )
+            await running.finish(self._store, JobEnd(running.ends_as or JobState.FAILED, error, is_attempt=True))
+            return
+        run_at = now + wait_s
+        give_back = self._store.give_back
+        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=True))
+        if running.meter is not None:
+            running.meter.tried_again(error.error_class)
+
+    async def _put_off(self, running: RunningWork, wait_s: float) -> None:
+        """The endpoint is not to be told anything now; that is no attempt."""
+        run_at = self._clock.wall() + wait_s
+        await running.write(lambda: self._store.give_back(running.work, run_at=run_at, is_attempt=False))

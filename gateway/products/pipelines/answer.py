@@ -1,0 +1,224 @@
+"""A run's answer, in the form of the endpoint at which it was asked for.
+
+Source: OpenAI's chat completion and response objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.products.jobs.model import Tally
+from gateway.products.pipelines.compile.compiling import PATHS, PipelinePlan
+from gateway.products.pipelines.rules import (
+    RUN_BUDGET_EXCEEDED,
+    StepError,
+    StepPart,
+    StepPhase,
+    StepState,
+    misfit_of,
+    with_defaults,
+)
+from gateway.products.pipelines.templates.templates import as_text
+
+RUN: Final = b"x-gateway-run"
+STEPS: Final = b"x-gateway-steps"
+MOST_HEADER_CHARS: Final = 2_000
+
+
+class PipelineFailed(GatewayError):
+    """A step has failed for good, and the plan does not accept that. To send the call again would pay for all steps again."""
+
+    status = 502
+    code = "run_failed"
+    should_retry = False
+
+
+class PipelineUnfinished(GatewayError):
+    """The caller's time is over before the run's; the run goes on."""
+
+    status = 504
+    code = "run_unfinished"
+    should_retry = False
+
+
+def answer_body(endpoint: str, run_id: str, model: str, output: Any, tally: Tally, now: float) -> bytes:
+    """Returns the body of a run that has come to something."""
+    text = as_text(output)
+    if endpoint == PATHS["responses"]:
+        return orjson.dumps(_response(run_id, model, text, tally, now))
+    return orjson.dumps(
+        {
+            "id": f"chatcmpl-{run_id}",
+            "object": "chat.completion",
+            "created": int(now),
+            "model": model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {
+                "prompt_tokens": tally.input_tokens,
+                "completion_tokens": tally.output_tokens,
+                "total_tokens": tally.input_tokens + tally.output_tokens,
+                "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+            },
+        }
+    )
+
+
+def run_headers(run_id: str, steps: Mapping[str, StepState]) -> list[tuple[str, str]]:
+    """Returns the headers that tell of a run: its id, and of each step how many answers it has come to."""
+    told = " ".join(f"{name}:{_told(state)}" for name, state in steps.items())
+    return [(RUN.decode(), run_id), (STEPS.decode(), told[:MOST_HEADER_CHARS])]
+
+
+def _told(state: StepState) -> str:
+    if state.phase is StepPhase.RUNNING:
+        return "stopped"
+    if state.is_lost:
+        return "failed"
+    count = f"{state.total - state.failed}/{state.total}" if state.failed else str(state.total)
+    return f"{count}(repaired)" if state.part is StepPart.SECOND else count
+
+
+def failure_body(run_id: str, why: StepError) -> bytes:
+    """Returns the body of a run that has failed: an error in OpenAI's shape."""
+    return orjson.dumps({"error": failure(run_id, why)})
+
+
+def failure(run_id: str, why: StepError) -> Mapping[str, Any]:
+    """Returns the error of a run that has failed."""
+    where = f"The step '{why.step}' of the pipeline has failed" if why.step else "The pipeline has failed"
+    return {
+        "message": f"{where}: {why.error_class}: {why.message}",
+        "type": PipelineFailed.type,
+        "param": why.step or None,
+        "code": RUN_BUDGET_EXCEEDED if why.error_class == RUN_BUDGET_EXCEEDED else PipelineFailed.code,
+        "run_id": run_id,
+    }
+
+
+def _response(run_id: str, model: str, text: str, tally: Tally, now: float) -> dict[str, Any]:
+    message = {
+        "id": f"msg_{run_id}",
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text, "annotations": []}],
+    }
+    return {
+        "id": f"resp_{run_id}",
+        "object": "response",
+        "created_at": int(now),
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": model,
+        "output": [message],
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": {
+            "input_tokens": tally.input_tokens,
+            "input_tokens_details": {"cached_tokens": tally.cached_tokens},
+            "output_tokens": tally.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens},
+            "total_tokens": tally.input_tokens + tally.output_tokens,
+        },
+    }
+
+
+# What a caller gives a pipeline: read from a chat completion's or a response's request, and held against the plan's schema.
+#
+# `metadata.input` is the input as it is, or as JSON in a text; without it the last message of the user is: as JSON where the
+# schema wants an object or a list and the text is one; else as the one field that the schema demands; else as a text.
+
+
+FIELD: Final = "metadata.input"
+
+
+def input_of(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
+    """Returns the input of a run. Raises InvalidRequest, naming the field and the remedy."""
+    value = with_defaults(plan.input_schema, _said(plan, request))
+    misfit = None if plan.input_schema is None else misfit_of(plan.input_schema, value)
+    if misfit is not None:
+        where, why = misfit
+        name = f"input.{where}" if where else "input"
+        raise InvalidRequest(
+            f"The input of {plan.model_name} is not what it takes: '{name}' {why}. Send it as JSON in the last user message, "
+            f"or in '{FIELD}'.",
+            param=name,
+            code="invalid_pipeline_input",
+        )
+    return value
+
+
+def _said(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
+    metadata = request.get("metadata")
+    if isinstance(metadata, dict) and "input" in metadata:
+        value = metadata["input"]
+        if not isinstance(value, str) or not _wants_structure(plan):
+            return value
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidRequest(f"The field '{FIELD}' is no JSON.", param=FIELD) from None
+    text = _last_text(request)
+    if text is None:
+        raise InvalidRequest(
+            f"There is no input: put it into the last message with the role 'user', or into '{FIELD}'.",
+            param="messages",
+        )
+    return _read(plan, text)
+
+
+def _read(plan: PipelinePlan, text: str) -> Any:
+    schema = plan.input_schema or {}
+    if not _wants_structure(plan):
+        return text
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = text
+    if isinstance(value, dict | list):
+        return value
+    required = schema.get("required")
+    if isinstance(required, list) and len(required) == 1:
+        return {required[0]: text}
+    return text
+
+
+def _wants_structure(plan: PipelinePlan) -> bool:
+    """Tells whether the schema takes an object or a list, and no text."""
+    schema = plan.input_schema or {}
+    kind = schema.get("type", "object" if "required" in schema or "properties" in schema else None)
+    return kind in ("object", "array")
+
+
+def _last_text(request: Mapping[str, Any]) -> str | None:
+    """Returns the last text of the user in a request of either form."""
+    said = request.get("messages", request.get("input"))
+    if isinstance(said, str):
+        return said
+    messages = [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    last = next((one for one in reversed(messages) if one.get("role") == "user"), None)
+    if last is None:
+        return None
+    content = last.get("content")
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [text for text in parts if isinstance(text, str)]
+    return "".join(texts) if texts else None

@@ -1,0 +1,455 @@
+"""Makes a plan of its source: plain data whose fields have been checked, but not yet what they refer to.
+
+Durations are in seconds, schemas in place; a step that could not be read is None. The sources of files are read in `config`,
+which adds lines to the problems; a run compiles the source that it carries, which has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+import orjson
+
+from gateway.core.types import Lane
+from gateway.features.output.rules import CHECKED
+from gateway.products.pipelines.conditions import Condition, read_condition
+from gateway.products.pipelines.templates.templates import (
+    Path,
+    Place,
+    PlanProblem,
+    Template,
+    places_of,
+    read_place,
+    read_template,
+)
+
+# A declared pipeline, compiled: its steps in an order in which none comes before what it refers to.
+#
+# A plan is made of its source, plain data that a run keeps, so that a run goes on by what it began with whatever the files say
+# meanwhile. The digest names the source.
+
+
+PREFIX: Final = "pipelines/"
+"""What the names of pipelines as models begin with."""
+MOST_STEPS: Final = 50
+MOST_ITEMS: Final = 50_000
+"""Of one `for_each`."""
+MOST_DEPTH: Final = 100
+"""The levels of an input, or of what an answer says as JSON: more could be put into no request."""
+
+CallEndpoint = Literal["chat", "embeddings", "responses", "moderations"]
+PATHS: Final[Mapping[CallEndpoint, str]] = {
+    "chat": "/v1/chat/completions",
+    "embeddings": "/v1/embeddings",
+    "responses": "/v1/responses",
+    "moderations": "/v1/moderations",
+}
+FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
+    "chat": ("text", "json"),
+    "responses": ("text", "json"),
+    "embeddings": ("embedding", "embeddings"),
+    "moderations": ("results",),
+}
+"""What is known of a step that has asked there once."""
+MANY_FIELDS: Final[Mapping[CallEndpoint, tuple[str, ...]]] = {
+    "chat": ("texts", "json"),
+    "responses": ("texts", "json"),
+    "embeddings": ("embeddings",),
+    "moderations": ("results",),
+}
+"""The same where it has asked once for each item: lists, in the order of the items, with nothing for one that has failed."""
+MANY_COUNTS: Final = ("total", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """A request in the making."""
+
+    endpoint: CallEndpoint
+    model: str
+    body: Template
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One way in which a step may go."""
+
+    when: Condition | None
+    """None: always."""
+    call: CallPlan
+
+
+@dataclass(frozen=True, slots=True)
+class OnFailure:
+    """What becomes of a run when a step of it, or an item of a step, has failed."""
+
+    action: Literal["fail", "continue", "tolerate", "use"] = "fail"
+    percent: float = 0.0
+    """Of the items, that may fail; with `tolerate`."""
+    count: int = 0
+    value: Any = None
+    """What stands in, with `use`."""
+    model: str = ""
+    """Who may change the request of what has failed, once, before that becomes of it; empty: nobody."""
+
+    def accepts(self, failed: int, total: int) -> bool:
+        """Tells whether a step goes on with so many failed items."""
+        most = self.most_failed(total)
+        return most is None or failed <= most
+
+    def most_failed(self, total: int) -> int | None:
+        """Returns how many items may fail; None: all of them."""
+        if self.action in ("continue", "use"):
+            return None
+        return max(self.count, int(self.percent * total // 100))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, which asks once, or once for each item of a list."""
+
+    name: str
+    branches: Sequence[Branch]
+    """The first whose condition holds is asked; none of them does: the step, or its item, is left out."""
+    needs: frozenset[str]
+    """The steps that it refers to, or is said to come after."""
+    for_each: Place | None = None
+    max_concurrency: int = 20
+    on_failure: OnFailure = OnFailure()
+    retries: int | None = None
+    """After a failure that passes by itself; None: as jobs are tried."""
+    timeout_s: float | None = None
+    lane: Lane | None = None
+    """None: the run's."""
+    output: Mapping[str, Any] | None = None
+    """The rule for its answers, as in the source."""
+
+    @property
+    def endpoint(self) -> CallEndpoint:
+        """Returns where it asks; all its branches ask at the same."""
+        return self.branches[0].call.endpoint
+
+    @property
+    def counts_by(self) -> str:
+        """Returns the model whose tokenizer divides its items: that of the last branch, which takes all others."""
+        return self.branches[-1].call.model
+
+    @property
+    def repairing(self) -> Sequence[str]:
+        """Returns the models that may be asked to repair its request, or its answers."""
+        invalid = (self.output or {}).get("on_invalid") or {}
+        return [model for model in (self.on_failure.model, invalid.get("repair_with")) if model]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Returns what may be said of its result."""
+        if self.for_each is not None:
+            return (*MANY_FIELDS[self.endpoint], *MANY_COUNTS)
+        return FIELDS[self.endpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """A pipeline."""
+
+    name: str
+    steps: Mapping[str, Step]
+    """In order."""
+    output: Template
+    output_needs: frozenset[str]
+    last: str
+    """The step that ends a run: the last in order of those that the output refers to."""
+    input_schema: Mapping[str, Any] | None = None
+    """A JSON Schema; None: the input may be anything."""
+    usd_per_run: float | None = None
+    """Once a run has cost so much, no step of it begins any more."""
+    description: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    digest: str = ""
+
+    @property
+    def model_name(self) -> str:
+        """Returns its name as a model."""
+        return PREFIX + self.name
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Returns the models that its steps call, each once, also those that repair."""
+        asked = [branch.call.model for step in self.steps.values() for branch in step.branches]
+        repairing = [model for step in self.steps.values() for model in step.repairing]
+        return list(dict.fromkeys([*asked, *repairing]))
+
+
+STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_NOT_IN_CALLS: Final = ("stream", "stream_options", "background", "previous_response_id")
+NO_ITEM: Final = "`item` is known only in the calls of a step with for_each"
+_BRACES: Final = re.compile(r"\s*\{\{(.*)\}\}\s*", re.DOTALL)
+
+
+def compile_plan(name: str, source: Mapping[str, Any]) -> tuple[PipelinePlan | None, list[PlanProblem]]:
+    """Returns the plan of a source, or None with what is wrong with it."""
+    problems: list[PlanProblem] = []
+    said = source.get("steps")
+    if not isinstance(said, dict) or not said:
+        return None, [PlanProblem(("steps",), "needs at least one step")]
+    if len(said) > MOST_STEPS:
+        return None, [PlanProblem(("steps",), f"has {len(said)} steps; a pipeline has at most {MOST_STEPS}")]
+    found = {step: None if entry is None else _read_step(step, entry, problems) for step, entry in said.items()}
+    steps = {step: one for step, one in found.items() if one is not None}
+    for step in steps.values():
+        _check_references(step, found, said[step.name].get("after") or (), problems)
+    order = _in_order(steps, problems)
+    output = _read_output(source, found, problems) if order is not None else None
+    if problems or order is None or output is None or len(steps) < len(found):
+        return None, problems
+    needs = frozenset(place.step for place in places_of(output) if place.step is not None)
+    digest = sha256(orjson.dumps([name, source], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    plan = PipelinePlan(
+        name=name,
+        steps={step: steps[step] for step in order},
+        output=output,
+        output_needs=needs,
+        last=[step for step in order if step in needs or not needs][-1],
+        input_schema=source.get("input"),
+        usd_per_run=source.get("usd_per_run"),
+        description=source.get("description") or "",
+        source=source,
+        digest=digest,
+    )
+    return plan, problems
+
+
+def _read_step(name: str, entry: Mapping[str, Any], problems: list[PlanProblem]) -> Step | None:
+    path: Path = ("steps", name)
+    if not STEP_NAME.fullmatch(name):
+        problems.append(
+            PlanProblem(path, "is no name for a step: use letters, digits and _, at most 64, a letter first")
+        )
+        return None
+    branches = _read_branches(entry, path, problems)
+    for_each = None
+    if (each := entry.get("for_each")) is not None:
+        for_each = _read_bare(each, (*path, "for_each"), problems)
+        if for_each is not None and for_each.path[:1] == ("item",):
+            problems.append(PlanProblem((*path, "for_each"), NO_ITEM))
+    elif "max_concurrency" in entry:
+        problems.append(PlanProblem((*path, "max_concurrency"), "is of steps with for_each only"))
+    on_failure = _read_on_failure(entry, path, problems, is_many=each is not None)
+    if not branches:
+        return None
+    if entry.get("output") is not None and branches[0].call.endpoint not in CHECKED:
+        told = f"is for answers that are texts: no schema is held against those of {branches[0].call.endpoint}"
+        problems.append(PlanProblem((*path, "output"), told))
+    needs = {place.step for branch in branches for place in places_of(branch.call.body) if place.step is not None}
+    needs |= {step for branch in branches if branch.when is not None for step in branch.when.names}
+    if for_each is not None and for_each.step is not None:
+        needs.add(for_each.step)
+    return Step(
+        name=name,
+        branches=tuple(branches),
+        needs=frozenset(needs) | frozenset(entry.get("after") or ()),
+        for_each=for_each,
+        max_concurrency=entry.get("max_concurrency", 20),
+        on_failure=on_failure,
+        retries=entry.get("retries"),
+        timeout_s=entry.get("timeout"),
+        lane=entry.get("lane"),
+        output=entry.get("output"),
+    )
+
+
+def _read_branches(entry: Mapping[str, Any], path: Path, problems: list[PlanProblem]) -> list[Branch]:
+    """Returns the branches of a step, in order; none, with a problem, where it has none that can be used."""
+    if ("choose" in entry) == ("call" in entry):
+        problems.append(PlanProblem(path, "needs either a `call`, or `choose` with a list of them"))
+        return []
+    if "call" in entry:
+        one = _read_branch(entry, path, problems)
+        return [] if one is None else [one]
+    if "when" in entry:
+        problems.append(PlanProblem((*path, "when"), "stands beside a `call`: in `choose` each branch has its own"))
+    said = entry["choose"]
+    found = [_read_branch(branch, (*path, "choose", index), problems) for index, branch in enumerate(said)]
+    branches = [branch for branch in found if branch is not None]
+    for index, branch in enumerate(branches[:-1]):
+        if branch.when is None and len(branches) == len(said):
+            problems.append(
+                PlanProblem(
+                    (*path, "choose", index), "has no `when`, so that those behind it are never asked: put it last"
+                )
+            )
+    if len({branch.call.endpoint for branch in branches}) > 1:
+        problems.append(PlanProblem((*path, "choose"), "its calls need one endpoint, so that their results are alike"))
+    return branches
+
+
+def _read_branch(entry: Mapping[str, Any], path: Path, problems: list[PlanProblem]) -> Branch | None:
+    before = len(problems)
+    when: Condition | None = None
+    if entry.get("when") is not None:
+        when = read_condition(entry["when"], (*path, "when"), problems)
+    here = (*path, "call")
+    said = entry.get("call")
+    if not isinstance(said, dict):
+        problems.append(PlanProblem(here, "is missing"))
+        return None
+    endpoint, model = said.get("endpoint", "chat"), said.get("model")
+    if endpoint not in PATHS:
+        problems.append(PlanProblem((*here, "endpoint"), f"unknown endpoint {endpoint!r}", str(endpoint), tuple(PATHS)))
+    if not isinstance(model, str) or not model:
+        problems.append(PlanProblem((*here, "model"), "is missing: it names a model of the config"))
+    elif "{{" in model:
+        problems.append(PlanProblem((*here, "model"), "is fixed: choose between models with `choose`"))
+    elif model.startswith(PREFIX):
+        problems.append(PlanProblem((*here, "model"), "is a pipeline: a step calls a model"))
+    for name in _NOT_IN_CALLS:
+        if name in said:
+            problems.append(PlanProblem((*here, name), "has no place in a step, which waits for a whole answer"))
+    needed = "messages" if endpoint == "chat" else "input"
+    if endpoint in PATHS and needed not in said:
+        problems.append(PlanProblem((*here, needed), "is missing"))
+    elif endpoint == "chat" and not (isinstance(said["messages"], list) and said["messages"]):
+        problems.append(PlanProblem((*here, needed), "takes a list of messages, each with a role and a content"))
+    body = read_template({field: value for field, value in said.items() if field != "endpoint"}, here, problems)
+    if len(problems) > before:
+        return None
+    return Branch(when, CallPlan(endpoint, str(model), body))
+
+
+def _read_on_failure(entry: Mapping[str, Any], path: Path, problems: list[PlanProblem], *, is_many: bool) -> OnFailure:
+    said = entry.get("on_failure", "fail")
+    here = (*path, "on_failure")
+    if said in ("fail", "continue"):
+        return OnFailure(said)
+    model = said.get("repair_with", "")
+    if "use" in said:
+        return OnFailure("use", value=said["use"], model=model)
+    for word in ("tolerate_percent", "tolerate_count"):
+        if word in said and not is_many:
+            problems.append(PlanProblem((*here, word), "is of steps with for_each only"))
+    if "tolerate_percent" in said:
+        return OnFailure("tolerate", percent=said["tolerate_percent"], model=model)
+    if "tolerate_count" in said:
+        return OnFailure("tolerate", count=said["tolerate_count"], model=model)
+    return OnFailure(model=model)
+
+
+def _check_references(
+    step: Step, steps: Mapping[str, Step | None], after: Sequence[str], problems: list[PlanProblem]
+) -> None:
+    """Notes what a step refers to that is not there; `after` is what its source says it comes after."""
+    path: Path = ("steps", step.name)
+    for index, name in enumerate(after):
+        if name not in steps:
+            problems.append(PlanProblem((*path, "after", index), f"unknown step {name}", name, tuple(steps)))
+    if step.for_each is not None:
+        _check_path(step.for_each.path, step.for_each.at, steps, problems)
+    for branch in step.branches:
+        for place in places_of(branch.call.body):
+            _check_path(place.path, place.at, steps, problems)
+            if step.for_each is None and place.path[:1] == ("item",):
+                problems.append(PlanProblem(place.at, NO_ITEM))
+        if branch.when is not None:
+            for told in branch.when.steps:
+                _check_path(told, branch.when.at, steps, problems)
+            if step.for_each is None and branch.when.has_item:
+                problems.append(PlanProblem(branch.when.at, NO_ITEM))
+
+
+def _check_path(said: tuple[str, ...], at: Path, steps: Mapping[str, Step | None], problems: list[PlanProblem]) -> None:
+    if said[:1] != ("steps",):
+        return
+    name, shown = said[1], ".".join(said)
+    if name not in steps:
+        problems.append(PlanProblem(at, f"unknown step {name} in {shown}", name, tuple(steps)))
+        return
+    step, result = steps[name], said[2] if len(said) > 2 else ""
+    if step is None:
+        return
+    known = step.fields
+    if result not in known:
+        given = f"unknown result {result}" if result else "no result is named"
+        problems.append(PlanProblem(at, f"{given} in {shown}", result, known))
+
+
+def _in_order(steps: Mapping[str, Step], problems: list[PlanProblem]) -> list[str] | None:
+    """Returns the steps so that each comes behind what it needs, else as they stand; None, with a problem, in a circle."""
+    order: dict[str, None] = {}
+    left = dict(steps)
+    while left:
+        ready = [name for name, step in left.items() if all(need in order or need not in steps for need in step.needs)]
+        if not ready:
+            circle = _circle(left)
+            problems.append(PlanProblem(("steps", circle[0]), f"waits for itself: {' <- '.join(circle)}"))
+            return None
+        order |= dict.fromkeys(ready)
+        for name in ready:
+            del left[name]
+    return list(order)
+
+
+def _circle(left: Mapping[str, Step]) -> list[str]:
+    """Returns the names along a circle, the first also last."""
+    way = [next(iter(left))]
+    while True:
+        needed = min(need for need in left[way[-1]].needs if need in left)
+        if needed in way:
+            return [*way[way.index(needed) :], needed]
+        way.append(needed)
+
+
+def _read_output(
+    source: Mapping[str, Any], steps: Mapping[str, Step | None], problems: list[PlanProblem]
+) -> Template | None:
+    """Returns what a run comes to: what the source says, else the text of the one step that no other needs."""
+    said, path = source.get("output"), ("output",)
+    output: Template
+    if said is None:
+        known = [step for step in steps.values() if step is not None]
+        ends = [step for step in known if not any(step.name in other.needs for other in known)]
+        if problems or len(known) < len(steps):
+            return None  # where references are wrong, this would be, too
+        if len(ends) != 1:
+            names = ", ".join(step.name for step in ends)
+            problems.append(PlanProblem((), f"needs `output`: several steps have nothing behind them ({names})"))
+            return None
+        output = Place(("steps", ends[0].name, ends[0].fields[0]), "", ())
+    elif isinstance(said, str) and ("{{" not in said or _is_lone(said)):
+        output = _read_bare(said, path, problems)
+    else:
+        output = read_template(said, path, problems)
+    for place in places_of(output):
+        _check_path(place.path, path, steps, problems)
+        if place.path[:1] == ("item",):
+            problems.append(PlanProblem(path, NO_ITEM))
+    return output
+
+
+def _is_lone(said: str) -> bool:
+    return said.count("{{") == 1 and _BRACES.fullmatch(said) is not None
+
+
+def _read_bare(said: str, path: Path, problems: list[PlanProblem]) -> Place | None:
+    """Reads a place that stands by itself, with braces or without."""
+    found = _BRACES.fullmatch(said)
+    return read_place(said if found is None else found[1], path, problems)
+
+
+def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
+    """Yields the models that a source names, each with its place; where it names none, something else."""
+    for name, entry in source["steps"].items():
+        said = entry or {}
+        branches: list[tuple[Path, Any]] = [(("steps", name), said)] if "call" in said else []
+        branches += [(("steps", name, "choose", index), one) for index, one in enumerate(said.get("choose", ()))]
+        for path, branch in branches:
+            yield (*path, "call", "model"), branch["call"].get("model")
+        on_failure = said.get("on_failure")
+        if isinstance(on_failure, dict) and "repair_with" in on_failure:
+            yield ("steps", name, "on_failure", "repair_with"), on_failure["repair_with"]
+        on_invalid = (said.get("output") or {}).get("on_invalid") or {}
+        if "repair_with" in on_invalid:
+            yield ("steps", name, "output", "on_invalid", "repair_with"), on_invalid["repair_with"]

@@ -1,0 +1,147 @@
+"""`model: pipelines/NAME`: a run whose caller waits for it, as long as it said.
+
+Done in time, the answer is that of the run; else 202 for callers who take a job for an answer (RFC 7240, 4.1), and 504 with the
+run's id for all others. The run goes on in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidRequest
+from gateway.core.render import error_object
+from gateway.core.snapshot.route_plan import RoutePlan
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.features.output.rules import CHECKED, OutputRule
+from gateway.features.output.schema import SchemaUnusable, compile_schema
+from gateway.features.runs.rules import RunPart, WorkflowRules
+from gateway.features.runs.step import OTHERS
+from gateway.products.jobs.calls.ports import StepOfRun
+from gateway.products.jobs.http.events import accepted_headers, show_job, stored_headers
+from gateway.products.jobs.model import Job, JobsUnavailable, StoredAnswer
+from gateway.products.jobs.service.job_request import read_option_headers
+from gateway.products.jobs.service.job_service import JobService
+from gateway.products.pipelines.answer import RUN, PipelineUnfinished
+
+NO_PREFERENCE = -1.0
+"""In place of the seconds that a caller waits before it takes a 202: it takes none."""
+MARGIN_S = 0.05
+"""So long before its deadline a caller is told that there is no answer yet."""
+
+
+def await_run(policy: PolicySnapshot, name: str) -> float:
+    """Returns how long a call to a pipeline waits where it does not say. Raises JobsUnavailable where there are no jobs."""
+    if not policy.jobs.is_on:
+        raise JobsUnavailable(
+            f"{name} is a pipeline, whose runs are jobs, and this gateway keeps none (jobs.store: off)."
+        )
+    return NO_PREFERENCE
+
+
+class PipelineAnswers:
+    """Answers calls to pipelines."""
+
+    def __init__(self, jobs: JobService, clock: Clock) -> None:
+        self._jobs = jobs
+        self._clock = clock
+
+    async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
+        """Begins a run and answers within `wait_s`, or until the call's deadline with NO_PREFERENCE.
+
+        Raises GatewayError as `JobService.accept` does.
+        """
+        accepted = await self._jobs.accept(call, read_option_headers(index, self._clock.wall()))
+        left_s = max(0.0, call.deadline - self._clock.monotonic() - MARGIN_S)
+        job, answer = await self._wait(accepted.job, left_s if wait_s < 0 else min(wait_s, left_s))
+        if answer is not None:
+            return Reply(answer.status, stored_headers(job, answer), answer.body)
+        if wait_s >= 0:
+            headers = [*accepted_headers(job), (b"preference-applied", b"respond-async")]
+            return Reply(202, headers, orjson.dumps(show_job(job)))
+        return _unfinished(job)
+
+    async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
+        """Returns the run after `wait_s` or at its end, with its answer, if there is one."""
+        try:
+            job = await self._jobs.wait(job, wait_s)
+            return await self._jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
+        except JobsUnavailable:  # it is taken, and goes on
+            return job, None
+
+
+def _unfinished(job: Job) -> Reply:
+    """The answer to a caller whose time is over, or whose run was stopped."""
+    if job.state.is_end:
+        told = f"The run has ended as '{job.state}', without an answer."
+    else:
+        told = f"The run is not at its end yet and goes on; GET /v1/jobs/{job.id}/result has its answer then."
+    late = PipelineUnfinished(told)
+    error = {**error_object(late), "run_id": job.id}
+    headers = [
+        (b"content-type", b"application/json"),
+        (RUN, job.id.encode()),
+        (b"x-gateway-job", job.id.encode()),
+        (b"x-request-id", job.id.encode()),
+        (b"x-should-retry", b"false"),
+    ]
+    return Reply(late.status, headers, orjson.dumps({"error": error}))
+
+
+# What a call is that is made for a step of a pipeline: a part of its run, whose answer may have to fit a schema.
+
+
+MOST_RULES = 64
+"""That are remembered, compiled."""
+
+
+class StepRules:
+    """The rules for the answers of steps, each compiled when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._rules: dict[bytes, OutputRule] = {}
+
+    def rule_of(self, step: StepOfRun, plan: RoutePlan) -> OutputRule | None:
+        """Returns what the answer has to be: what the step says, else what its model's policy does.
+
+        Raises InvalidRequest where the schema cannot be used here.
+        """
+        if step.output is None or plan.endpoint.name not in CHECKED:
+            return plan.output
+        source = orjson.dumps(step.output)
+        rule = self._rules.get(source)
+        if rule is None:
+            if len(self._rules) >= MOST_RULES:
+                self._rules.clear()
+            rule = self._rules[source] = _compiled(step.output)
+        return rule
+
+
+def part_of_step(policy: PolicySnapshot, step: StepOfRun) -> RunPart:
+    """Returns the part of its run that a step's call is. The pipeline is a workflow, and may be declared as one.
+
+    What has begun of a run is paid for: its calls are let in while it has cost less than it may, and reserve nothing.
+    """
+    declared = policy.workflows.get(step.workflow)
+    rules = WorkflowRules(step.workflow) if declared is None else declared
+    bounds = [one for one in (rules.usd_per_run, step.usd_per_run) if one is not None]
+    if bounds:
+        rules = replace(rules, usd_per_run=min(bounds), reserves=False)
+    labels = OTHERS if declared is None else declared.labels.get(step.step) or (step.workflow, OTHERS[1])
+    return RunPart(step.workflow, step.run, step.step, labels, rules, is_durable=True)
+
+
+def _compiled(said: Mapping[str, Any]) -> OutputRule:
+    invalid = said.get("on_invalid") or {}
+    try:
+        schema = compile_schema(orjson.dumps(said["schema"]))
+    except SchemaUnusable as error:
+        raise InvalidRequest(f"The schema of the step cannot be used here: {error}", param="output") from None
+    return OutputRule(
+        schema, invalid.get("retry", 0), invalid.get("repair_with"), invalid.get("then", "fail"), stream="relay"
+    )

@@ -1,0 +1,475 @@
+"""Texts with places for values: `{{ steps.extract.json.title | first(200) }}`.
+
+A place is a path and filters, and nothing else: no code runs. Values are put in once and never read as templates themselves,
+so that no input can change what a request is. A place that is a whole text keeps the type of its value, unless it stands where
+only text can (`TEXT_FIELDS`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.products.pipelines.templates.splitting import A_VALUE, Count, TooMuchWork, Work, split_text
+
+# What a JMESPath expression comes to, with its work counted: it may look at each value of an input, once for each item.
+#
+# The package walks an expression by a visitor, which is told here to say what it is about to do. What a function does at once
+# keeps the interpreter's lock, in a thread too, so that it has a bound of its own.
+
+
+MOST_AT_ONCE: Final = 20_000_000
+"""Of one function, in characters that are copied: some tens of milliseconds."""
+_A_VISIT: Final = 600
+"""What a part of an expression is taken for that is looked at, and a value that is written as JSON: one or two microseconds."""
+_A_COMPARISON: Final = 64
+"""What a comparison is taken for by which a list is sorted."""
+_MADE_LISTS: Final = ("flatten", "slice")
+
+
+class ConditionJudge:
+    """Evaluates expressions at the expense of one step's work."""
+
+    def __init__(self, work: Work) -> None:
+        visitor: Any = import_module("jmespath.visitor")  # an extra: it is here, since a condition was read
+        functions: Any = import_module("jmespath.functions")
+        self._work = work
+        self._functions = functions.Functions()
+        tree = visitor.TreeInterpreter(visitor.Options(custom_functions=self))
+        self._visit: Callable[..., Any] = tree.visit
+        compare: Mapping[str, Callable[[Any, Any], Any]] = tree.COMPARATOR_FUNC
+        tree.COMPARATOR_FUNC = {name: self._counted(one) for name, one in compare.items()}
+        tree.visit = self.visit  # by which the tree goes on, too
+
+    def visit(self, node: Mapping[str, Any], value: Any) -> Any:
+        """Returns what a part of an expression comes to. Raises TooMuchWork, and what the package raises."""
+        self._work.take(_A_VISIT)
+        found = self._visit(node, value)
+        if node["type"] in _MADE_LISTS and isinstance(found, list):
+            self._work.take_values(len(found))
+        return found
+
+    def call_function(self, name: str, given: list[Any]) -> Any:
+        """Returns what a function comes to, as the package calls it. Raises as `visit` does."""
+        for value in given:
+            if isinstance(value, str):
+                self._take(len(value))
+            elif isinstance(value, list | dict):
+                self._take_values(len(value))
+        if name in ("sort", "sort_by") and given and isinstance(given[0], list):
+            self._take(_A_COMPARISON * len(given[0]) * len(given[0]).bit_length())
+        elif name in ("to_string", "join"):
+            self._take(sum(self._deep(value) for value in given))
+        elif name == "contains" and len(given) == 2 and isinstance(given[0], list):
+            self._take(len(given[0]) * self._compared(given[1]))
+        return self._functions.call_function(name, given)
+
+    def _counted(self, compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def counted(one: Any, other: Any) -> Any:
+            if type(one) is type(other):
+                self._take(self._compared(one))
+            return compare(one, other)
+
+        return counted
+
+    def _compared(self, value: Any) -> int:
+        """Returns what it is to compare a value with one like it."""
+        if isinstance(value, str):
+            return len(value)
+        return self._deep(value) if isinstance(value, list | dict) else 0
+
+    def _deep(self, value: Any) -> int:
+        """Returns what it is to go through all of a value, which it does, and counts. Raises TooMuchWork."""
+        todo, size = [value], 0
+        while todo:
+            one = todo.pop()
+            step = _A_VISIT + (len(one) if isinstance(one, str) else 0)
+            size += step
+            self._work.take(step)
+            if isinstance(one, dict):
+                todo.extend(one.values())
+            elif isinstance(one, list):
+                todo.extend(one)
+            if size > MOST_AT_ONCE:
+                raise TooMuchWork(MOST_AT_ONCE)
+        return size
+
+    def _take_values(self, values: int) -> None:
+        self._work.take_values(values)
+        if values * A_VALUE > MOST_AT_ONCE:
+            raise TooMuchWork(MOST_AT_ONCE)
+
+    def _take(self, chars: int) -> None:
+        self._work.take(chars)
+        if chars > MOST_AT_ONCE:
+            raise TooMuchWork(MOST_AT_ONCE)
+
+
+# What is wrong with a pipeline's source: said with the path of the value, so that a reader of files can add its line.
+
+
+Path = tuple[str | int, ...]
+
+
+class PlanProblem(NamedTuple):
+    """One thing that is wrong."""
+
+    path: Path
+    """Where, from the top of the source."""
+    message: str
+    given: str = ""
+    """The name that is not known; empty: it is another kind of problem."""
+    known: Sequence[str] = ()
+    """The names that could have been meant."""
+
+
+FILTERS: Final = ("first", "split", "json", "join")
+ROOTS: Final = ("input", "steps", "item")
+TEXT_FIELDS: Final = frozenset(("content", "text", "instructions"))
+"""Fields of requests whose value is a text, whatever is put into it."""
+BETWEEN: Final = "\n\n"
+"""What `join` puts between texts where it is not told."""
+MOST_TEXT_CHARS: Final = 20_000_000
+"""Of a text with its values: as large as a request may be by default."""
+
+
+class ValueMissing(Exception):
+    """A value cannot be put in: it is not there, or its filter cannot use it. The message names the path, never the value."""
+
+
+class Scope(NamedTuple):
+    """What paths lead into."""
+
+    input: Any
+    steps: Mapping[str, Mapping[str, Any]]
+    """What is known of each step that has ended; no entry: it was left out, or has failed and that was accepted."""
+    item: Any = None
+    has_item: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One filter of a place."""
+
+    name: str
+    number: int = 0
+    text: str = BETWEEN
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, or a text that stands for itself, and what is done to it."""
+
+    path: tuple[str, ...]
+    literal: str
+    """What it is where it has no path."""
+    filters: tuple[Filter, ...]
+    at: Path = field(default=(), compare=False)
+    """Where it stands in its source."""
+
+    @property
+    def step(self) -> str | None:
+        """Returns the name of the step that it refers to; None: to none."""
+        return self.path[1] if len(self.path) > 1 and self.path[0] == "steps" else None
+
+    @property
+    def is_of_item(self) -> bool:
+        """Tells whether it is another value for each item."""
+        return self.path[:1] == ("item",)
+
+    def value(self, scope: Scope, filling: StepFilling) -> Any:
+        """Returns its value. Raises ValueMissing, TooMuchWork."""
+        value = _look_up(self.path, scope) if self.path else self.literal
+        for one in self.filters:
+            value = _APPLIED[one.name](value, one, ".".join(self.path), filling)
+        return value
+
+
+class StepFilling:
+    """What the requests of one step are filled with: a place that says nothing of an item has its value made once.
+
+    To be used with scopes that differ in nothing but their item.
+    """
+
+    def __init__(self, count: Count, work: Work | None = None) -> None:
+        self.work = Work() if work is None else work
+        self.count = self.work.counting(count)
+        self.sizes: dict[int, int] = {}
+        """Of values that are kept here, by their identity."""
+        self.verdicts: dict[object, bool | str] = {}
+        """What conditions that say nothing of an item have come to, or why they could not be judged."""
+        self._judge: ConditionJudge | None = None
+        self._values: dict[Place, Any] = {}
+        self._texts: dict[Place, str] = {}
+        self._missing: dict[Place, str] = {}
+
+    @property
+    def judge(self) -> ConditionJudge:
+        """Returns what evaluates the conditions of the step, which needs the package for them."""
+        if self._judge is None:
+            self._judge = ConditionJudge(self.work)
+        return self._judge
+
+    def value(self, place: Place, scope: Scope) -> Any:
+        """Returns the value of a place. Raises ValueMissing, TooMuchWork."""
+        if place.is_of_item:
+            return place.value(scope, self)
+        if place in self._missing:
+            raise ValueMissing(self._missing[place])
+        if place not in self._values:
+            try:
+                value = place.value(scope, self)
+            except ValueMissing as error:
+                self._missing[place] = str(error)
+                raise
+            self._values[place] = value
+            if isinstance(value, dict | list):
+                self.sizes[id(value)] = size_of(value)
+        return self._values[place]
+
+    def text(self, place: Place, scope: Scope) -> str:
+        """Returns the value of a place as it is put into a text. Raises ValueMissing, TooMuchWork."""
+        if place.is_of_item:
+            return _told(as_text(self.value(place, scope)), self.work)
+        if place not in self._texts:
+            self._texts[place] = _told(as_text(self.value(place, scope)), self.work)
+        return self._texts[place]
+
+
+@dataclass(frozen=True, slots=True)
+class FilledText:
+    """A text with places."""
+
+    parts: tuple[str | Place, ...]
+    is_text: bool
+    """It is a text in any case; False: a lone place keeps its value's type."""
+
+    def value(self, scope: Scope, filling: StepFilling) -> Any:
+        """Returns the text, or the value of a lone place. Raises ValueMissing, TooMuchWork."""
+        if not self.is_text and len(self.parts) == 1 and isinstance(self.parts[0], Place):
+            return filling.value(self.parts[0], scope)
+        parts = [part if isinstance(part, str) else filling.text(part, scope) for part in self.parts]
+        chars = sum(map(len, parts))
+        if chars > MOST_TEXT_CHARS:
+            raise ValueMissing(f"a text with its values has more than {MOST_TEXT_CHARS} characters")
+        filling.work.take(chars)
+        return "".join(parts)
+
+
+Template = Any
+"""Plain data in which texts with places are `FilledText`."""
+
+
+def as_text(value: object) -> str:
+    """Returns a value as it is put into a text: texts as they are, nothing as nothing, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else as_json(value)
+
+
+def as_json(value: object) -> str:
+    """Returns a value as JSON. Raises ValueMissing for what is nested too deep."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise ValueMissing("a value is nested too deep") from None
+
+
+def places_of(template: Template) -> Iterator[Place]:
+    """Yields all places of a template."""
+    if isinstance(template, dict):
+        for value in template.values():
+            yield from places_of(value)
+    elif isinstance(template, list):
+        for value in template:
+            yield from places_of(value)
+    elif isinstance(template, FilledText):
+        yield from (part for part in template.parts if isinstance(part, Place))
+    elif isinstance(template, Place):
+        yield template
+
+
+def fill(template: Template, scope: Scope, filling: StepFilling) -> Any:
+    """Returns the template with its values. Raises ValueMissing, TooMuchWork."""
+    if isinstance(template, dict):
+        return {name: fill(value, scope, filling) for name, value in template.items()}
+    if isinstance(template, list):
+        return [fill(value, scope, filling) for value in template]
+    if isinstance(template, FilledText):
+        return template.value(scope, filling)
+    return filling.value(template, scope) if isinstance(template, Place) else template
+
+
+def size_of(value: object, known: Mapping[int, int] | None = None) -> int:
+    """Returns about how many characters plain data has as JSON; `known` has the sizes of some values, by their identity."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if known is not None and id(value) in known:
+        return known[id(value)]
+    if isinstance(value, dict):
+        return sum(len(name) + 4 + size_of(one, known) for name, one in value.items()) + 2
+    return sum(size_of(one, known) for one in value) + len(value) + 2 if isinstance(value, list) else 8
+
+
+def _look_up(path: tuple[str, ...], scope: Scope) -> Any:
+    """Follows a path; through a step that has no result, all is nothing."""
+    if path[0] == "input":
+        value, rest = scope.input, path[1:]
+    elif path[0] == "item":
+        if not scope.has_item:
+            raise ValueMissing("there is no `item` outside of for_each")
+        value, rest = scope.item, path[1:]
+    elif path[1] not in scope.steps:
+        return None
+    else:
+        value, rest = scope.steps[path[1]], path[2:]
+    for at, name in enumerate(rest, len(path) - len(rest)):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and len(name) < 10 and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise ValueMissing(f"{'.'.join(path[: at + 1])} is not there")
+    return value
+
+
+def _told(text: str, work: Work) -> str:
+    """Returns a text, and counts that it has been made, or read."""
+    work.take(len(text))
+    return text
+
+
+def _first(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, str | list):
+        raise ValueMissing(f"{where} is neither a text nor a list, of which `first` takes a part")
+    filling.work.take(min(one.number, len(value)))
+    return value[: one.number]
+
+
+def _split(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
+    if value is None:
+        return []
+    if not isinstance(value, str):
+        raise ValueMissing(f"{where} is no text that `split` could divide")
+    return split_text(value, one.number, filling.count)
+
+
+def _join(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        raise ValueMissing(f"{where} is no list that `join` could put together")
+    filling.work.take_values(len(value))
+    return one.text.join([_told(as_text(item), filling.work) for item in value if item is not None])
+
+
+def _json(value: Any, _one: Filter, _where: str, filling: StepFilling) -> Any:
+    return _told(as_json(value), filling.work)
+
+
+_APPLIED: Final[Mapping[str, Callable[[Any, Filter, str, StepFilling], Any]]] = {
+    "first": _first, "split": _split, "join": _join, "json": _json,
+}  # fmt: skip
+
+
+# Reads templates and places out of the texts of a source, with what is wrong with them.
+
+
+_PLACE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
+_FILTER: Final = re.compile(r"([A-Za-z_]\w*)(?:\((.*)\))?", re.DOTALL)
+_MOST_NUMBER: Final = 100_000_000
+
+
+def read_template(source: Any, path: Path, problems: list[PlanProblem]) -> Template:
+    """Reads all texts of plain data."""
+    if isinstance(source, dict):
+        return {name: read_template(value, (*path, name), problems) for name, value in source.items()}
+    if isinstance(source, list):
+        return [read_template(value, (*path, index), problems) for index, value in enumerate(source)]
+    if not isinstance(source, str) or "{{" not in source:
+        return source
+    parts: list[str | Place] = []
+    end = 0
+    for found in _PLACE.finditer(source):
+        if found.start() > end:
+            parts.append(source[end : found.start()])
+        place = read_place(found[1], path, problems)
+        parts.append("" if place is None else place)
+        end = found.end()
+    if "{{" in source[end:]:
+        problems.append(PlanProblem(path, 'a `{{` has no `}}`; write {{ "{{" }} for the characters'))
+    if end < len(source):
+        parts.append(source[end:])
+    return FilledText(tuple(parts), is_text=bool(path) and path[-1] in TEXT_FIELDS)
+
+
+def read_place(source: str, path: Path, problems: list[PlanProblem]) -> Place | None:
+    """Reads `PATH | FILTER | …`, as it stands between braces; None, with a problem, where it is none."""
+    first, *rest = (part.strip() for part in _bars(source))
+    filters = [one for one in (_read_filter(part, path, problems) for part in rest) if one is not None]
+    if first.startswith('"'):
+        try:
+            return Place((), str(orjson.loads(first)), tuple(filters), path)
+        except orjson.JSONDecodeError:
+            first = ""
+    if not _PATH.fullmatch(first):
+        problems.append(
+            PlanProblem(
+                path, f"`{source.strip()[:60]}` is no value: write a path such as input.document, then filters behind |"
+            )
+        )
+        return None
+    steps = tuple(first.split("."))
+    if steps[0] not in ROOTS:
+        problems.append(PlanProblem(path, f"unknown value {steps[0]}", steps[0], ROOTS))
+        return None
+    if steps == ("steps",):
+        problems.append(PlanProblem(path, "`steps` is no value: name one, such as steps.NAME.text"))
+        return None
+    return Place(steps, "", tuple(filters), path)
+
+
+def _bars(source: str) -> list[str]:
+    """Divides at bars, but not at those in quotes."""
+    parts, is_quoted, begin = [], False, 0
+    for at, char in enumerate(source):
+        if char == '"' and (at == 0 or source[at - 1] != "\\"):
+            is_quoted = not is_quoted
+        elif char == "|" and not is_quoted:
+            parts.append(source[begin:at])
+            begin = at + 1
+    return [*parts, source[begin:]]
+
+
+def _read_filter(source: str, path: Path, problems: list[PlanProblem]) -> Filter | None:
+    found = _FILTER.fullmatch(source)
+    name, said = (source, None) if found is None else (found[1], found[2])
+    if name not in FILTERS:
+        problems.append(PlanProblem(path, f"unknown filter `{name[:60]}`", name, FILTERS))
+        return None
+    if name in ("first", "split"):
+        if said is None or not re.fullmatch(r"\s*[0-9]{1,9}\s*", said) or not 0 < int(said) <= _MOST_NUMBER:
+            problems.append(PlanProblem(path, f"`{name}` takes a number above 0, such as {name}(2000)"))
+            return None
+        return Filter(name, int(said))
+    if name == "join" and said is not None:
+        try:
+            between = orjson.loads(said)
+        except orjson.JSONDecodeError:
+            between = None
+        if not isinstance(between, str):
+            problems.append(PlanProblem(path, '`join` takes nothing, or a text in quotes, such as join(", ")'))
+            return None
+        return Filter(name, text=between)
+    if said is not None:
+        problems.append(PlanProblem(path, f"`{name}` takes nothing: leave the parentheses out"))
+        return None
+    return Filter(name)

@@ -1,0 +1,446 @@
+"""One session between a client and a provider: frames go through as they come, usage is counted, and it ends once.
+
+Callbacks only: a session has no task and no timer of its own, `sweep` looks after all of them. Invariant: whichever side leaves
+first, the other one hears so with its code, and the call's account is closed exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.core.admission.admission.admission import Admission
+from gateway.core.answers import FirstAnswer
+from gateway.core.attempts.attempt import Attempts
+from gateway.core.call import Call, Reply
+from gateway.core.clock import Clock
+from gateway.core.health.target_health.target_health import CLIENT_GONE
+from gateway.core.ledger import Accounts, answer_headers
+from gateway.core.limits.estimate import Cost
+from gateway.core.openai.headers import response_headers
+from gateway.core.relay import RawRelay
+from gateway.core.snapshot.route_plan import upstream_model
+from gateway.core.snapshot.snapshot import PolicySnapshot, Target
+from gateway.core.types import ErrorClass, Socket, SpokenUsage, Usage
+from gateway.features.runs.table.fuse import RunFuse
+from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event, session_usd
+
+# The accounts of sessions: those of all calls, but for the price of sound.
+
+
+def session_cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """As `settle.cost_usd`, for a session."""
+    if target is None or usage is None:
+        return None
+    return session_usd(target.find_rates(upstream_model(call, target)), usage)
+
+
+class SessionAccounts(Accounts):
+    """Closes the accounts of sessions."""
+
+    __slots__ = ()
+
+    cost_of = staticmethod(session_cost_usd)
+
+
+# Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
+
+
+PING_S = 20.0
+STUCK_S = 60.0
+"""A peer that has taken nothing for so long of what waits for it is taken to be gone."""
+
+
+class Pulse:
+    """One peer's signs of life."""
+
+    __slots__ = ("_is_asked", "_since", "_stuck", "heard_at")
+
+    def __init__(self, now: float) -> None:
+        self._since = now  # it was heard, or asked
+        self._is_asked = False  # and not heard since
+        self._stuck: tuple[int, float] | None = None  # while it takes nothing: what waits for it, and since when
+        self.heard_at = now
+
+    def is_dead(self, end: Socket, now: float) -> bool:
+        """Returns whether the peer has not answered a ping, or has taken nothing for too long; asks it where it is time to."""
+        if not end.congested:
+            self._stuck = None
+        elif self._stuck is None or self._stuck[0] != end.unsent:  # a slow one takes some
+            self._stuck = end.unsent, now
+        elif now - self._stuck[1] > STUCK_S:
+            return True
+        if end.heard:
+            self.heard_at = now
+        if end.heard or end.reading_paused:
+            end.heard = False
+            self._since, self._is_asked = now, False
+        elif now - self._since >= PING_S:
+            if self._is_asked:
+                return True
+            self._since, self._is_asked = now, True
+            end.ping()
+        return False
+
+
+TEXT, CONTINUATION = 1, 0
+NORMAL, GOING_AWAY, NO_CODE, ABNORMAL, RESTART, BAD_GATEWAY = 1000, 1001, 1005, 1006, 1012, 1014
+POLICY = 4008
+"""The key's budget is spent, or the key is no longer one."""
+MAX_SESSION_S = 3600.0
+QUIET_S = 2.0
+"""At shutdown a provider that has said nothing for so long is not in the middle of a response."""
+JOINED_BYTES = 1024 * 1024
+"""Of a message in several frames, so much is put together to be read."""
+_PROVIDERS_FAULT = frozenset((ABNORMAL, 1011, RESTART, 1013, BAD_GATEWAY))
+
+
+Hide = Callable[[bytes], bytes]
+"""Returns what a provider has said without the credentials that nobody is to see; the same bytes where there are none."""
+
+
+class SessionHost(Protocol):
+    """Who looks after sessions."""
+
+    def used(self, session: RealtimeSession, usage: SpokenUsage) -> str | None:
+        """Charges what a response has used; returns why the session may not go on, None: it may."""
+        ...
+
+    def ended(self, session: RealtimeSession, outcome: str) -> None:
+        """Closes the session's account."""
+        ...
+
+
+class RealtimeSession:
+    """A session that both sides have opened."""
+
+    __slots__ = (
+        "_clients",
+        "_parts",
+        "_providers",
+        "call",
+        "client",
+        "ends_at",
+        "errors",
+        "hide",
+        "host",
+        "is_draining",
+        "is_over",
+        "on_over",
+        "provider",
+        "target",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        host: SessionHost,
+        call: Call,
+        target: Target,
+        provider: Socket,
+        now: float,
+        hide: Hide | None = None,
+    ) -> None:
+        self.host = host
+        self.call = call
+        self.target = target
+        self.provider = provider
+        self.client: Socket | None = None
+        self.hide = hide
+        self.ends_at = now + MAX_SESSION_S
+        self.usage: SpokenUsage | None = None
+        """What its responses have used so far."""
+        self.errors = 0
+        self.is_over = False
+        self.is_draining = False
+        self.on_over: Callable[[], None] | None = None
+        self._parts: bytearray | None = None
+        self._clients, self._providers = Pulse(now), Pulse(now)
+
+    def begin(self, client: Socket) -> None:
+        """Relays from now on."""
+        self.client = client
+        provider = self.provider
+        client.attach(provider.send, self._client_closed, self._client_congested)
+        if not self.is_over:
+            provider.attach(self._from_provider, self._provider_closed, self._provider_congested)
+
+    def traffic(self) -> tuple[int, int, int]:
+        """Returns the frames of the client and of the provider so far, and the errors."""
+        return 0 if self.client is None else self.client.received, self.provider.received, self.errors
+
+    # Frames.
+
+    def _from_provider(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
+        client = self.client
+        if client is None:
+            return
+        if self.hide is not None:
+            data = self.hide(data if isinstance(data, bytes) else bytes(data))
+        client.send(opcode, data, fin)
+        if opcode == TEXT and fin:
+            if is_read(data):
+                self._heard(read_event(data))
+        elif opcode in (CONTINUATION, TEXT):
+            self._join(opcode, data, fin)
+
+    def _join(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
+        """Puts a message of several frames together, as far as it may be one that is read."""
+        if opcode == TEXT:
+            self._parts = bytearray()
+        parts = self._parts
+        if parts is None:
+            return
+        parts += data
+        if len(parts) > JOINED_BYTES:
+            self._parts = None
+        elif fin:
+            self._parts = None
+            if is_read(parts):
+                self._heard(read_event(parts))
+
+    def _heard(self, event: ReadEvent | None) -> None:
+        if event is None:
+            return
+        if event.error is not None:
+            self.errors += 1
+        if not event.is_done:
+            return
+        if event.usage is not None:
+            self.usage = added(self.usage, event.usage)
+            why = self.host.used(self, event.usage)
+            if why is not None:
+                self.refuse(why, "budget_exceeded", "rate_limit_error")
+                return
+        if self.is_draining:
+            self.restart()
+
+    # Ends.
+
+    def refuse(self, why: str, code: str, kind: str) -> None:
+        """Ends the session with an error event and 4008."""
+        self._end(code, POLICY, why, tell=error_event(code, kind, why))
+
+    def abandon(self) -> None:
+        """Ends a session whose client has left before it began."""
+        self.provider.close(GOING_AWAY, "", at_once=True)
+        self._over(CLIENT_GONE)
+
+    def restart(self, *, at_once: bool = False) -> None:
+        """Ends the session because the process goes."""
+        self._end("shutdown", RESTART, "The gateway is restarting; connect again.", at_once=at_once)
+
+    def drain(self, now: float) -> None:
+        """Ends the session as soon as no response is under way."""
+        self.is_draining = True
+        if now - self._providers.heard_at >= QUIET_S:
+            self.restart()
+
+    def _end(self, outcome: str, code: int, why: str, *, tell: bytes | None = None, at_once: bool = False) -> None:
+        client = self.client
+        if self.is_over or client is None:
+            return
+        if tell is not None:
+            client.send(TEXT, tell, True)
+        client.close(code, short_reason(why), at_once=at_once)
+        self.provider.close(NORMAL, "", at_once=at_once)
+        self._over(outcome)
+
+    def _client_closed(self, code: int, reason: str) -> None:
+        is_gone = code == ABNORMAL
+        self.provider.close(GOING_AWAY if is_gone else code, "" if is_gone else reason, at_once=is_gone)
+        self._over(CLIENT_GONE if is_gone else "ok")
+
+    def _provider_closed(self, code: int, reason: str) -> None:
+        if self.client is not None:
+            if code == ABNORMAL:
+                self.client.close(BAD_GATEWAY, "The provider's connection broke.")
+            else:
+                self.client.close(code, self._masked(reason))
+        self._over(ErrorClass.STREAM_INTERRUPTED if code in _PROVIDERS_FAULT else "ok")
+
+    def _over(self, outcome: str) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._parts = None
+        try:
+            self.host.ended(self, outcome)
+        finally:
+            if self.on_over is not None:
+                self.on_over()
+            self.on_over = None
+
+    def _masked(self, reason: str) -> str:
+        return reason if self.hide is None else self.hide(reason.encode()).decode(errors="replace")
+
+    # Backpressure.
+
+    def _client_congested(self, is_congested: bool) -> None:  # a callback
+        (self.provider.pause if is_congested else self.provider.resume)()
+
+    def _provider_congested(self, is_congested: bool) -> None:  # a callback
+        if self.client is not None:
+            (self.client.pause if is_congested else self.client.resume)()
+
+    # Time.
+
+    def sweep(self, now: float) -> None:
+        """Asks who is silent for a sign of life, and ends the session where there is none, or its time is over."""
+        client = self.client
+        if client is None or self.is_over:
+            return
+        if now >= self.ends_at:
+            why = f"Sessions end after {MAX_SESSION_S / 60:.0f} minutes; connect again."
+            tell = error_event("session_expired", "invalid_request_error", why)
+            self._end("ok", GOING_AWAY, why, tell=tell)
+        elif self._clients.is_dead(client, now):
+            client.abort()
+            self.provider.close(GOING_AWAY, "", at_once=True)
+            self._over(CLIENT_GONE)
+        elif self._providers.is_dead(self.provider, now):
+            self.provider.abort()
+            client.close(BAD_GATEWAY, "The provider gives no sign of life.")
+            self._over(ErrorClass.TIMEOUT)
+
+
+def short_reason(reason: str) -> str:
+    """What fits into a close frame (RFC 6455, 5.5: 125 bytes with the code)."""
+    return reason.encode()[:120].decode(errors="ignore")
+
+
+# Opens sessions as calls are opened: admission, one attempt after the other, the account; and keeps the open ones.
+#
+# One concurrency slot is held for a whole session; its tokens are charged response by response, to the target's limits,
+# the key's
+# and the key's budget. Invariant: every call that is opened here is settled exactly once.
+
+
+SWITCHING = 101
+
+
+class RealtimeSessions:
+    """All sessions of the process."""
+
+    __slots__ = (
+        "_accounts",
+        "_admission",
+        "_attempts",
+        "_clock",
+        "_ended",
+        "_fuse",
+        "_returned",
+        "open_sessions",
+        "present",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        accounts: SessionAccounts,
+        attempts: Attempts,
+        admission: Admission,
+        fuse: RunFuse | None = None,
+    ) -> None:
+        """`fuse` holds up calls of runs that have spent enough; None: there is none."""
+        self._clock = clock
+        self._accounts = accounts
+        self._attempts = attempts
+        self._admission = admission
+        self._fuse = fuse
+        self._returned = response_headers()
+        self._ended: dict[str, list[int]] = {}  # by target: frames of clients, of the provider, errors
+        self.open_sessions: set[RealtimeSession] = set()
+        self.present: Callable[[], PolicySnapshot] | None = None
+        """The policy in force, by which keys are looked at again; None: they are not."""
+
+    async def open(self, call: Call) -> tuple[RealtimeSession | None, Reply]:
+        """Opens a session at the first target that has one, and returns it with the head for the client; None: the reply
+        is the provider's error. Raises GatewayError; the account is closed then.
+        """
+        self._accounts.opened()
+        with self._accounts.closing(call):
+            part = call.part
+            if part is not None and part.run and self._fuse is not None and not self._fuse.lets_in(call, part):
+                await self._fuse.admit(call, part)
+            opened = await self._attempts.first_answer(call)
+        socket = _socket_of(opened)
+        headers = self._returned.keep(opened.headers)
+        if socket is None:
+            self._accounts.settle(call, opened.status, opened.error_class or "ok", target=opened.target)
+            headers += answer_headers(call, self._clock.monotonic())
+            return None, Reply(opened.status, headers, opened.body)
+        headers += [header for header in opened.headers if header[0] == b"sec-websocket-protocol"]
+        headers += answer_headers(call, self._clock.monotonic())
+        hide: Hide | None = getattr(opened.relay.answer, "hide", None) if isinstance(opened.relay, RawRelay) else None
+        session = RealtimeSession(self, call, opened.target, socket, self._clock.monotonic(), hide)
+        self.open_sessions.add(session)
+        return session, Reply(SWITCHING, headers)
+
+    def sweep(self, now: float, *, is_draining: bool) -> None:
+        """Looks after all sessions; to be called about once a second."""
+        for session in list(self.open_sessions):
+            session.sweep(now)
+            if is_draining:
+                session.drain(now)
+            elif self.present is not None:
+                self._look_at_key(session, self.present())
+
+    def used(self, session: RealtimeSession, usage: Usage) -> str | None:
+        """As `SessionHost` has it."""
+        call, now = session.call, self._clock.monotonic()
+        if call.grant is not None:
+            gate = call.grant.gate
+            gate.limits.charge(gate.charge(usage.input, None, usage.output, usage.cached), now)
+        limits = self._admission.keys.sets.get(call.key.name)
+        if limits is not None and call.key_cost is not None:
+            limits.charge(Cost(0, usage.input, usage.output), now)
+            reserved = call.key_cost  # so that the end corrects what was not charged yet
+            call.key_cost = reserved._replace(
+                input_tokens=reserved.input_tokens + usage.input, output_tokens=reserved.output_tokens + usage.output
+            )
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is None:
+            return None
+        usd = self._accounts.cost_of(call, session.target, session.usage)
+        if usd is None or self._admission.budgets.allows(call, usd):
+            return None
+        return f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."
+
+    def traffic(self) -> dict[str, tuple[int, int, int, int]]:
+        """Returns by target the open sessions, and the frames of clients, of the provider, and errors since the start."""
+        sums = {name: [0, *ended] for name, ended in self._ended.items()}
+        for session in self.open_sessions:
+            row = sums.setdefault(session.target.name, [0, 0, 0, 0])
+            row[0] += 1
+            for at, more in enumerate(session.traffic(), 1):
+                row[at] += more
+        return {name: (row[0], row[1], row[2], row[3]) for name, row in sums.items()}
+
+    def ended(self, session: RealtimeSession, outcome: str) -> None:
+        """As `SessionHost` has it."""
+        self.open_sessions.discard(session)
+        known = self._ended.setdefault(session.target.name, [0, 0, 0])
+        self._ended[session.target.name] = [old + more for old, more in zip(known, session.traffic(), strict=True)]
+        call = session.call
+        self._admission.outcomes.ended(call, outcome)
+        self._accounts.settle(call, SWITCHING, outcome, target=session.target, usage=session.usage)
+
+    def _look_at_key(self, session: RealtimeSession, policy: PolicySnapshot) -> None:
+        """Ends a session whose key is not one of the gateway's any more, or may not use the model."""
+        call = session.call
+        if policy is call.policy or not call.policy.keys:
+            return
+        key = policy.keys.get(call.key.digest)
+        if key is not None and (key.allows is None or key.allows.match(call.model_name)):
+            return
+        why = f"The key '{call.key.name}' may not use this session any more."
+        session.refuse(why, "invalid_api_key", "invalid_request_error")
+
+
+def _socket_of(opened: FirstAnswer) -> Socket | None:
+    """The open session of an answer that has switched protocols."""
+    if opened.status != SWITCHING or not isinstance(opened.relay, RawRelay):
+        return None
+    socket: Socket | None = getattr(opened.relay.answer, "socket", None)
+    return socket

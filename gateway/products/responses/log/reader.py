@@ -1,0 +1,476 @@
+"""Where one reader of a response's events is, and what he is given next.
+
+Invariant: nobody is given events of two runs of the model, but the announcements of a response, which are the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Protocol
+
+import orjson
+
+from gateway.core.clock import Clock
+from gateway.core.openai.sse import split_events
+from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
+from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.worker import RunningWork, until_done
+from gateway.products.responses.events import ANNOUNCED, GENERATION_STEP, announcements, frame, is_end, number_of
+from gateway.products.responses.log.shared_logs import SharedLog, SharedLogs
+from gateway.products.responses.rules.response_object import LogPage, LogPart, begun
+
+# The responses that run in this process: their last events, for readers here, and a way to stop them at once.
+#
+# Readers elsewhere, and those who come late, read the log in the store.
+
+
+MOST_BYTES = 256 * 1024
+"""Of events that are in the log, too: whoever is slower reads them there."""
+
+
+class LiveReader(Protocol):
+    """Reads the events of a response."""
+
+    def wake(self) -> None:
+        """Is told that there is news."""
+        ...
+
+    def take(self, live: LiveLog, event: bytes) -> bool:
+        """Takes the event that has just come, in passing; False: the reader has to be woken for it."""
+        ...
+
+
+class LiveLog:
+    """The events of one generation, from some event on, as they come."""
+
+    def __init__(self, generation: int, readers: Callable[[], Sequence[LiveReader]]) -> None:
+        """`readers` gives those who read here now."""
+        self.generation = generation
+        self._readers = readers
+        self._events: deque[bytes] = deque()
+        self._first = 0
+        self._bytes = 0
+        self.logged = 0
+        """So many events are in the log."""
+        self.is_told = False
+        """The last of them is among them: the response is kept, though its job may not have ended yet."""
+
+    @property
+    def count(self) -> int:
+        """Returns how many events there have been."""
+        return self._first + len(self._events)
+
+    def add(self, events: Sequence[bytes]) -> None:
+        """Adds events, and lets the oldest go that are in the log."""
+        self._events.extend(events)
+        self._grown(sum(map(len, events)))
+        for reader in self._readers():
+            reader.wake()
+
+    def pass_on(self, event: bytes) -> None:
+        """Adds a usual event, which is none to end with: whoever has all before it may take it without being woken."""
+        self._events.append(event)
+        self._grown(len(event))
+        for reader in self._readers():
+            if not reader.take(self, event):
+                reader.wake()
+
+    def _grown(self, size: int) -> None:
+        self._bytes += size
+        while self._bytes > MOST_BYTES and self._first < self.logged:
+            self._bytes -= len(self._events.popleft())
+            self._first += 1
+
+    def behind(self, after: int) -> bytes | None:
+        """Returns the events behind the one at this place (-1: all); None: some of them are in the log only."""
+        skipped = after + 1 - self._first
+        return None if skipped < 0 else b"".join(islice(self._events, skipped, None))
+
+
+class LiveLogs:
+    """All of them, by the ids of their jobs."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, LiveLog] = {}
+        self._running: dict[str, RunningWork] = {}
+        self._readers: dict[str, tuple[LiveReader, ...]] = {}
+
+    def begin(self, running: RunningWork, generation: int) -> LiveLog:
+        """Returns the log of a run of the model that begins."""
+        job_id = running.work.job.id
+        log = self._logs[job_id] = LiveLog(generation, lambda: self._readers.get(job_id, ()))
+        return log
+
+    def run(self, running: RunningWork) -> None:
+        """Notes a response that runs here."""
+        self._running[running.work.job.id] = running
+
+    def end(self, running: RunningWork) -> None:
+        """Forgets a response that runs here no more."""
+        job_id = running.work.job.id
+        if self._running.get(job_id) is running:
+            del self._running[job_id]
+            self._logs.pop(job_id, None)
+        self.wake(job_id)
+
+    def find(self, job_id: str) -> LiveLog | None:
+        """Returns the log of a response of which there are events here."""
+        log = self._logs.get(job_id)
+        return log if log is not None and log.count else None
+
+    def cancel(self, job_id: str) -> None:
+        """Stops a response that runs here, which the store has been told of already."""
+        running = self._running.get(job_id)
+        if running is not None:
+            running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
+
+    def watch(self, job_id: str, reader: LiveReader) -> Callable[[], None]:
+        """Has `reader` told of news of a response; returns what ends that."""
+        self._readers[job_id] = (*self._readers.get(job_id, ()), reader)
+
+        def end() -> None:
+            left = tuple(one for one in self._readers.get(job_id, ()) if one is not reader)
+            if left:
+                self._readers[job_id] = left
+            else:
+                self._readers.pop(job_id, None)
+
+        return end
+
+    def wake(self, job_id: str) -> None:
+        """Wakes all who watch a response."""
+        for reader in self._readers.get(job_id, ()):
+            reader.wake()
+
+
+_RESTARTED = (
+    "stream_restarted",
+    "The model was broken off and runs again: what you have read is not continued. Stream it from its beginning.",
+)
+_CUT = (
+    "stream_log_cut",
+    "The response has outgrown the log of its events: poll GET /v1/responses/{id}, which has all of it at its end.",
+)
+
+
+class FollowingReader:
+    """Where one reader is."""
+
+    def __init__(self, job: Job, lives: LiveLogs, after: int) -> None:
+        self.job = job
+        self.woken = asyncio.Event()
+        self._lives = lives
+        self._place = after % GENERATION_STEP if after >= 0 else -1
+        """Of the last event that he has, in its generation."""
+        self._seen = after // GENERATION_STEP if self._place >= ANNOUNCED else None
+        """The generation of which he has events; None: of none."""
+        self._fence = 0
+        """Of the generation in the log, once it is known to be the one that he has seen."""
+        self.is_over = False
+        self.is_waiting = False
+        """He has all that there is, and nothing is on its way to him."""
+        self.has_taken = False
+        """Events have gone to him in passing."""
+        self.write: Callable[[bytes], bool] | None = None
+        """Gives events to him in passing; False: he has to be waited for."""
+
+    def wake(self) -> None:
+        """Is told that there is news."""
+        self.woken.set()
+
+    def hear(self) -> None:
+        """Is told that the log has grown: of one who reads what there is here that is no news."""
+        if self._lives.find(self.job.id) is None:
+            self.woken.set()
+
+    def take(self, live: LiveLog, event: bytes) -> bool:
+        """Takes the event that has just come, in passing; False: he has to be woken for it."""
+        write, place = self.write, live.count - 1
+        if (
+            write is None
+            or not self.is_waiting
+            or self.woken.is_set()
+            or self._seen != live.generation
+            or self._place != place - 1
+            or not write(event)
+        ):
+            return False
+        self._place = place
+        self.has_taken = True
+        return True
+
+    async def read(self, log: SharedLog) -> bytes | None:
+        """Returns the next events; empty: there are none yet; None: there will be no more. Raises JobsUnavailable."""
+        live = self._lives.find(self.job.id)
+        if live is not None:
+            if self._seen not in (None, live.generation):
+                return self._over(*_RESTARTED)
+            block = live.behind(self._place)
+            if block is not None:
+                return self._given(block, live.generation, max(self._place, live.count - 1))
+        page = await log.read(self._place)
+        if page is None:
+            return None
+        return await self._of_page(log, page)
+
+    async def _of_page(self, log: SharedLog, page: LogPage) -> bytes | None:
+        if page.is_cut:
+            return self._over(*_CUT)
+        if page.generation == 0:
+            if page.has_ended:
+                return None
+            made = announcements(begun(self.job, "queued"))[self._place + 1 :]
+            self._place = max(self._place, ANNOUNCED - 1)
+            return b"".join(made)
+        if page.generation != self._fence and self._seen is not None and not await self._is_same(log):
+            return self._over(*_RESTARTED)
+        self._fence = page.generation
+        if not page.parts:
+            return None if page.has_ended else b""
+        generation = number_of(page.parts[0].frames) // GENERATION_STEP
+        if self._seen not in (None, generation):
+            return self._over(*_RESTARTED)
+        block = b"".join(_behind(part, self._place) for part in page.parts)
+        return self._given(block, generation, page.parts[-1].last)
+
+    async def _is_same(self, log: SharedLog) -> bool:
+        """Tells whether the log is that of the generation that he has seen."""
+        if self._fence:
+            return False
+        head = await log.read(-1, 1)
+        return head is None or not head.parts or number_of(head.parts[0].frames) // GENERATION_STEP == self._seen
+
+    def _given(self, block: bytes, generation: int, place: int) -> bytes:
+        if place >= ANNOUNCED:
+            self._seen = generation
+        self._place = place
+        self.is_over = bool(block) and is_end(last_event(block))
+        return block
+
+    def _over(self, code: str, message: str) -> bytes:
+        self.is_over = True
+        number = (self._seen or 0) * GENERATION_STEP + self._place + 1
+        return frame("error", number, {"code": code, "message": message, "param": None})
+
+    async def end_with(self, log: SharedLog, final: bytes) -> bytes | None:
+        """Returns the last event, with what has to be before it; None: he has it. Raises JobsUnavailable."""
+        last: LogPart | None = None
+        place = -1
+        while (page := await log.read(place)) is not None and page.parts:
+            last = page.parts[-1]
+            place = last.last
+        if last is not None and (is_end(last_event(last.frames)) or self._place > last.last):
+            return None
+        self.is_over = True
+        made = announcements(begun(self.job, "queued"))[self._place + 1 :] if last is None else []
+        number = ANNOUNCED if last is None else number_of(last_event(last.frames)) + 1
+        response = orjson.loads(final)
+        return b"".join([*made, frame(f"response.{response['status']}", number, {"response": response})])
+
+
+def last_event(block: bytes) -> bytes:
+    """Returns the last of whole events."""
+    cut = block.rfind(b"\n\n", 0, len(block) - 2)
+    return block if cut < 0 else block[cut + 2 :]
+
+
+def _behind(part: LogPart, place: int) -> bytes:
+    """Returns the events of a part that are behind a place."""
+    if part.first > place:
+        return part.frames
+    return b"".join(islice(split_events(part.frames), place + 1 - part.first, None))
+
+
+# Readers of the events of a response: from any event on, here or at another replica, to the end of the response.
+#
+#     events of this process, as they come | the log -> … -> the last event
+#
+# It touches nothing of the generation: whoever leaves ends only his own reading.
+
+
+SILENCE_S = 15.0
+"""So long a stream is silent, at most."""
+
+FinalOf = Callable[[str, str], Awaitable[bytes | None]]
+"""Returns the response object of an id and a tenant at its end; None: it is gone."""
+
+
+class Following:
+    """The events of a response behind one. `blocks` is to be iterated once."""
+
+    def __init__(self, reader: FollowingReader, blocks: AsyncGenerator[bytes | None, None]) -> None:
+        self._reader = reader
+        self.blocks = blocks
+        """Blocks of events; None where there was none for a while."""
+
+    def pass_on(self, write: Callable[[bytes], bool]) -> None:
+        """Lets usual events go straight to `write` while `blocks` waits for the next, as `Reply.pass_on` tells."""
+        self._reader.write = write
+
+
+class EventReading:
+    """Reads the events of responses."""
+
+    def __init__(self, clock: Clock, lives: LiveLogs, final_of: FinalOf, is_closing: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._lives = lives
+        self._final_of = final_of
+        self._is_closing = is_closing
+        self._logs = SharedLogs(clock)
+
+    def follow(self, store: JobStore, job: Job, after: int) -> Following:
+        """Returns the events behind the one of this number (-1: all).
+
+        They end behind the last event, or one that says why there will be no more, or with the process.
+        """
+        reader = FollowingReader(job, self._lives, after)
+        return Following(reader, self._blocks(store, reader))
+
+    async def _blocks(self, store: JobStore, reader: FollowingReader) -> AsyncGenerator[bytes | None, None]:
+        log = self._logs.join(store.events, reader.job, reader)
+        unwatch = self._lives.watch(reader.job.id, reader)
+        told_at = self._clock.monotonic()
+        try:
+            while not self._is_closing():
+                reader.woken.clear()
+                try:
+                    block = await reader.read(log)
+                    if block is None:
+                        block = await self._end_of(reader, log)
+                        if block is not None:
+                            yield block
+                        return
+                except JobsUnavailable:
+                    block = b""
+                if block or reader.has_taken:
+                    reader.has_taken = False
+                    told_at = self._clock.monotonic()
+                if block:
+                    yield block
+                    if reader.is_over:
+                        return
+                    continue
+                if self._clock.monotonic() - told_at >= SILENCE_S:
+                    told_at = self._clock.monotonic()
+                    yield None
+                reader.is_waiting = True
+                await reader.woken.wait()
+                reader.is_waiting = False
+        finally:
+            reader.write = None
+            unwatch()
+            self._logs.leave(log, reader)
+
+    async def _end_of(self, reader: FollowingReader, log: SharedLog) -> bytes | None:
+        """Returns the last event of a response whose log has none, made of what is kept; None: it was told, or is gone."""
+        final = await self._final_of(reader.job.id, reader.job.tenant)
+        if final is None:
+            return None
+        return await reader.end_with(log, final)
+
+
+# Writes the events of a response into its log, a few together, while the next ones come.
+
+
+PART_BYTES = 16 * 1024
+"""So many go at once."""
+MOST_WAITING_BYTES = 4 * 1024 * 1024
+"""With so many that the store has not taken the provider is read no further."""
+
+
+class LogWriter:
+    """Writes one generation."""
+
+    def __init__(self, store: JobStore, running: RunningWork, live: LiveLog, clock: Clock) -> None:
+        self._store = store
+        self._running = running
+        self._live = live
+        self._clock = clock
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._written = asyncio.Event()
+        self._hurries = False
+        self._rests = False
+        """Nothing waits: the next event is to wake it."""
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Tells whether the store has to be waited for."""
+        return self._bytes > MOST_WAITING_BYTES
+
+    async def add(self, events: Sequence[bytes]) -> None:
+        """Shows events to readers here, and has them written; waits only where the store is far behind."""
+        self._waiting += events
+        self._live.add(events)
+        self._note(sum(map(len, events)))
+        while self.is_behind and self._running.is_ours:
+            self._written.clear()
+            await self._written.wait()
+
+    def pass_on(self, event: bytes) -> None:
+        """Does the same with one event, for who cannot wait: not where it is behind, nor with a last event."""
+        self._waiting.append(event)
+        self._live.pass_on(event)
+        self._note(len(event))
+
+    async def end(self, events: Sequence[bytes]) -> None:
+        """Shows the last events, and returns when all is written."""
+        self._live.is_told = True
+        await self.add(events)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Returns when all is written, or is another worker's to write."""
+        self._hurries = True
+        self._wake.set()
+        if self._writing is not None:
+            await self._writing
+
+    def abandon(self) -> None:
+        """Writes nothing more."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def _note(self, size: int) -> None:
+        self._bytes += size
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_always())
+        if self._rests or self._bytes >= PART_BYTES:
+            self._wake.set()
+
+    async def _write_always(self) -> None:
+        """Writes until all is written and nothing more comes; an event behind a silence goes at once."""
+        while self._running.is_ours and (self._waiting or not self._hurries):
+            if not self._waiting:
+                self._rests = True
+                await self._pause()
+                self._rests = False
+                continue
+            events, self._waiting, self._bytes = self._waiting, [], 0
+            await self._append(LogPart(self._live.logged, self._live.logged + len(events) - 1, b"".join(events)))
+            if self._bytes < PART_BYTES and not self._hurries:
+                timer = self._clock.call_at(self._next_turn(), self._wake.set)
+                await self._pause()
+                timer.cancel()
+        self._written.set()
+
+    def _next_turn(self) -> float:
+        """Returns when the log is written the next time: all are at the same moments, so that the store takes them at once."""
+        every_s = self._store.events.every_s
+        return (self._clock.monotonic() // every_s + 1) * every_s
+
+    async def _pause(self) -> None:
+        """Returns when it is woken."""
+        self._wake.clear()
+        await self._wake.wait()
+
+    async def _append(self, part: LogPart) -> None:
+        append = self._store.events.append
+        self._running.note(await until_done(lambda: append(self._running.work, part), self._clock))
+        self._live.logged = part.last + 1
+        self._written.set()

@@ -1,0 +1,201 @@
+"""The kept responses in the Redis: those of a tenant are beside its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.drivers.redis.link import BackgroundTasks
+from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
+from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
+from gateway.products.jobs.redis_records import records
+from gateway.products.jobs.redis_records.acceptance import JobPlaces, SharedScript
+from gateway.products.responses.log.log_watchers import LogWatchers
+from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds
+from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
+
+# The logs of responses in the Redis, which any replica reads.
+#
+# A replica that waits for events says so with each look, and whoever adds some tells it: where nobody waits, nothing is told.
+
+
+APPEND, READ = job_script("events_append"), job_script("events_read")
+PART_WEIGHT = 8 * 1024
+"""What a part costs besides its bytes."""
+MOST_WEIGHT = 256 * 1024
+"""Of one script: parts in it take a few milliseconds."""
+
+
+class RedisEventLogs:
+    """Implements `gateway.products.responses.log.shared_logs.EventLogs`.
+
+    Parts are not waited for until they are safe: those of the last second may go with the Redis, and the log is cut then.
+    """
+
+    def __init__(
+        self,
+        partitions: JobPartitions,
+        places: JobPlaces,
+        background: BackgroundTasks,
+        replica: str,
+        bounds: KeptBounds,
+    ) -> None:
+        self._partitions = partitions
+        self._places = places
+        self._replica = replica
+        self._channel = partitions.link.slot_key("jobs", "all") + b":events"
+        front = (bounds.log_bytes, self._channel, replica)
+        self._appends = SharedScript(partitions, background, APPEND, MOST_WEIGHT, lambda: front)
+        self._watchers = LogWatchers()
+        self._hearing: asyncio.Task[None] | None = None
+
+    @property
+    def every_s(self) -> float:
+        """Returns how long events may wait for others to be added with."""
+        return 0.1
+
+    async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
+        """Adds a part that follows the last one."""
+        arguments = (*self._partitions.claim_of(work), *part)
+        result = await self._appends.write(work, arguments, PART_WEIGHT + len(part.frames))
+        self._watchers.wake(work.job.id)
+        return result
+
+    async def read(self, job_id: str, tenant: str, after: int, most_bytes: int = 1024 * 1024) -> LogPage | None:
+        """Returns the parts with events behind `after`, whole ones, at least one if there is any."""
+        partition = self._partitions.of_tenant(tenant)
+        reader = self._replica if self._watchers.has(job_id) else ""
+        asked = (job_id, records.tenant_token(tenant), after, most_bytes, reader)
+        _, _, state, log, found = await self._partitions.run(READ, partition, *asked)
+        if not state:
+            return None
+        has_ended = JobState(state.decode()).is_end
+        if not log:
+            return LogPage(0, [], has_ended=has_ended)
+        fence, _, _, is_cut = log.split()
+        parts = [LogPart(int(first), int(place.split(b"-")[0]) - 1, frames) for place, first, frames in found]
+        return LogPage(int(fence) * self._partitions.number + partition, parts, is_cut == b"1", has_ended)
+
+    async def drop(self, job_id: str) -> None:
+        """Forgets the log of a job."""
+        partition = await self._places.find(job_id, None)
+        if partition is not None:
+            await self._partitions.run(READ, partition, job_id, "", 0, 0, "-")
+        self._watchers.wake(job_id)
+
+    def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Has `wake` called when a part of the job may have come, here or in another replica."""
+        if self._hearing is None:
+            self._hearing = asyncio.get_running_loop().create_task(
+                self._partitions.link.subscribe(self._channel, self._heard, self._watchers.wake_all)
+            )
+        return self._watchers.watch(job_id, wake)
+
+    async def aclose(self) -> None:
+        """Hears nothing more."""
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.wait([self._hearing])
+
+    def _heard(self, message: bytes) -> None:
+        sender, _, job_id = message.decode().rpartition(" ")
+        if sender != self._replica:
+            self._watchers.wake(job_id)
+
+
+PUT, CHAIN = job_script("kept_put", "kept"), job_script("kept_chain", "kept")
+REMOVE, TRIM = job_script("kept_remove", "kept"), job_script("kept_trim", "kept")
+BYTES_AT_ONCE = 1024 * 1024
+"""Of the responses of a chain that one script reads, but for the last of them."""
+TRIMMED_AT_ONCE = 100
+
+
+class RedisKeptResponses:
+    """Implements `gateway.products.responses.rules.response_object.KeptResponses`; `refuse_if_unfit` raises
+    JobsUnavailable where the Redis may
+    not keep anything.
+    """
+
+    def __init__(self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], bounds: KeptBounds) -> None:
+        self._partitions = partitions
+        self._refuse_if_unfit = refuse_if_unfit
+        self._bounds = bounds
+        self._early = EarlyResponses(bounds)
+        self._first = 0
+        """The partition that is trimmed first next time."""
+
+    @property
+    def early(self) -> int:
+        """Returns how many went before their time by what this replica has put."""
+        return self._early.count
+
+    async def put(self, response: StoredResponse) -> None:
+        """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again."""
+        self._refuse_if_unfit()
+        await self._partitions.insist(lambda _: self._put(response))
+
+    async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
+        """Returns a response of the tenant whose time is not over."""
+        return next(iter(await self.chain(response_id, tenant, 1)), None)
+
+    async def chain(
+        self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
+    ) -> Sequence[StoredResponse]:
+        """Returns the response and those that it goes on from, the latest first."""
+        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        found: dict[str, StoredResponse] = {}
+        while response_id and len(found) < most and most_bytes >= 0 and response_id not in found:
+            asked = (token, response_id, most - len(found), min(most_bytes, BYTES_AT_ONCE))
+            _, _, behind, rows = await self._partitions.run(CHAIN, partition, *asked)
+            for row in rows:
+                response = _response(tenant, row)
+                if response.id in found:
+                    return list(found.values())
+                found[response.id] = response
+                most_bytes -= response.bytes
+            response_id = behind.decode()
+        return list(found.values())
+
+    async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
+        """Forgets a response, durably; it is not kept again."""
+        return await self._partitions.insist(
+            lambda is_again: self._remove(response_id, tenant, is_expected=is_expected, is_again=is_again)
+        )
+
+    async def trim(self, most: int) -> int:
+        """Forgets responses whose time is over."""
+        gone = 0
+        self._first += 1
+        for place in range(self._partitions.number):
+            partition = (self._first + place) % self._partitions.number
+            number = TRIMMED_AT_ONCE
+            while number == TRIMMED_AT_ONCE and gone < most:
+                _, _, number = await self._partitions.run(TRIM, partition, most - gone)
+                gone += number
+        return gone
+
+    async def _put(self, response: StoredResponse) -> None:
+        partition, token = self._partitions.of_tenant(response.tenant), records.tenant_token(response.tenant)
+        times = (repr(float(response.created_at)), repr(float(response.keep_until)))
+        about = (response.id, *times, response.previous_id, response.bytes, response.body, response.input_items)
+        most, mark = self._bounds.tenant_bytes, self._partitions.mark(partition)
+        _, _, early, is_more = await self._partitions.run(PUT, partition, token, most, *about, mark=mark)
+        while is_more:
+            _, _, more, is_more = await self._partitions.run(PUT, partition, token, most)
+            early += more
+        self._early.note(early)
+        await self._partitions.settle([mark])
+
+    async def _remove(self, response_id: str, tenant: str, *, is_expected: bool, is_again: bool) -> bool:
+        partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
+        mark = self._partitions.mark(partition)
+        about = (token, response_id, REMOVED_S, int(is_expected), int(is_again))
+        _, _, was_there = await self._partitions.run(REMOVE, partition, *about, mark=mark)
+        if was_there or is_expected:
+            await self._partitions.settle([mark])
+        return bool(was_there)
+
+
+def _response(tenant: str, row: Sequence[bytes]) -> StoredResponse:
+    name, created, keep_until, previous, body, items = row
+    return StoredResponse(name.decode(), tenant, float(created), float(keep_until), previous.decode(), body, items)

@@ -1,0 +1,247 @@
+"""One worker: a gateway on the listeners of its supervisor, which commands it through the channel.
+
+Signals are the supervisor's business. A worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and
+SIGTERM, which some service managers send to all, drains it but never hurries it. When the channel ends, the supervisor has
+died: the worker then stops listening, so that another gateway can have the port, and drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
+
+import uvloop
+from prometheus_client.registry import Collector
+
+from gateway.app import Gateway, WorkerContext
+from gateway.core.errors import ConfigError, StoreUnusable
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.settings import Settings
+from gateway.workers.channel.channel import MOST_UNREAD_BYTES, Message, pack
+from gateway.workers.metrics.merge_metrics import Gathered, dump, families_of
+from gateway.workers.metrics.shared_log import LockedLog
+from gateway.workers.supervisor.heartbeat import STACK_SIGNAL
+
+# A gateway beside a command, on a loop in a thread of its own: for commands that block, and want one for a while.
+
+
+@contextmanager
+def running(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    """Runs a gateway on a free port of loopback until the end of the block; yields its URL. Its calls are not logged.
+
+    Raises ConfigError, StoreUnusable or OSError when it cannot start.
+    """
+    own = settings.model_copy(update={"host": "127.0.0.1", "port": 0, "workers": 1})
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
+    thread.start()
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            gateway = asyncio.run_coroutine_threadsafe(_start(own, environ, nowhere), loop).result()
+            try:
+                yield gateway.url
+            finally:
+                asyncio.run_coroutine_threadsafe(gateway.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _start(settings: Settings, environ: Mapping[str, str], call_log: TextIO) -> Gateway:
+    gateway = Gateway(settings, environ, log_stream=call_log)
+    await gateway.start()
+    return gateway
+
+
+SUM_S = 1.0
+"""Seconds that a scrape waits for the sum of all workers; after that it gets this worker's own metrics."""
+FAILED, UNUSABLE = 1, 2
+"""Exit codes, as those of the commands: the worker could not run; the config cannot be used."""
+
+log = logging.getLogger("gateway.workers")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSlot:
+    """A worker's start-up data: its number, all listeners by number and port, its end of the channel.
+
+    `log_lock` is the descriptor of the shared log's lock. `policy` is the one that the supervisor started with.
+    """
+
+    number: int
+    listeners: Mapping[int, Sequence[socket.socket]]
+    channel: socket.socket
+    log_lock: int
+    policy: PolicySnapshot
+
+
+class Worker:
+    """Runs one gateway in its slot."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> None:
+        """Raises ConfigError, StoreUnusable or OSError."""
+        self._slot = slot
+        self._ports = iter(slot.listeners[slot.number])
+        self._awaited: set[asyncio.Future[Collector]] = set()
+        self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        log_stream = cast("TextIO", LockedLog(sys.stdout, slot.log_lock))
+        context = WorkerContext(slot.number, self._listen, self._gather)
+        self._gateway = Gateway(settings, environ, log_stream=log_stream, worker=context)
+        if _fixed(self._gateway.policy) != _fixed(slot.policy):
+            raise _changed()
+
+    async def run(self) -> int:
+        """Serves until it is told to stop; returns the exit code."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._slot.channel, limit=MOST_UNREAD_BYTES)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
+        await self._gateway.start()
+        self._say({"say": "ready"})
+        listening = asyncio.create_task(self._obey_all(reader))
+        await self._stopping.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._gateway.drain(self._hurry)
+        self._say({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
+        await self._gateway.stop()
+        listening.cancel()  # only now: until then the supervisor is told that this worker does not hang
+        return FAILED if self._hurry.is_set() else 0
+
+    def _listen(self, host: str, port: int) -> socket.socket:
+        listener = next(self._ports, None)
+        if listener is None:
+            raise _changed()
+        return listener.dup()
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(pack(message))
+
+    async def _obey_all(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                self._obey(json.loads(line))
+        log.error("the supervisor is gone: no new calls; running ones have their grace")
+        self._writer = None
+        self._leave_ports()
+        self._stopping.set()
+
+    def _obey(self, message: Message) -> None:
+        match message["do"]:
+            case "drain":
+                self._stopping.set()
+                server = self._gateway.policy.server
+                self._say({"say": "draining", "grace_s": server.grace_s, "notice_s": server.notice_s})
+            case "hurry":
+                self._stopping.set()
+                self._hurry.set()
+            case "reload":
+                self._gateway.reload()
+            case "tell":
+                self._say({"say": "numbers", "families": dump(self._gateway.registry)})
+            case "show":
+                self._show(Gathered(families_of(message)))
+            case "answer":
+                self._say({"say": "here"})
+            case "tend":
+                self._gateway.tend({number: self._slot.listeners[number] for number in message["numbers"]})
+
+    def _leave_ports(self) -> None:
+        """Closes the listeners while running calls go on, because the supervisor that kept them has died."""
+        self._gateway.deafen()
+        for ports in self._slot.listeners.values():
+            for listener in ports:
+                listener.close()
+
+    async def _gather(self) -> Collector:
+        """Returns the metrics of all workers; this worker's own when the supervisor does not answer."""
+        if self._writer is None:
+            return self._gateway.registry
+        coming: asyncio.Future[Collector] = asyncio.get_running_loop().create_future()
+        self._awaited.add(coming)
+        self._say({"say": "scraped"})
+        try:
+            return await asyncio.wait_for(coming, SUM_S)
+        except TimeoutError:
+            return self._gateway.registry
+        finally:
+            self._awaited.discard(coming)
+
+    def _show(self, sum_of_all: Gathered) -> None:
+        for coming in self._awaited:
+            if not coming.done():
+                coming.set_result(sum_of_all)
+
+
+def run_worker(
+    settings: Settings, environ: Mapping[str, str], slot: WorkerSlot, let_go: Callable[[], None]
+) -> NoReturn:
+    """Runs a worker in a process just forked with its signals blocked, and ends the process.
+
+    `let_go` closes the supervisor's descriptors.
+    """
+    code = FAILED
+    try:
+        let_go()
+        code = _run(settings, environ, slot)
+    except BaseException:  # noqa: BLE001 - the process ends here, and nobody above is this worker's
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)  # nothing of the supervisor's, whose stack this is, must run
+
+
+def _run(settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.register(STACK_SIGNAL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {slot.number}: %(message)s"))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, environ, slot))
+    except ConfigError as error:
+        return _fail(slot, "\n".join(error.problems), UNUSABLE)
+    except StoreUnusable as error:
+        return _fail(slot, str(error), FAILED)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(slot, f"{error.filename}: {reason}" if error.filename else reason, FAILED)
+
+
+async def _serve(settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> int:
+    return await Worker(settings, environ, slot).run()
+
+
+def _fail(slot: WorkerSlot, text: str, code: int) -> int:
+    """Reports a failure to the supervisor, which prints it once."""
+    with contextlib.suppress(OSError):
+        slot.channel.sendall(pack({"say": "failed", "text": text, "code": code}))
+    return code
+
+
+def _fixed(policy: PolicySnapshot) -> tuple[object, ...]:
+    """Returns the settings that are fixed until all workers restart."""
+    return policy.state, policy.shared, policy.server.admin_listen, policy.jobs.settings
+
+
+def _changed() -> ConfigError:
+    return ConfigError(["state, jobs or admin.listen has changed: that takes effect when all workers are started anew"])
