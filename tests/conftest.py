@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.shared_compiling import compile_in_turn
-from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
+from tests.support.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
 # Each run of the suite looks at the same few examples: a change is refused for what it did, not for what chance found in
 # what it never touched. To find that is the work of `make soak`, which looks at other, and at more, examples each time.

@@ -14,7 +14,7 @@ import yaml
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.core.config.load.load import load_snapshot
 from gateway.core.snapshot.snapshot import PolicySnapshot
-from tests.config.support import NOW, connect
+from tests.support.configs import NOW, connect
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

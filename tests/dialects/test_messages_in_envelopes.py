@@ -20,7 +20,7 @@ from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import FOLDER, as_bytes, events_of, needs_cases
-from tests.flow.support import JSON, Script, ScriptedUpstream
+from tests.support.flow import JSON, Script, ScriptedUpstream
 
 PAIR = MessagesAtBedrock()
 CLAUDE = "us.anthropic.claude-haiku-4-5-20251001-v1:0"

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gateway.core.config.schema import ConfigFile
-from tests.config.support import GOOD, problems_of
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 from tests.rows import rows as each
+from tests.support.configs import GOOD, problems_of
 
 OTHERS = {
     str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")

@@ -17,8 +17,8 @@ from gateway.core.retry.retry import DENIALS
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import ErrorClass
 from gateway.emulator.config.config import FAULTS, EmulatorConfig
+from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
-from tests.test_telemetry import line_of, record, spared
 
 NO_HEADERS = frozenset(
     b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive form-data "

@@ -13,11 +13,11 @@ import yaml
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, config_of, connect, post
-from tests.upstream.raw_server import READ, RawServer
+from tests.support.raw_server import READ, RawServer
 
 CHAT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/responses", "/v1/embeddings"
 PRICES = {"m": {"input_usd": 2e-6, "output_usd": 8e-6}}
-STREAMS = Path(__file__).parents[1] / "flow" / "streams"
+STREAMS = Path(__file__).parents[1] / "support" / "streams"
 ONCE = {"attempts": 1}
 
 Start = Callable[..., Awaitable[Running]]

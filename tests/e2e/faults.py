@@ -26,7 +26,7 @@ from gateway.emulator.server.server import EmulatorServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, Running
 from tests.soak.support import Held, metrics
-from tests.upstream.raw_server import RawServer, Script
+from tests.support.raw_server import RawServer, Script
 
 WORDS = 20
 """The pieces of a whole answer."""

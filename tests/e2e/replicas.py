@@ -24,7 +24,7 @@ from tests.e2e.lives import Life, life
 from tests.e2e.replaying import Question, hear
 from tests.e2e.test_process import write
 from tests.soak.support import wait_for
-from tests.store.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 KEY = "sk-life-"
 PATIENT = "1s"

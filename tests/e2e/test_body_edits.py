@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from tests.config.support import problems_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, config_of, connect, post, until
 from tests.rows import rows
+from tests.support.configs import problems_of
 
 EDITS = {"set": {"top_p": 0.5, "metadata": {"team": "a"}}, "drop": ["logit_bias", "user"]}
 SAID = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, config_of, connect, post
-from tests.upstream.raw_server import READ, RawServer
+from tests.support.raw_server import READ, RawServer
 
 CHAT = "/v1/chat/completions"
 ODD = (

@@ -16,8 +16,8 @@ from gateway.cli.operate import LONGEST_NAME, AdminRefused, cache_table, purged,
 from gateway.core.types import StoreBounds
 from gateway.features.reuse.http import show_cache, show_savings
 from gateway.features.reuse.inspect import PROVIDER, Savings
+from tests.admin.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
-from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.rows import rows
 
 BOUNDS = StoreBounds({"default": 2**28, "big": 2**30}, 2**26, 50_000)

@@ -18,7 +18,7 @@ from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, post, unti
 from tests.e2e.replaying import Question, ask, check, is_replayed
 from tests.e2e.replicas import PATIENT
 from tests.e2e.test_semantic import ASKED, MEANT
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 Pair = tuple[Running, Running]
 Config = Callable[[str], Any]

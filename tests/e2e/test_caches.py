@@ -13,6 +13,7 @@ import pytest
 from gateway.cli.main import main
 from gateway.core.clock import SteadyClock
 from gateway.emulator.config.config import EmulatorConfig
+from tests.dialects.answers import bare
 from tests.e2e.caches import (
     CHAT,
     EMBEDDINGS,
@@ -40,9 +41,8 @@ from tests.e2e.harness import (
     post,
     until,
 )
-from tests.policy.answers import bare
 from tests.soak.support import metrics, sum_of
-from tests.upstream.raw_server import READ, RawServer, yield_to_peer
+from tests.support.raw_server import READ, RawServer, yield_to_peer
 
 CHATS = (
     "audio",

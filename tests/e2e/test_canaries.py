@@ -24,7 +24,7 @@ from gateway.core.http.client.wire.wire import HttpAnswer
 from gateway.core.openai.sse import PENDING_LIMIT
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post, until
-from tests.upstream.raw_server import CLOSE, READ, Cut, RawServer, Script
+from tests.support.raw_server import CLOSE, READ, Cut, RawServer, Script
 
 KEY = "sk-proj-canary-Ab3dE5fG7hJ9kL1m"
 VAULT = "hvs.canary/Zx9+Yw8vU7tS6rQ5"

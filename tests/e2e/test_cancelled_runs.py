@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import WEB, ask, becomes, new_job, policies, take, with_jobs
 from tests.e2e.harness import ADMIN_KEY, Running, get, post, until
-from tests.store.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 OPERATOR = f"authorization: Bearer {ADMIN_KEY}"
 ONE = {"steps": {"only": {"call": {"model": "gpt-4o", "messages": [{"role": "user", "content": "{{ input }}"}]}}}}

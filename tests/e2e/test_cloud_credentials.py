@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from gateway.credentials.sources import sources as live
+from tests.credentials.wire.servers import Asked, Said, is_signed, serving
+from tests.credentials.wire.test_aws import ENDS, imds
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, until
-from tests.upstream.credentials.servers import Asked, Said, is_signed, serving
-from tests.upstream.credentials.test_aws import ENDS, imds
 
 QUESTION: Any = [{"role": "user", "content": "hello there"}]
 COMPLETION = json.dumps(

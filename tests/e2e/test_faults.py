@@ -1,7 +1,7 @@
 """Every kind of failure end to end: what the application's SDK sees, what the providers see, and what is counted.
 
 The SDK would try twice more if it was let, so whatever the gateway tried must not be multiplied: it asks once. Each row is
-played streamed and not. What is waited, budgets and money are tested on a virtual clock in `tests/flow`.
+played streamed and not. What is waited, budgets and money are tested on a virtual clock in `tests/core`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from tests.e2e.conftest import StartGateway
 from tests.e2e.faults import WORDS, End, Fault, Stage, answer, counted, failed, served, stage, told
 from tests.soak.support import metrics, settled, sum_of, until_only
+from tests.support.raw_server import CLOSE, READ, RESET
 from tests.sweeps import sampled
-from tests.upstream.raw_server import CLOSE, READ, RESET
 
 SERVER_ERROR = openai.InternalServerError
 AGAIN = ("A:500 A:200", "server_error ok")
@@ -210,7 +210,7 @@ def reached(fault: Fault, end: End) -> tuple[int, int]:
     ("name", "is_stream"),
     sampled(
         product(FAULTS, [False, True]),
-        # Streamed where the bytes or the end differ; what comes of the others is decided alike, as `tests/flow` shows.
+        # Streamed where the bytes or the end differ; what comes of the others is decided alike, as `tests/core` shows.
         lambda name, is_stream: not is_stream or FAULTS[name].streamed is not None or FAULTS[name].place == "raw",
     ),
 )

@@ -24,8 +24,8 @@ from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, NIGHTLY, WEB, ask, new_job, policies, result_of, take, with_jobs
 from tests.e2e.harness import ADMIN_KEY, KEYS, PATIENCE_S, chat, get, post, until
 from tests.e2e.test_webhooks import parts, telling, types
+from tests.fixtures.transports import server_tls
 from tests.receiver import OK, Receiver, receiver
-from tests.upstream.conftest import server_tls
 
 HOST = "hooks.example.com"
 URL = f"https://{HOST}:8443/in?t=s3cret"

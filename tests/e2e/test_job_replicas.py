@@ -21,7 +21,7 @@ from tests.e2e.batches import end_of as end_of_batch
 from tests.e2e.durable import ASYNC, WEB, ask, end_of, look, new_job, policies, result_of, take
 from tests.e2e.harness import KEYS, chat, config_of, get, post
 from tests.e2e.lives import life, work
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 UNEVEN = EmulatorConfig(ttft_s=0.05, jitter=0.6, output_tokens=8, recorded_requests=10_000)
 """Every answer takes its own time."""

@@ -1,7 +1,7 @@
 """Durable calls over the wire: a real gateway with its jobs in a file, a real provider, callers of two tenants.
 
-What only a process can lose (a kill, a full disk) is in `test_batch_crash.py` and `store/`; here a gateway starts, stops and
-starts again in this one.
+What only a process can lose (a kill, a full disk) is in `test_batch_crash.py` and `products/jobs/`; here a gateway starts,
+stops and starts again in this one.
 """
 
 from __future__ import annotations

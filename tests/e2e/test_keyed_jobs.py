@@ -17,7 +17,7 @@ from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, get, post, until
 from tests.e2e.test_degrade import BATCH, KEYS, ONE, code_of, full
-from tests.store.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
 

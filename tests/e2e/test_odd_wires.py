@@ -17,7 +17,7 @@ from openai import APIStatusError, AsyncOpenAI
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, chat, config_of, connect, post
 from tests.loopback import plain_http
-from tests.upstream.raw_server import CLOSE, DROP, READ, RawServer, Script, Step
+from tests.support.raw_server import CLOSE, DROP, READ, RawServer, Script, Step
 
 ANSWER = orjson.dumps(
     {

@@ -37,7 +37,7 @@ from tests.e2e.harness import (
 from tests.e2e.replaying import DONE, Crowd, Question, ask, assert_sound, check, hold, is_replayed, questions
 from tests.e2e.test_sdk_retries import deaf_proxy
 from tests.soak.support import MANNERS, Held, mortal, until_only
-from tests.store.sqlite_support import Disk, Monotonic, failing
+from tests.support.sqlite_support import Disk, Monotonic, failing
 
 UNHURRIED = EmulatorConfig(ttft_s=0.3, tokens_per_second=80.0, output_tokens=60)
 """About a second for an answer: time to come late, and to leave early."""

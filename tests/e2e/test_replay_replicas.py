@@ -16,7 +16,7 @@ from tests.e2e.harness import connect, until
 from tests.e2e.replaying import Crowd, Question, ask, check, is_replayed, questions
 from tests.e2e.replicas import Trial, replicas, times
 from tests.e2e.test_process import Provider
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 UNHURRIED = EmulatorConfig(ttft_s=0.2, tokens_per_second=120.0, output_tokens=60)
 """More than half a second for an answer."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, connect, post
-from tests.upstream.raw_server import READ, RawServer, Script
+from tests.support.raw_server import READ, RawServer, Script
 
 CREDENTIAL = "Bearer sk-of-the-caller"
 OURS = "sk-of-our-own-account"

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from itertools import product
 from typing import Any
 
+from tests.dialects.ways import ASKED, CALLERS, FRAMED, FRAMES, LANGUAGES, SSE, STREAMS, WAYS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import PATIENCE_S, PROVIDER_KEY, config_of, connect, post, until
-from tests.flow.ways import ASKED, CALLERS, FRAMED, FRAMES, LANGUAGES, SSE, STREAMS, WAYS
-from tests.upstream.raw_server import READ, RawServer, Script
+from tests.support.raw_server import READ, RawServer, Script
 
 BEGUN = 5
 """The events of each stream of which some are output."""

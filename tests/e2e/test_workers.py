@@ -21,7 +21,7 @@ from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, WEB_KEY, Peer, connect, get
 from tests.e2e.lives import HANG, Life, life, lose_patience, share_a_listener, share_nothing
 from tests.e2e.test_process import CHAT, STREAM, Provider, provider, rewrite, status_of, write
 from tests.soak.support import wait_for
-from tests.store.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 __all__ = ["provider"]
 

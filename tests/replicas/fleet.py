@@ -26,7 +26,7 @@ from gateway.core.clock import SystemClock
 from tests.e2e.harness import connect, get
 from tests.e2e.lives import Life, life
 from tests.replicas.processes import child
-from tests.store.redis_servers import Proxy
+from tests.support.redis_servers import Proxy
 
 PATIENCE_S = 20.0
 

@@ -16,7 +16,7 @@ from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider
 from tests.soak.storms import request
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 SECRET = "a-key-that-is-shared-by-a-fleet"
 QUIET_S = 0.6

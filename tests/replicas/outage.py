@@ -23,7 +23,7 @@ from tests.replicas.fleet import config_of, fleet, shares, way_to, write
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider
 from tests.soak.storms import request
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 Way = Literal["stopped", "hung", "blackholed"]
 WAYS: tuple[Way, ...] = ("stopped", "hung", "blackholed")

@@ -26,7 +26,7 @@ from tests.replicas.fleet import config_of, shares, write
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider
 from tests.soak.storms import request
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 ANSWER_S = 0.1
 BURST_S = 2.0

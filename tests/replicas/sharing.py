@@ -19,7 +19,7 @@ from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider
 from tests.soak.storms import request
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 SKEWS_S = (5.0, -5.0, 0.0, -2.5, 2.5)
 WINDOW_S = 10.0

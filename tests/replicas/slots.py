@@ -18,7 +18,7 @@ from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider
 from tests.soak.storms import request
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 ANSWER_S = 0.3
 SILENT_S = 6.0

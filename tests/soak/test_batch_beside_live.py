@@ -1,7 +1,7 @@
 """Live calls beside a batch of 50,000 lines that uses a provider's limit up: what they wait for it, and who else gets on.
 
 The gateway is a process of its own; provider and callers share this one. In virtual time, where only admission counts, it is
-in `tests/jobs/test_batch_limits.py`; here the same gateway also reads, writes and commits. For a quiet machine.
+in `tests/products/batches/test_batch_limits.py`; here the same gateway also reads, writes and commits. For a quiet machine.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.soak
 def test_a_gigabyte_of_answers_takes_a_gigabyte(report: Report) -> None:
     """Resident memory stays below 130 % of the bound, and above two thirds, while ever other sizes replace each other."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.store.churn", str(GIB), str(PHASES)], capture_output=True, check=True, text=True
+        [sys.executable, "-m", "tests.drivers.churn", str(GIB), str(PHASES)], capture_output=True, check=True, text=True
     )
     phases = [json.loads(line) for line in ran.stdout.splitlines()]
 

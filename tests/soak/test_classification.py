@@ -11,10 +11,10 @@ from math import inf
 import pytest
 
 from gateway.core.types import ErrorClass
-from tests.policy.error_rows import ROWS, WALL
-from tests.policy.mutations import mutated
-from tests.policy.tables import table_of
 from tests.soak.conftest import Report
+from tests.support.error_rows import ROWS, WALL
+from tests.support.mutations import mutated
+from tests.support.tables import table_of
 
 pytestmark = pytest.mark.soak
 

@@ -28,7 +28,7 @@ from tests.e2e.durable import ask, with_jobs
 from tests.e2e.harness import ADMIN_KEY, get, post
 from tests.e2e.lives import life
 from tests.soak.conftest import Report
-from tests.store.jobs.support import Jobs
+from tests.support.job_stores import Jobs
 
 pytestmark = pytest.mark.soak
 

@@ -20,7 +20,7 @@ from gateway.dialects.bedrock.answer import FrameReader
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import frame
-from tests.flow.ways import ASKED, CALLERS, LANGUAGES, MODELS, STREAMS
+from tests.dialects.ways import ASKED, CALLERS, LANGUAGES, MODELS, STREAMS
 
 pytestmark = pytest.mark.soak
 

@@ -17,7 +17,7 @@ from tests.e2e.caches import keeping
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, post, until
 from tests.e2e.replaying import is_replayed
 from tests.e2e.test_cache_replicas import Config, StartPair, pair, purge, told
-from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
+from tests.support.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
 __all__ = ["pair"]
 

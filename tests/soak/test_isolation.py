@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.flow.test_isolation import Probing
+from tests.features.reuse.test_isolation import Probing
 from tests.soak.conftest import Report
 
 PROBES = 100_000

@@ -28,11 +28,11 @@ from tests.bench.systems import free_port
 from tests.e2e.durable import ask
 from tests.e2e.harness import get, post
 from tests.e2e.lives import life
+from tests.products.jobs import crowd
 from tests.soak.conftest import Report
 from tests.soak.load import Load
 from tests.soak.support import Served, rss_kib, serve
-from tests.store.jobs import crowd
-from tests.store.jobs.support import Jobs
+from tests.support.job_stores import Jobs
 
 pytestmark = pytest.mark.soak
 

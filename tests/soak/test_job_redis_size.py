@@ -26,10 +26,10 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.redis import RedisJobStore, open_store
 from gateway.products.jobs.transitions.transitions import OpenBounds
+from tests.products.jobs import crowd
 from tests.soak.conftest import Report
-from tests.store.jobs import crowd
-from tests.store.jobs.support import Jobs, chunk
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.job_stores import Jobs, chunk
+from tests.support.redis_servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.soak
 

@@ -31,7 +31,7 @@ from tests.e2e.replicas import until_shared
 from tests.soak.conftest import Report
 from tests.soak.provided import provided, remembering
 from tests.soak.support import wait_for
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.soak
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak
 
 def test_a_million_waiting_jobs(report: Report, tmp_path: Path) -> None:
     """1.7 GB of file, 32 MiB of memory, 2 s to start, 5 ms for all but one claim in a hundred."""
-    command = [sys.executable, "-m", "tests.store.jobs.crowd", str(tmp_path), str(JOBS), str(CLAIMS)]
+    command = [sys.executable, "-m", "tests.products.jobs.crowd", str(tmp_path), str(JOBS), str(CLAIMS)]
     ran = subprocess.run(command, capture_output=True, check=True, text=True)
     report(ran.stdout)
     phases = {found["phase"]: found for found in map(json.loads, ran.stdout.splitlines())}

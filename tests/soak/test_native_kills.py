@@ -30,7 +30,7 @@ from tests.e2e.durable import policies, with_jobs
 from tests.e2e.harness import KEYS, PROVIDER_KEY, config_of
 from tests.e2e.lives import life
 from tests.soak.conftest import Report
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.soak
 

@@ -17,10 +17,10 @@ from gateway.drivers.redis.link import Link
 from gateway.fleet.lease.lease import SharedState
 from gateway.fleet.news import FleetNews
 from gateway.fleet.redis import RedisNews
-from tests.flow.support import Bench, FakeClock, ScriptedUpstream
 from tests.soak.conftest import Report
-from tests.store.redis_servers import redis_server
-from tests.store.redis_support import until
+from tests.support.flow import Bench, FakeClock, ScriptedUpstream
+from tests.support.redis_servers import redis_server
+from tests.support.redis_support import until
 
 pytestmark = pytest.mark.soak
 

@@ -33,8 +33,8 @@ from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions.transitions import OpenBounds
 from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.soak.conftest import Report
-from tests.store.jobs.support import Jobs, chunk, line
-from tests.store.redis_servers import redis_server
+from tests.support.job_stores import Jobs, chunk, line
+from tests.support.redis_servers import redis_server
 
 pytestmark = pytest.mark.soak
 

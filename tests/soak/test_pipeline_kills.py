@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.run_kills import run_through_kills
 from tests.soak.conftest import Report
-from tests.store.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.soak
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.products.jobs.power_cuts import STRACE, moments
+from tests.products.jobs.telling import check_told
 from tests.soak.conftest import Report
-from tests.store.jobs.power_cuts import STRACE, moments
-from tests.store.jobs.telling import check_told
 
 CUTS = int(os.environ.get("CUTS", "1000"))
 TOLD_LINES = 3000
@@ -48,7 +48,7 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, report: Repo
 
 def record(trace: Path, path: Path) -> None:
     """Runs a process that takes and runs jobs, writes down its system calls, and kills it."""
-    command = [*STRACE, "-o", str(trace), sys.executable, "-m", "tests.store.jobs.telling", str(path), PIPE]
+    command = [*STRACE, "-o", str(trace), sys.executable, "-m", "tests.products.jobs.telling", str(path), PIPE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())

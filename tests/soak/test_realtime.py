@@ -17,7 +17,7 @@ import yaml
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection
 
-from tests.realtime.provider import provider
+from tests.products.realtime.provider import provider
 from tests.soak.conftest import Report
 from tests.soak.support import rss_kib, serve, spread
 

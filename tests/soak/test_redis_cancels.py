@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.store.redis_servers import RedisCluster, RedisServer
-from tests.store.test_redis_link import ask_and_cancel, linked
+from tests.drivers.test_redis_link import ask_and_cancel, linked
+from tests.support.redis_servers import RedisCluster, RedisServer
 
 pytestmark = pytest.mark.soak
 

@@ -19,7 +19,7 @@ from tests.e2e.harness import connect
 from tests.e2e.replaying import Crowd, Question, ask, check, is_replayed, questions
 from tests.e2e.replicas import Replicas, Trial, replicas, times
 from tests.soak.conftest import Report
-from tests.store.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.soak
 

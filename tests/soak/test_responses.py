@@ -27,7 +27,7 @@ from tests.e2e.durable import WEB
 from tests.e2e.harness import KEYS, WEB_KEY, config_of
 from tests.e2e.lives import life
 from tests.soak.conftest import Report
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 pytestmark = pytest.mark.soak
 

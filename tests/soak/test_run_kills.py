@@ -26,8 +26,8 @@ from tests.e2e.harness import KEYS, config_of, get, post
 from tests.e2e.lives import life
 from tests.soak.conftest import Report
 from tests.soak.provided import jobs_in, prompts_of, provided, remembering
-from tests.store.jobs.redis_support import end_leases
-from tests.store.redis_servers import redis_server
+from tests.support.redis_jobs import end_leases
+from tests.support.redis_servers import redis_server
 
 pytestmark = pytest.mark.soak
 

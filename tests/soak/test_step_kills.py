@@ -23,7 +23,7 @@ from tests.e2e.harness import KEYS, config_of, connect, post
 from tests.e2e.lives import Life, life
 from tests.soak.conftest import Report
 from tests.soak.provided import jobs_in, prompts_of, provided, remembering
-from tests.store.redis_servers import redis_server
+from tests.support.redis_servers import redis_server
 
 pytestmark = pytest.mark.soak
 

@@ -18,11 +18,11 @@ import uvloop
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
 from gateway.settings import Settings
+from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import constants, modules
 from tests.docs.test_config_reference import IN_WORDS, TABLES, names_of
 from tests.docs.test_references import codes, header_names, metrics
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of, connect, get, post, start_gateway
-from tests.test_telemetry import line_of, record, spared
 
 FOLDER = Path(__file__).parent
 ADMIN = f"authorization: Bearer {ADMIN_KEY}"

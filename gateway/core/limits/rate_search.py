@@ -135,7 +135,7 @@ _FLIGHT_STRAYS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SearchPolicy:
-    """Rates are calls per second; the defaults did best over all providers of `tests/policy/storm.py` together."""
+    """Rates are calls per second; the defaults did best over all providers of `tests/core/limits/storm.py` together."""
 
     blind_rate: float = 12.5
     """Until the first answer."""

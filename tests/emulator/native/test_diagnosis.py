@@ -9,8 +9,8 @@ from gateway.core.types import Phase
 from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.config.unannounced import open_native_account
 from gateway.emulator.problems import fault_problem
-from tests.policy.error_rows import WALL
-from tests.policy.tables import table_of
+from tests.support.error_rows import WALL
+from tests.support.tables import table_of
 
 SPOKEN = {"anthropic": "messages", "gemini": "generate", "vertex": "generate", "bedrock": "converse"}
 MEANT = {

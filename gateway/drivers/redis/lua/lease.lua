@@ -8,7 +8,7 @@
 --
 -- What a replica holds is always granted - used - given. Counts are told whole, never as differences, so an ask that comes
 -- twice, late, or whose answer is lost, changes nothing. Invariant: level + held + set aside <= capacity, but for what
--- replicas tell that nobody granted them. Keep in step with tests/store/lease_model.py, which says the same at more length.
+-- replicas tell that nobody granted them. Keep in step with tests/fleet/lease_model.py, which says the same at more length.
 
 local SILENT_S = 5 -- who has not asked for so long is gone
 local EARLY_S = 0.000001 -- a moment early counts as on time, as in core/limits/bucket/bucket.py

@@ -1,0 +1,443 @@
+"""A key's budget for the day under calls that come at once: what they may cost is reserved before they go.
+
+However many come, with or without a bound on their answers, cold or after others, on one replica or several, they spend the
+budget at most, and what the estimates are short of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import BudgetReserved, GatewayError
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.usage import costs_nothing
+from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
+from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.types import Endpoint
+from gateway.features import background_charges as deferred
+from tests.core.fleet import Replica, SharedPools
+from tests.rows import rows
+from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
+from tests.support.outage import City, Fate, Provider, streams
+from tests.support.virtual import LoopClock, run
+
+PER_TOKEN = Rates(0.0, 1e-5, 0.0)
+ANSWER_TOKENS = 700
+CALL_USD = ANSWER_TOKENS * 1e-5
+BUDGET_USD = 0.05
+ASKED = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+PASSED = Endpoint("passthrough", "", answer="binary", request="any")
+
+
+def team(budget_usd: float = BUDGET_USD) -> Key:
+    return Key("team", "team", b"", budget_usd_per_day=budget_usd)
+
+
+def says(tokens: int, after_s: float = 0.5) -> Fate:
+    """An answer of so many tokens."""
+    usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": tokens + 10}
+
+    async def fate() -> Script:
+        await asyncio.sleep(after_s)
+        return whole(
+            orjson.dumps({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": usage})
+        )
+
+    return fate
+
+
+def spent_usd(city: City) -> float:
+    return sum((one.cost_usd or 0.0) + one.retries_usd for one in city.bench.meter.accounts)
+
+
+async def at_once(city: City, count: int, tries: int = 1, **changes: Any) -> Counter[int | str]:
+    """So many calls at once, and those who are told to come back do, as often as SDKs would."""
+    results: Counter[int | str] = Counter()
+    waiting = count
+    for _ in range(tries):
+        told = await asyncio.gather(*[city.call(key=team(), body=ASKED, **changes) for _ in range(waiting)])
+        results += Counter(one.result for one in told if one.result != "budget_reserved")
+        waiting = sum(one.result == "budget_reserved" for one in told)
+        await asyncio.sleep(2.0)
+    results["budget_reserved"] += waiting
+    return results
+
+
+@rows("max_tokens", [None, ANSWER_TOKENS, 4 * ANSWER_TOKENS], ids=["no bound", "bound", "wide bound"])
+@rows("before", [0, 20], ids=["cold", "warm"])
+def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: int | None) -> None:
+    """And most of it, once those who are told to come back soon have come back."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        for _ in range(before):  # of another key
+            await city.call(body=ASKED)
+        city.bench.meter.accounts.clear()
+
+        results = await at_once(city, 60, tries=12, max_tokens=max_tokens)
+
+        assert spent_usd(city) <= BUDGET_USD
+        assert spent_usd(city) >= 0.6 * BUDGET_USD
+        assert results[200] + results["budget_exceeded"] + results["budget_reserved"] == 60
+        assert not city.admission.budgets._flying
+        await city.settle()
+
+    run(story)
+
+
+def test_what_is_charged_ahead_and_calls_spend_the_budget_once() -> None:
+    """A part at a provider's own Batch API is charged beside what live calls have reserved, and they beside it."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        budgets = city.admission.budgets
+        live = asyncio.create_task(at_once(city, 4, max_tokens=ANSWER_TOKENS))
+        await asyncio.sleep(0.1)
+
+        assert await budgets.charge(team(), 0.03) is None  # beside four calls in flight
+        await live
+        day = await budgets.charge(team(), BUDGET_USD - 4 * CALL_USD)
+        assert day is not None
+        assert (await at_once(city, 3))["budget_exceeded"] == 3
+        budgets.correct("team", day, -(BUDGET_USD - 4 * CALL_USD))
+        assert (await at_once(city, 1))[200] == 1
+        await city.settle()
+
+    run(story)
+
+
+def test_answers_that_get_longer_all_at_once_cost_little_more_where_a_bound_is_set() -> None:
+    """After many short answers the bound still counts for a part of the budget."""
+
+    async def story(clock: LoopClock) -> None:
+        provider = Provider(says(10))
+        city = City([provider], clock, changes={"rates": PER_TOKEN})
+        for _ in range(50):
+            await city.call(body=ASKED)
+        city.bench.meter.accounts.clear()
+        provider.fate = says(ANSWER_TOKENS)
+
+        await at_once(city, 60, max_tokens=ANSWER_TOKENS)
+
+        assert spent_usd(city) <= 1.5 * BUDGET_USD
+        await city.settle()
+
+    run(story)
+
+
+def test_who_is_refused_for_what_is_in_flight_is_told_to_come_back_soon() -> None:
+    """In seconds, not tomorrow; SDKs do so by themselves."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        first = city.start(key=team(), body=ASKED)
+        await asyncio.sleep(0.1)
+        with pytest.raises(BudgetReserved) as refused:
+            await city.bench.pipeline.handle(city.bench.call(key=team(), body=ASKED))
+        assert (refused.value.status, refused.value.should_retry, refused.value.retry_after_s) == (429, True, 2.0)
+        assert (await first).result == 200
+        assert (await city.call(key=team(), body=ASKED)).result == 200
+        await city.settle()
+
+    run(story)
+
+
+def test_whatever_becomes_of_a_call_it_gives_back_what_it_has_reserved() -> None:
+    """Clients that leave, providers that fail, calls that were never sent."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(streams(0.5, 5.0))], clock, changes={"rates": PER_TOKEN})
+        calls = [city.start(key=team(1.0), body=ASKED, stream=True) for _ in range(3)]
+        for after_s in (0.1, 0.6, 1.0):
+            await asyncio.sleep(after_s)
+            calls.pop().cancel()
+        await asyncio.sleep(10.0)
+        for call in calls:
+            await asyncio.wait([call])
+
+        budgets = city.admission.budgets
+        assert not budgets._flying
+        assert budgets._spent("team") == pytest.approx(spent_usd(city))
+
+    run(story)
+
+
+def test_what_was_reserved_yesterday_is_not_taken_back_from_today() -> None:
+    """A call over midnight costs the day on which it ends."""
+
+    async def story(clock: LoopClock) -> None:
+        await asyncio.sleep(86_400 - clock.wall() % 86_400 - 5.0)
+        city = City([Provider(says(ANSWER_TOKENS, after_s=10.0))], clock, changes={"rates": PER_TOKEN})
+        call = city.start(key=team(1.0), body=ASKED)
+        await asyncio.sleep(6.0)
+        budgets = city.admission.budgets
+        assert budgets._spent("team") == 0.0
+        await call
+        assert budgets._spent("team") == pytest.approx(CALL_USD)
+        assert not budgets._flying or not budgets._flying_usd("team")
+        await city.settle()
+
+    run(story)
+
+
+# Responses that the provider finishes when it has answered.
+
+RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both", is_model_optional=True)
+LATER = b'{"model":"m","background":true,"input":"hello"}'
+USED = {"input_tokens": 10, "output_tokens": ANSWER_TOKENS, "output_tokens_details": {"reasoning_tokens": 1}}
+RESERVED_USD = 2000 * 1e-5
+
+
+def response(status: str, usage: Any = None, id: str = "resp_1") -> bytes:
+    return orjson.dumps({"id": id, "object": "response", "status": status, "usage": usage, "output": []})
+
+
+def asked_for(id: str = "resp_1", **changes: Any) -> dict[str, Any]:
+    """What a call is that asks for the response later."""
+    return {"endpoint": PASSED, "method": "GET", "path": f"/responses/{id}", "body": b"", **changes}
+
+
+def later(**changes: Any) -> dict[str, Any]:
+    return {"endpoint": RESPONSES, "path": "/responses", "body": LATER, "max_tokens": 2000, **changes}
+
+
+async def spent_after(*steps: tuple[dict[str, Any], Script | bytes], key: Key | None = None) -> list[float]:
+    """What the key has spent after each of these calls."""
+    key = key or team(1.0)
+    scripts = [whole(answer) if isinstance(answer, bytes) else answer for _, answer in steps]
+    bench = Bench([ScriptedUpstream(*scripts)], rates=PER_TOKEN, keys=[key])
+    spent = []
+    for changes, _ in steps:
+        await bench.serve(key=key, tenant="team", **changes)
+        spent.append(bench.admission.budgets._spent("team"))
+    assert not bench.admission.budgets._flying
+    return spent
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+@pytest.mark.parametrize("usage", [None, {"input_tokens": 0, "output_tokens": 0}])
+async def test_what_goes_on_in_the_background_is_charged_as_reserved_until_its_usage_is_shown(
+    status: str, usage: Any
+) -> None:
+    """By whichever answer shows it first, and once."""
+    spent = await spent_after(
+        (later(), response(status, usage)),
+        (asked_for(), response("in_progress")),
+        (asked_for("resp_2"), response("completed", USED, "resp_2")),
+        (asked_for(), response("completed", USED)),
+        (asked_for(), response("completed", USED)),
+        (asked_for(method="POST", path="/responses/resp_1/cancel"), response("completed", USED)),
+    )
+
+    assert spent == pytest.approx([RESERVED_USD] * 3 + [CALL_USD] * 3)
+
+
+async def test_what_has_used_more_than_was_reserved_is_charged_more() -> None:
+    spent = await spent_after(
+        (later(), response("queued")), (asked_for(), response("incomplete", {**USED, "output_tokens": 5000}))
+    )
+
+    assert spent == pytest.approx([RESERVED_USD, 5000 * 1e-5])
+
+
+async def test_the_usage_is_also_read_where_the_response_is_asked_for_as_a_stream() -> None:
+    event = b'event: response.completed\ndata: {"type":"response.completed","response":%b}\n\n'
+    told = event % response("completed", USED)
+    spent = await spent_after(
+        (later(), response("queued")),
+        (asked_for(query=b"stream=true"), streamed(b'data: {"type":"response.created"}\n\n' + told[:40], told[40:])),
+    )
+
+    assert spent == pytest.approx([RESERVED_USD, CALL_USD])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{",
+        b"[]",
+        response("completed"),
+        response("completed", {"input_tokens": "many"}),
+        response("completed", USED, "resp_2"),
+        b'{"output":[{"usage":{"input_tokens":1,"output_tokens":1}}]}',
+    ],
+)
+async def test_an_answer_that_does_not_tell_the_usage_of_that_response_changes_nothing(answer: bytes) -> None:
+    told = (asked_for(), Script(200, ((b"content-type", b"application/json"),), [answer]))
+    spent = await spent_after((later(), response("queued")), told, (asked_for(), response("completed", USED)))
+
+    assert spent == pytest.approx([RESERVED_USD, RESERVED_USD, CALL_USD])
+
+
+async def test_what_was_charged_yesterday_gives_nothing_back_today() -> None:
+    """What has used more is charged on the day on which that is known."""
+    bench = Bench([ScriptedUpstream()], rates=PER_TOKEN, keys=[team(1.0)])
+    for id, tokens in (("resp_1", 100), ("resp_2", 2500)):
+        bench.upstreams[0].scripts.append(whole(response("queued", id=id)))
+        await bench.serve(key=team(1.0), **later())
+        bench.clock.advance(86_400)
+        told = response("completed", {**USED, "output_tokens": tokens}, id)
+        bench.upstreams[0].scripts.append(whole(told))
+        await bench.serve(key=team(1.0), **asked_for(id))
+
+    assert bench.admission.budgets._spent("team") == pytest.approx(500 * 1e-5)
+
+
+@pytest.mark.parametrize(("body", "is_charged"), [(LATER, True), (b'{"model":"m","input":"background"}', False)])
+async def test_a_stream_that_goes_on_without_its_client_is_charged_as_reserved(body: bytes, is_charged: bool) -> None:
+    """One of the usual kind ends with its client, and is charged what was written."""
+    began = b'data: {"type":"response.output_text.delta","delta":"hi"}\n\n'
+    bench = Bench([ScriptedUpstream(streamed(began, asyncio.Event()))], rates=PER_TOKEN, keys=[team(1.0)])
+    call = bench.call(key=team(1.0), stream=True, **later(body=body))
+    reply = await bench.pipeline.handle(call)
+    assert reply.chunks is not None
+    async for _ in reply.chunks:
+        break
+    await reply.close()
+
+    spent_usd = bench.admission.budgets._spent("team")
+    assert spent_usd == (pytest.approx(RESERVED_USD) if is_charged else pytest.approx(0.0, abs=1e-4))
+
+
+async def test_of_very_many_the_oldest_stay_as_they_were_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "MOST", 2)
+    made = [(later(), response("queued", id=f"resp_{number}")) for number in range(3)]
+    shown = [(asked_for(f"resp_{number}"), response("completed", USED, f"resp_{number}")) for number in range(3)]
+
+    *_, spent_usd = await spent_after(*made, *shown)
+
+    assert spent_usd == pytest.approx(RESERVED_USD + 2 * CALL_USD)
+
+
+# Over replicas.
+
+
+async def spend(replica: Replica, key: Key) -> float:
+    """One call to its end: what it cost."""
+    call = replica.bench.call(key=key, body=ASKED, max_tokens=ANSWER_TOKENS, deadline=replica.clock.now + 30)
+    usd = 0.0
+    try:
+        await replica.admission.enter(call)
+        await replica.clock.sleep(0.5)
+        usd = CALL_USD
+    except GatewayError as error:
+        replica.refused.append(error)
+    replica.admission.budgets.spent(call, usd)
+    replica.admission.outcomes.settle(call, None)
+    return usd
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["store", "no store"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_replicas_spend_one_budget_between_them(count: int, is_up: bool) -> None:
+    """Sixty calls at once, dealt out; without a store each has its part, and the first call of a day."""
+
+    async def story(clock: LoopClock) -> list[float]:
+        store = SharedPools(clock, count)
+        replicas = [Replica(store, f"r{number}", Limits(), [team()]) for number in range(count)]
+        for replica in replicas:
+            target = replica.bench.policy.models["m"].targets[0]
+            object.__setattr__(target, "find_rates", lambda _model: PER_TOKEN)
+        if not is_up:
+            store.turn(False)
+        await clock.sleep(1.0)
+        rounds = []
+        for _ in range(3):
+            rounds += await asyncio.gather(*[spend(replicas[n % count], team()) for n in range(60)])
+            await clock.sleep(2.0)
+        return rounds
+
+    total = sum(run(story))
+
+    assert total <= BUDGET_USD * 1.05 + (0.0 if is_up else count * CALL_USD)
+    assert total >= 0.5 * BUDGET_USD
+
+
+# The decision alone.
+
+USD = st.floats(0.0, 10.0, allow_nan=False)
+
+
+@given(
+    budget_usd=st.floats(0.01, 10.0),
+    calls=st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=60),
+    max_tokens=st.integers(1, 5000),
+)
+def test_calls_that_keep_to_their_bound_never_spend_more_than_the_budget(
+    budget_usd: float, calls: list[tuple[int, bool]], max_tokens: int
+) -> None:
+    """As long as nothing is known of answers the bound is reserved; the first call of the day alone may cost more."""
+    spent, first = 0.0, None
+    flying: list[tuple[float, float]] = []
+    for tokens, ends in calls:
+        price = price_of(0.0, 1e-3, max_tokens, max_tokens, budget_usd, is_known=False)
+        if fits_budget(budget_usd, spent, sum(reserved for reserved, _ in flying), price):
+            first = price.most if first is None else first
+            flying.append((price.most, min(tokens, max_tokens) * 1e-3))
+        if ends and flying:
+            spent += flying.pop(0)[1]
+    spent += sum(usd for _, usd in flying)
+
+    assert spent <= max(budget_usd, first or 0.0) + 1e-9
+
+
+@given(USD, USD, st.floats(0.01, 10.0))
+def test_more_in_flight_never_makes_room(spent_usd: float, reserved_usd: float, budget_usd: float) -> None:
+    """Whoever fits beside others fits without them; what is free fits as long as anything is left."""
+    price = Price(0.2, 0.1)
+
+    if spent_usd and reserved_usd and fits_budget(budget_usd, spent_usd, reserved_usd, price):
+        assert fits_budget(budget_usd, spent_usd, 0.0, price)
+    assert fits_budget(budget_usd, min(spent_usd, budget_usd), 0.0, FREE)
+
+
+@rows(
+    ("max_tokens", "is_known", "most", "usual"),
+    [
+        (None, False, 4096, 500),
+        (100, False, 100, 100),
+        (9000, False, 9000, 500),
+        (None, True, 1000, 500),
+        (100, True, 100, 100),
+        (9000, True, 1000, 500),
+        (600, True, 600, 500),
+    ],
+)
+def test_what_a_call_is_reckoned_with(max_tokens: int | None, is_known: bool, most: float, usual: float) -> None:
+    """Its bound, and 4096 tokens without one; once answers are known, at most a tenth of the budget unless that is usual."""
+    assert price_of(0.0, 1.0, 500, max_tokens, 10_000.0, is_known=is_known) == Price(most, usual)
+    dear = price_of(0.0, 1.0, 2000, max_tokens, 10_000.0, is_known=True)
+    assert dear.most == (min(2000, max_tokens) if max_tokens is not None and max_tokens < 2000 else 2000)
+
+
+@rows(
+    ("method", "path", "is_free"),
+    [
+        ("GET", "/batches", True),
+        ("HEAD", "/files/f/content", True),
+        ("DELETE", "/assistants/a", True),
+        ("POST", "/files", True),
+        ("POST", "/uploads", True),
+        ("POST", "/uploads/u/parts", True),
+        ("POST", "/batches/b/cancel", True),
+        ("POST", "/batches", False),
+        ("POST", "/fine_tuning/jobs", False),
+        ("POST", "/threads/t/runs", False),
+        ("POST", "/filesystem", False),
+        ("POST", "/files/../batches", False),
+        ("PATCH", "/files", False),
+    ],
+)
+def test_looking_deleting_cancelling_and_uploading_is_free(method: str, path: str, is_free: bool) -> None:
+    """On paths that are passed through; an endpoint that is known has a price of its own."""
+    assert costs_nothing(PASSED, method, path) is is_free
+    assert not costs_nothing(replace(PASSED, request="json"), method, path)

@@ -1,0 +1,507 @@
+"""Numbers and the call log: exact, bounded by the config, without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import threading
+from dataclasses import replace
+
+import orjson
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.core.call import Replay, Settled
+from gateway.core.calllog import QUEUED_BATCHES, CallLog
+from gateway.core.metrics import Distribution, Metrics
+from gateway.core.ports import StoreHealth
+from gateway.core.telemetry import CallCounter, Telemetry
+from gateway.core.types import Attempt, Phase, Usage
+from tests.support.flow import Bench, ScriptedUpstream
+
+STARTED = 100.0
+
+
+def record(**changes: object) -> Settled:
+    """The account of a call that failed over once."""
+    call = Bench([ScriptedUpstream()]).call(
+        attempts=[
+            Attempt(
+                "a/m",
+                STARTED,
+                ended_at=STARTED + 0.2,
+                error_class="overloaded",
+                phase=Phase.ANSWERED,
+                upstream_request_id=b"req_bad",
+            ),
+            Attempt("b/m", STARTED + 0.2, STARTED + 0.5, STARTED + 1.0, 200, upstream_request_id=b"req_up"),
+        ],
+        body=b'{"model":"m","messages":[{"content":"PROMPT-CANARY"}]}',
+        headers=[(b"x", b"HEADER-CANARY")],
+        credential=b"Bearer CREDENTIAL-CANARY",
+    )
+    values: dict[str, object] = {
+        "call": call,
+        "status": 200,
+        "outcome": "ok",
+        "usage": Usage(100, 20, cached=40),
+        "cost_usd": 0.25,
+        "retries_usd": 0.05,
+        "duration_s": 1.0,
+        "overhead_s": 0.0004,
+        "time_to_first_byte_s": 0.3,
+    }
+    return Settled(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+
+
+def scrape(telemetry: Telemetry) -> dict[str, float]:
+    """All samples, as `name{labels}`."""
+    text = generate_latest(telemetry.registry).decode()
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("gateway_")
+    }
+
+
+def make() -> tuple[Telemetry, io.StringIO, CallLog]:
+    """Telemetry whose log goes into a buffer."""
+    stream = io.StringIO()
+    log = CallLog(stream, "json")
+    return Telemetry(log, wall=lambda: 1_800_000_000.123), stream, log
+
+
+async def test_every_number_of_a_call_is_there_at_the_next_scrape() -> None:
+    """Batches are an inner matter: a scrape sees everything that has ended."""
+    telemetry, _, _ = make()
+
+    telemetry.began()
+    telemetry.settled(record())
+    samples = scrape(telemetry)
+
+    assert samples["gateway_requests_total[('key', 'web'), ('model', 'm'), ('outcome', 'ok')]"] == 1
+    assert samples["gateway_attempts_total[('class', 'overloaded'), ('target', 'a/m')]"] == 1
+    assert samples["gateway_attempts_total[('class', 'ok'), ('target', 'b/m')]"] == 1
+    assert samples["gateway_fallbacks_total[('class', 'overloaded'), ('model', 'm'), ('to', 'b/m')]"] == 1
+    assert samples["gateway_tokens_total[('kind', 'input'), ('model', 'm'), ('target', 'b/m')]"] == 100
+    assert samples["gateway_tokens_total[('kind', 'cached_input'), ('model', 'm'), ('target', 'b/m')]"] == 40
+    assert samples["gateway_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.25
+    assert samples["gateway_time_to_first_byte_seconds_count[('target', 'b/m')]"] == 1
+    assert samples["gateway_retries_cost_usd_total[('key', 'web'), ('model', 'm')]"] == 0.05
+    assert samples["gateway_request_duration_seconds_sum[('model', 'm')]"] == 1
+    assert samples["gateway_calls_in_flight[]"] == 0
+
+
+def served_by(*attempts: Attempt, fallbacks: int = 1) -> Settled:
+    """The account of a call whose model has `p0/m` to `p2/m` in its plan, the last `fallbacks` of another model's."""
+    bench = Bench([ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()], fallbacks=fallbacks)
+    return record(call=bench.call(attempts=list(attempts)), usage=None)
+
+
+def tried(target: str, error_class: str | None = None, first_byte_s: float | None = 0.1) -> Attempt:
+    """An attempt of a second; `first_byte_s` None: nothing came."""
+    first_byte_at = None if first_byte_s is None else STARTED + first_byte_s
+    return Attempt(target, STARTED, first_byte_at, STARTED + 1.0, error_class=error_class)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "counted"),
+    [
+        ([tried("p0/m")], None),
+        ([tried("p1/m")], None),
+        ([tried("p0/m", "timeout"), tried("p1/m")], None),
+        ([tried("p2/m")], "queue"),
+        ([tried("p0/m", "timeout"), tried("p1/m", "overloaded"), tried("p2/m")], "timeout"),
+    ],
+)
+async def test_only_a_target_that_is_not_the_models_own_is_a_fallback(
+    attempts: list[Attempt], counted: str | None
+) -> None:
+    """Whichever of its own was chosen first; the class is what went wrong first, `queue` when nothing did."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(*attempts))
+    found = {name: value for name, value in scrape(telemetry).items() if name.startswith("gateway_fallbacks_total[")}
+
+    labels = f"[('class', '{counted}'), ('model', 'm'), ('to', 'p2/m')]"
+    assert found == ({f"gateway_fallbacks_total{labels}": 1} if counted else {})
+
+
+PLAIN = {
+    "priced": {"cost_usd": 0.25},
+    "not priced": {"cost_usd": None},
+    "partly cached": {"usage": Usage(100, 20, cached=40)},
+    "estimated": {"usage": Usage(100, 20, estimated=True)},
+    "no usage": {"usage": None},
+    "cut": {"outcome": "client_gone"},
+    "retries cost": {"retries_usd": 0.5},
+}
+
+
+@pytest.mark.parametrize("target", ["p0/m", "p2/m"])
+@pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
+async def test_a_plain_call_is_counted_as_any_other(changes: dict[str, object], target: str) -> None:
+    """What is bound together counts as what is looked up; a target that is not the model's own is a fallback in either case."""
+    account = replace(served_by(tried(target)), usage=Usage(7, 3), retries_usd=0.0)
+    account = replace(account, **changes)  # type: ignore[arg-type]  # fields by name, for the test's convenience
+    bound, looked_up = Metrics(), Metrics()
+
+    for _ in range(3):
+        CallCounter(bound).count(account)
+        CallCounter(looked_up)._count_any(account)
+
+    assert [sorted(map(str, one.family().samples)) for one in bound] == [
+        sorted(map(str, one.family().samples)) for one in looked_up
+    ]
+
+
+async def test_a_model_that_a_reload_has_changed_is_bound_anew() -> None:
+    """Its own target of yesterday may be a fallback today, under the same names."""
+    metrics = Metrics()
+    calls = CallCounter(metrics)
+    yesterday, today = served_by(tried("p1/m")), served_by(tried("p1/m"), fallbacks=2)
+
+    calls.count(replace(yesterday, usage=Usage(1, 1), retries_usd=0.0))
+    calls.count(replace(today, usage=Usage(1, 1), retries_usd=0.0))
+
+    assert metrics.requests.totals == {("m", "web", "ok"): 2}
+    assert metrics.fallbacks.totals == {("m", "p1/m", "queue"): 1}
+
+
+async def test_a_call_that_failed_everywhere_was_not_served_by_a_fallback() -> None:
+    """An attempt there is in attempts_total all the same."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(replace(served_by(tried("p0/m", "timeout"), tried("p2/m", "timeout")), outcome="timeout"))
+    samples = scrape(telemetry)
+
+    assert not any(name.startswith("gateway_fallbacks_total[") for name in samples)
+    assert samples["gateway_attempts_total[('class', 'timeout'), ('target', 'p2/m')]"] == 1
+
+
+async def test_every_attempt_that_got_a_first_byte_is_timed() -> None:
+    """At its own target, counted from its own start; one without a byte tells no time."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(tried("p0/m", "connection", None), tried("p1/m", "server_error", 0.2), tried("p2/m")))
+    samples = scrape(telemetry)
+
+    series = "gateway_time_to_first_byte_seconds"
+    assert f"{series}_count[('target', 'p0/m')]" not in samples
+    assert samples[f"{series}_count[('target', 'p1/m')]"] == samples[f"{series}_count[('target', 'p2/m')]"] == 1
+    assert samples[f"{series}_sum[('target', 'p1/m')]"] == pytest.approx(0.2)
+
+
+async def test_errors_that_no_rule_knows_are_counted() -> None:
+    """So that the table can grow."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(tried("p0/m", "unknown"), tried("p1/m", "server_error"), tried("p1/m", "unknown")))
+    samples = scrape(telemetry)
+
+    assert samples["gateway_unknown_errors_total[('target', 'p0/m')]"] == 1
+    assert samples["gateway_unknown_errors_total[('target', 'p1/m')]"] == 1
+
+
+async def test_denied_retries_and_moves_of_breakers_are_counted() -> None:
+    """By reason, and by the state that came of it."""
+    telemetry, _, _ = make()
+
+    telemetry.retry_denied("tokens")
+    telemetry.retry_denied("tokens")
+    telemetry.breaker_changed("a/m", "open")
+    samples = scrape(telemetry)
+
+    assert samples["gateway_retries_denied_total[('reason', 'tokens')]"] == 2
+    assert samples["gateway_breaker_transitions_total[('target', 'a/m'), ('to', 'open')]"] == 1
+
+
+async def test_breakers_that_share_a_name_show_the_worst_of_them() -> None:
+    """A wildcard target has one for each model that is asked for; what is gone at the next look is forgotten."""
+    telemetry, _, _ = make()
+
+    telemetry.set_breakers(
+        [("a/*", "open"), ("a/*", "closed"), ("b/m", "half_open"), ("c/m", "drained"), ("a", "closed")],
+        [("a/*", 500.0), ("a/*", 20.0), ("b/m", 0.0)],
+    )
+    samples = scrape(telemetry)
+    states = [samples[f"gateway_breaker_state[('target', '{name}')]"] for name in ("a/*", "b/m", "c/m", "a")]
+
+    assert states == [2, 1, 3, 0]
+    assert samples["gateway_retry_budget_level[('target', 'a/*')]"] == 20
+    assert samples["gateway_retry_budget_level[('target', 'b/m')]"] == 0
+    telemetry.set_breakers([("b/m", "closed")], [])
+    assert [name for name in scrape(telemetry) if "breaker_state" in name or "retry_budget" in name] == [
+        "gateway_breaker_state[('target', 'b/m')]"
+    ]
+
+
+SHARED = ("state_", "replicas")
+
+
+async def test_a_shared_store_is_up_or_not_and_its_changes_are_counted() -> None:
+    """As it says of itself at the scrape; what happened in between is not lost."""
+    telemetry, _, _ = make()
+    telemetry.set_state(StoreHealth(True, 1.0, "redis 7.0", 3, 100, 0))
+    before = scrape(telemetry)
+
+    telemetry.state_changed(False)
+    telemetry.state_changed(True)
+    telemetry.state_changed(False)
+    telemetry.set_state(StoreHealth(False, 2.0, "no answer in 50 ms", 2, 120, 7, is_deaf=True))
+    after = scrape(telemetry)
+
+    assert [told["gateway_state_deaf[]"] for told in (before, after)] == [0, 1]
+    names = ("state_up[]", "replicas[]", "state_operations_total[]", "state_failures_total[]")
+    changes = [f"state_changes_total[('to', '{to}')]" for to in ("up", "gone")]
+    assert [before[f"gateway_{name}"] for name in (*names, *changes)] == [1, 3, 100, 0, 0, 0]
+    assert [after[f"gateway_{name}"] for name in (*names, *changes)] == [0, 2, 120, 7, 1, 2]
+
+
+async def test_without_a_shared_store_nothing_is_said_of_one() -> None:
+    """An alert on `gateway_state_up == 0` stays silent in memory mode."""
+    telemetry, _, _ = make()
+
+    assert [name for name in scrape(telemetry) if name.removeprefix("gateway_").startswith(SHARED)] == []
+
+
+def spared(**changes: object) -> Settled:
+    """The account of a call that got a kept answer; `changes` are those of its replay."""
+    values: dict[str, object] = {
+        "result": "semantic",
+        "layer": "semantic",
+        "key": b"k" * 32,
+        "source": "req_0",
+        "age_s": 12.34567,
+        "similarity": 0.912345,
+        "saved": Usage(100, 20),
+        "saved_usd": 0.25,
+        "tried": [("exact", "miss"), ("semantic", "hit")],
+    }
+    replay = Replay(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+    call = Bench([ScriptedUpstream()]).call(
+        replay=replay, idempotency_key=b"IDEMPOTENCY-CANARY", cache_control=b"CONTROL-CANARY"
+    )
+    return record(call=call, usage=None, cost_usd=None, retries_usd=0.0, time_to_first_byte_s=None)
+
+
+async def test_what_each_layer_said_and_what_it_saved_is_counted() -> None:
+    """A miss in one layer and a hit in the next are two results of one call; nothing was used, so nothing is charged."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(spared())
+    telemetry.settled(spared(result="miss", layer="", saved=None, saved_usd=None, tried=[("exact", "miss")]))
+    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name and "created" not in name}
+
+    labels = "('layer', 'semantic'), ('model', 'm')"
+    assert samples == {
+        "gateway_cache_requests_total[('layer', 'exact'), ('result', 'miss')]": 2,
+        "gateway_cache_requests_total[('layer', 'semantic'), ('result', 'hit')]": 1,
+        f"gateway_cache_saved_tokens_total[('kind', 'input'), {labels}]": 100,
+        f"gateway_cache_saved_tokens_total[('kind', 'output'), {labels}]": 20,
+        f"gateway_cache_saved_usd_total[('key', 'web'), {labels}]": 0.25,
+    }
+
+
+async def test_what_was_spared_at_an_unknown_price_saves_no_money() -> None:
+    """Its tokens are counted; a guess at its price is not."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(spared(saved_usd=None))
+    names = "".join(scrape(telemetry))
+
+    assert "gateway_cache_saved_tokens_total[" in names
+    assert "gateway_cache_saved_usd_total[" not in names
+
+
+async def test_the_size_of_the_store_is_what_it_is_now() -> None:
+    """By kind; what is gone at the next look is forgotten."""
+    telemetry, _, _ = make()
+
+    telemetry.set_store({"answers": {"entries": 3, "bytes": 3000}, "vectors": {"entries": 1, "bytes": 400}})
+    telemetry.set_store({"answers": {"entries": 2, "bytes": 2000}, "records": {"entries": 0, "bytes": 0, "early": 5}})
+    assert scrape(telemetry)["gateway_records_forgotten_early_total[]"] == 5
+    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name}
+
+    assert samples == {
+        "gateway_cache_entries[('kind', 'answers')]": 2,
+        "gateway_cache_entries[('kind', 'records')]": 0,
+        "gateway_cache_bytes[('kind', 'answers')]": 2000,
+        "gateway_cache_bytes[('kind', 'records')]": 0,
+    }
+
+
+def line_of(account: Settled) -> dict[str, object]:
+    """Its line in the log."""
+    stream = io.StringIO()
+    log = CallLog(stream, "json")
+    log.start()
+    log.put([(1_800_000_000.0, account)])
+    log.stop()
+    assert "CANARY" not in stream.getvalue()
+    line: dict[str, object] = orjson.loads(stream.getvalue())
+    return line
+
+
+def test_a_line_tells_how_a_call_was_spared() -> None:
+    """By which layer, of whose answer, how old and how near that was, and what it saved; never the caller's own key."""
+    line, plain = line_of(spared()), line_of(record())
+
+    assert {name: line[name] for name in line.keys() - plain.keys()} == {
+        "cache": "semantic",
+        "cache_layer": "semantic",
+        "saved_tokens": 120,
+        "saved_usd": 0.25,
+        "age_s": 12.346,
+        "similarity": 0.9123,
+        "source": "req_0",
+    }
+
+
+def test_a_line_tells_of_a_miss_that_it_was_one() -> None:
+    """And nothing that there is not."""
+    missed = spared(
+        result="miss", layer="", source="", age_s=None, similarity=None, saved=None, saved_usd=None, tried=[]
+    )
+
+    assert line_of(missed).keys() - line_of(record()).keys() == {"cache"}
+
+
+async def test_names_and_texts_are_as_prometheus_wants_them() -> None:
+    """Counters end in `_total`, nothing else does; units are whole words at the end; every text is a sentence of its own."""
+    telemetry, _, _ = make()
+    families = list(telemetry.collect())
+    texts = [family.documentation for family in families]
+
+    for family in families:
+        named = f"{family.name}_total" if family.type == "counter" else family.name
+        assert re.fullmatch(r"gateway_[a-z]+(_[a-z]+)*", named), named
+        assert not family.name.endswith("_total")
+        assert not re.search(r"_(ms|milliseconds|sec|kb|percent|count|sum|bucket)$", family.name), named
+        assert "seconds" not in family.name or family.name.endswith("_seconds"), named
+        assert "usd" not in family.name or family.name.endswith("_usd"), named
+        assert family.documentation.endswith("."), named
+    assert len(set(texts)) == len(texts)
+
+
+async def test_unknown_prices_are_counted_not_summed() -> None:
+    """An unpriced call must not look like a free one."""
+    telemetry, _, _ = make()
+
+    telemetry.began()
+    telemetry.settled(record(cost_usd=None, usage=Usage(1, 1, estimated=True)))
+    samples = scrape(telemetry)
+
+    assert samples["gateway_unpriced_calls_total[('model', 'm'), ('target', 'b/m')]"] == 1
+    assert samples["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1
+    assert not any(name.startswith("gateway_cost_usd_total[") for name in samples)
+
+
+@pytest.mark.parametrize(("value", "buckets"), [(0.5, [1, 1, 1]), (1.0, [1, 1, 1]), (1.5, [0, 1, 1]), (9.0, [0, 0, 1])])
+def test_buckets_are_cumulative_and_closed_above(value: float, buckets: list[int]) -> None:
+    """`le` means less or equal, as Prometheus has it."""
+    histogram = Distribution("x", "text", (1.0, 2.0))
+
+    histogram.observe((), value)
+    samples = {(s.name, s.labels.get("le")): s.value for s in histogram.family().samples}
+
+    assert [samples["gateway_x_bucket", bound] for bound in ("1.0", "2.0", "+Inf")] == buckets
+    assert samples["gateway_x_sum", None] == value
+
+
+async def test_a_line_tells_the_call_and_no_secret() -> None:
+    """Everything an operator asks for, nothing that was in the prompt or in a credential."""
+    telemetry, stream, log = make()
+
+    telemetry.began()
+    telemetry.settled(record())
+    telemetry.refused("req_2", "/v1/nothing", 404, "not_found")
+    log.start()
+    telemetry.flush()
+    log.stop()
+    first, second = map(orjson.loads, stream.getvalue().splitlines())
+
+    assert first["time"] == "2027-01-15T08:00:00.123Z"
+    assert first["attempts"] == ["a/m:overloaded(0.2s)", "b/m:200"]
+    assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (100, 20, 0.25)
+    assert first["upstream_request_id"] == "req_up"
+    assert first["failures"] == [
+        {"target": "a/m", "class": "overloaded", "phase": "answered", "upstream_request_id": "req_bad"}
+    ]
+    assert (first["retries_usd"], first["retry_denied"], first["backoff_ms"]) == (0.05, None, 0)
+    assert (second["event"], second["status"], second["path"]) == ("refused", 404, "/v1/nothing")
+    assert "CANARY" not in stream.getvalue()
+
+
+async def test_text_lines_are_one_per_call() -> None:
+    """For eyes instead of machines."""
+    stream = io.StringIO()
+    log = CallLog(stream, "text")
+    log.start()
+    log.put([(1_800_000_000.0, record()), (1_800_000_000.0, ("req_2", "/v1/x\n", 404, "not_found"))])
+    log.stop()
+
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("08:00:00.000 200 ok id=req_1")
+    assert " failures=a/m:overloaded:answered:req_bad " in lines[0]
+    assert "stream=" not in lines[0]
+    assert lines[1].startswith("08:00:00.000 404 not_found id=req_2")
+
+
+async def test_a_failed_call_says_in_its_line_why_it_was_not_tried_again() -> None:
+    """Whoever reads it at night needs the trail, the reason and the provider's ids, and no second look-up."""
+    stream = io.StringIO()
+    log = CallLog(stream, "text")
+    failed = [
+        tried("p0/m", "connection", None),
+        replace(tried("p1/m", "server_error"), upstream_request_id=b"a b\nc=1"),
+    ]
+    account = served_by(*failed)
+    account.call.denied = "tokens"
+    log.start()
+    log.put([(1_800_000_000.0, replace(account, status=502, outcome="no_target_available"))])
+    log.stop()
+
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("08:00:00.000 502 no_target_available id=req_1")
+    assert "attempts=p0/m:connection(1.0s),p1/m:server_error(1.0s)" in line
+    assert "failures=p0/m:connection,p1/m:server_error:'a b\\nc=1'" in line
+    assert "retry_denied=tokens" in line
+
+
+async def test_a_stuck_reader_loses_lines_and_nothing_else() -> None:
+    """A full pipe must never stop a call: what cannot be queued is dropped and counted."""
+    blocked, entered = threading.Event(), threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            entered.set()
+            blocked.wait(10)
+            return len(text)
+
+    log = CallLog(Stuck(), "json")
+    log.start()
+    log.put([(0.0, record())])
+    await asyncio.to_thread(entered.wait, 10)
+    for _ in range(QUEUED_BATCHES + 3):
+        log.put([(0.0, record())])
+
+    assert log.dropped == 3
+    blocked.set()
+
+
+async def test_a_closed_reader_is_no_error() -> None:
+    """`gateway serve | head -1` goes on serving."""
+    stream = io.StringIO()
+    log = CallLog(stream, "json")
+    stream.close()
+    log.start()
+
+    log.put([(0.0, record())])
+    log.stop()
+
+    assert log.dropped == 1

@@ -1,0 +1,47 @@
+"""Calls of a slow model: lowered on their way out, said in a header, fingerprinted as they came, and kept nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import orjson
+
+from gateway.features.degrade.lower import LatencyRules
+from gateway.features.reuse.rules.rules import Caching
+from tests.support.flow import Bench, ScriptedUpstream, whole
+
+RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})
+BODY = b'{"model": "m", "temperature": 0, "reasoning_effort":"high", "messages": []}'
+
+
+def test_a_slow_model_is_asked_for_less_until_it_is_well_below_again() -> None:
+    calls = 8
+    bench = Bench([ScriptedUpstream(*[whole()] * calls)], caching=Caching())
+    model = replace(bench.policy.models["m"], degrade=RULES)
+    seen: list[tuple[bytes | None, int]] = []
+
+    async def call() -> None:
+        reply, _ = await bench.serve(model=model, body=BODY)
+        sent = bench.upstreams[0].sent[-1].body
+        assert isinstance(sent, bytes)
+        seen.append(
+            (dict(reply.headers).get(b"x-gateway-degraded"), orjson.loads(sent).get("max_completion_tokens", 0))
+        )
+
+    async def story() -> None:
+        latency = bench.admission.gates.line(model.targets[0], bench.call()).gate.health.whole_answer
+        plain, lowered = (None, 0), (b"reasoning_effort, max_completion_tokens", 512)
+        await call()
+        for at_s, expected in ((12.0, lowered), (9.0, lowered), (5.0, plain), (9.0, plain), (12.0, lowered)):
+            for _ in range(2000):
+                latency.observe(at_s, bench.clock.now)
+            bench.clock.now += 2
+            await call()
+            assert seen[-1] == expected, at_s
+        bench.clock.now += 400
+        await call()
+        assert seen[-1] == plain, "what was long ago tells nothing of now"
+
+    asyncio.run(story())
+    assert {account.call.body for account in bench.meter.accounts} == {BODY}, "who repeats it is known by what it sent"

@@ -1,0 +1,58 @@
+"""A provider's own Batch API takes no lines in a language that it does not speak, nor any whose answers are checked here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Upstream
+from gateway.features.output.rules import OutputRule
+from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
+from gateway.products.batches.output import ENDPOINT
+from gateway.products.jobs.model import Job
+from tests.products.batches.native.native_stage import native_rules, snapshot
+
+ELSEWHERE: Any = {"/responses": cast(Upstream, SimpleNamespace())}
+
+
+def job(endpoint: str) -> Job:
+    return cast(Job, SimpleNamespace(about={ENDPOINT: endpoint}))
+
+
+def speaking_chat(*providers: str) -> PolicySnapshot:
+    """A policy in which these providers have no Responses, declared or learned."""
+    policy = snapshot()
+    model = policy.models["m"]
+    targets = tuple(replace(one, detours=ELSEWHERE) if one.provider in providers else one for one in model.targets)
+    return replace(policy, models={**policy.models, "m": replace(model, targets=targets, plan=targets)})
+
+
+def test_a_part_goes_where_its_language_is_spoken() -> None:
+    """Other targets are left out; where none is left, the batch runs here, line by line, and is converted."""
+    rules = native_rules().batches
+    found = targets_of(speaking_chat("openai"), job("/v1/responses"), "m", rules)
+    assert [target.provider for target in found] == ["azure"]
+
+    nobody = speaking_chat("openai", "azure")
+    with pytest.raises(NoPart, match="converted"):
+        targets_of(nobody, job("/v1/responses"), "m", rules)
+    assert plan_parts(nobody, job("/v1/responses"), ["m"], 100, rules) is None
+    assert plan_parts(nobody, job("/v1/chat/completions"), ["m"], 100, rules) is not None
+
+
+def test_answers_that_are_checked_are_asked_for_here() -> None:
+    """Nobody would retry or repair what a provider's Batch API writes; of other endpoints nothing is checked."""
+    rules, policy = native_rules().batches, snapshot()
+    model = replace(policy.models["m"], output=OutputRule())
+    checked = replace(policy, models={**policy.models, "m": model})
+
+    for endpoint in ("/v1/chat/completions", "/v1/responses"):
+        assert plan_parts(policy, job(endpoint), ["m"], 100, rules) is not None
+        assert plan_parts(checked, job(endpoint), ["m"], 100, rules) is None
+        with pytest.raises(NoPart, match="checked"):
+            targets_of(checked, job(endpoint), "m", rules)
+    assert plan_parts(checked, job("/v1/embeddings"), ["m"], 100, rules) is not None

@@ -1,0 +1,8 @@
+"""The fixtures that the tests of this folder share with others."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import _no_traceback, _shared_process, pytest_asyncio_loop_factories
+from tests.fixtures.sessions import start
+
+__all__ = ["_no_traceback", "_shared_process", "pytest_asyncio_loop_factories", "start"]

@@ -1,1 +1,0 @@
-"""Realtime sessions: a real gateway on loopback between the library's client and a scripted WebSocket provider."""
