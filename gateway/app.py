@@ -197,15 +197,15 @@ class Gateway:
         """Returns the registry of the metrics."""
         return self._telemetry.registry
 
-    def tend(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
+    def accept_for(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
         """Accepts for these workers, too, by number, a listener for each port; and no longer for those left out."""
         for at, server in enumerate(self._servers):
-            server.tend({number: ports[at] for number, ports in listeners.items()})
+            server.accept_for({number: ports[at] for number, ports in listeners.items()})
 
-    def deafen(self) -> None:
+    def stop_accepting(self) -> None:
         """Accepts no connection any more."""
         for server in self._servers:
-            server.deafen()
+            server.stop_accepting()
 
     async def start(self) -> None:
         """Takes calls from now on."""

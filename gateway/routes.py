@@ -38,7 +38,7 @@ from gateway.dialects.http.anthropics_models import is_anthropics, models_page
 from gateway.dialects.http.count_tokens import COUNT_TOKENS
 from gateway.dialects.http.door import GenerateDoor, generate_routes, googles_model, googles_page, is_googles
 from gateway.dialects.sse import shapes
-from gateway.products.realtime.http import PATHS, RealtimeDoor
+from gateway.products.realtime.http import PATHS, RealtimeEndpoint
 from gateway.products.responses.socket_door import PATHS as SOCKET_PATHS
 from gateway.products.responses.socket_door import ResponseSocketDoor
 
@@ -65,7 +65,7 @@ ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 class SocketDoors(NamedTuple):
     """Who opens WebSockets."""
 
-    realtime: RealtimeDoor
+    realtime: RealtimeEndpoint
     responses: ResponseSocketDoor
 
 

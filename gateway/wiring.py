@@ -53,9 +53,9 @@ from gateway.products.jobs.upkeep import CountedEnds
 from gateway.products.jobs.webhooks.http import webhook_routes
 from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
 from gateway.products.jobs.webhooks.rules import deliveries_of
-from gateway.products.realtime.http import RealtimeDoor, SocketTargets
+from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
 from gateway.products.realtime.upstream import SocketWire
-from gateway.products.responses.http.door import ResponseDoor
+from gateway.products.responses.http.door import ResponseEndpoint
 from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.socket_door import ResponseSocketDoor
 from gateway.products.routes.routes import durable_routes
@@ -98,7 +98,7 @@ def socket_doors(
     targets = SocketTargets(lambda provider, model: SocketWire(provider, model, pools))
     responses = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "responses")
     return SocketDoors(
-        RealtimeDoor(pipeline.realtime, edge.intake, targets, meter, clock, inflight),
+        RealtimeEndpoint(pipeline.realtime, edge.intake, targets, meter, clock, inflight),
         ResponseSocketDoor(edge, responses, policies, meter, clock, inflight),
     )
 
@@ -223,9 +223,9 @@ def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None
     return find
 
 
-def response_door(jobs: JobWork | None, serve: ServeCall) -> ResponseDoor | None:
+def response_door(jobs: JobWork | None, serve: ServeCall) -> ResponseEndpoint | None:
     """Returns what serves calls of Responses that the gateway has a part in; None: it keeps nothing."""
-    return None if jobs is None else ResponseDoor(serve, jobs.responses, jobs.foreground, EventReaders())
+    return None if jobs is None else ResponseEndpoint(serve, jobs.responses, jobs.foreground, EventReaders())
 
 
 def caller_routes(

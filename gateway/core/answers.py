@@ -21,9 +21,19 @@ from gateway.core.openai.sse import FAILED_REASONS, answer_object, error_json, j
 from gateway.core.openai.usage import find_usage, read_usage
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Answer, Attempt, Clocks, ErrorClass, Phase, RawHeaders, Unsayable, UpstreamFailed, Usage
+from gateway.core.types import (
+    Answer,
+    Attempt,
+    Clocks,
+    ErrorClass,
+    NotExpressible,
+    Phase,
+    RawHeaders,
+    UpstreamFailed,
+    Usage,
+)
 from gateway.features.output.service.overlong import OverlongStream
-from gateway.features.ownership.rules.objects import Concern
+from gateway.features.ownership.rules.objects import ObjectAccess
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""
@@ -75,15 +85,15 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     try:
         outgoing = outgoing_of(call, target, clocks, attempt)
         upstream = target.upstream
-        if target.detours:
-            upstream = target.detours.get(call.path, upstream)
+        if target.converters_by_path:
+            upstream = target.converters_by_path.get(call.path, upstream)
             attempt.remembers_for = call.tenant if call.model.remembers_thinking else None
             attempt.refuses_loss = call.model.on_loss == "refuse"
         answer = await upstream.send(outgoing)
-        if answer.status in NO_SUCH_PATH and target.learn is not None:
+        if answer.status in NO_SUCH_PATH and target.on_unknown_path is not None:
             attempt.status = answer.status
             attempt.refuses_loss = call.model.on_loss == "refuse"
-            answer = await target.learn(outgoing, answer)
+            answer = await target.on_unknown_path(outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
@@ -111,7 +121,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     except InvalidRequest as refusal:  # it cannot be said in the target's language: the call was not tried there
         call.attempts.remove(attempt)
         phase = Phase.NOTHING_SENT if attempt.status is None else Phase.ANSWERED
-        raise Unsayable(phase, refusal.message, refusal.param, refusal.code) from None
+        raise NotExpressible(phase, refusal.message, refusal.param, refusal.code) from None
     except UpstreamFailed as failure:
         _end_failed(attempt, failure.error_class, failure.phase, clock)
         raise
@@ -236,7 +246,7 @@ def _hears(call: Call, clock: Clock) -> Callable[[], None]:
     attempt = call.attempts[-1]
 
     def heard() -> None:
-        attempt.sign_at = clock.monotonic()
+        attempt.last_activity_at = clock.monotonic()
 
     return heard
 
@@ -263,14 +273,14 @@ def _names_objects(call: Call) -> bool:
     return call.objects is not None and call.objects.reads_answer
 
 
-def _is_read(concern: Concern, status: int, content_type: bytes) -> bool:
+def _is_read(concern: ObjectAccess, status: int, content_type: bytes) -> bool:
     """Whether the answer's ids have to be known before it goes on; an event stream is watched as it passes."""
     if status >= 300 or not concern.reads_answer:
         return False
     return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
 
 
-async def _open_objects(concern: Concern, target: Target, answer: Answer) -> FirstAnswer:
+async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -> FirstAnswer:
     """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
     if is_whole:

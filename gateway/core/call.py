@@ -1,4 +1,4 @@
-"""A request's life as data: Call, Replay, Reply, Settled.
+"""A request's life as data: Call, CacheOutcome, Reply, CallRecord.
 
 It stands above `policy/`, which sees a call as a `Request` only. A `Call` belongs to one client request and is only ever
 touched by that request's task.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Grant
+from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
@@ -21,7 +21,7 @@ from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Usage
 from gateway.features.degrade.lower import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
 from gateway.features.output.schema import OutputSchema
-from gateway.features.ownership.rules.objects import Concern
+from gateway.features.ownership.rules.objects import ObjectAccess
 from gateway.features.runs.rules import RunPart
 
 
@@ -45,7 +45,7 @@ class QueuePlace(Protocol):
 
 
 @dataclass(slots=True)
-class Replay:
+class CacheOutcome:
     """How a call was, or was not, spared its provider."""
 
     result: str = "miss"
@@ -162,7 +162,7 @@ class Call:
     attempts: list[Attempt] = field(default_factory=list)
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""
-    grant: Grant | None = None
+    grant: Reservation | None = None
     """What the present attempt has taken from its target's limits."""
     key_cost: Cost | None = None
     """What it has taken from its key's limits, at `key_cost_at`."""
@@ -193,7 +193,7 @@ class Call:
     """As the client sent it, without quotes."""
     cache_control: bytes | None = None
     """The header as the client sent it."""
-    replay: Replay | None = None
+    replay: CacheOutcome | None = None
     """None: nothing is kept of it, and it shares nothing."""
     usage: Usage | None = None
     """What it used, once it is settled."""
@@ -215,7 +215,7 @@ class Call:
     """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
     part: RunPart | None = None
     """Which part of which run it is, and which step; None: of none, as far as it has said."""
-    objects: Concern | None = None
+    objects: ObjectAccess | None = None
     """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
     output_check: OutputCheck | None = None
     """What has come of the check of its answer; None: there is nothing to check."""
@@ -243,7 +243,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Settled:
+class CallRecord:
     """The account of one ended call. `outcome` is `ok`, `client_gone` or an error code or class; times are seconds."""
 
     call: Call

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.core.call import Call, OutputCheck, Replay, Settled
+from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
 from gateway.core.types import Attempt, Usage
 from gateway.features.runs.rules import RunPart
 
@@ -35,7 +35,7 @@ class CallLog:
     def __init__(self, stream: TextIO, style: str, worker: int | None = None) -> None:
         self._stream = stream
         told = {} if worker is None else {"worker": worker}
-        self._format: Callable[[float, Settled | Refused], str] = (
+        self._format: Callable[[float, CallRecord | Refused], str] = (
             JsonLines(told).line if style == "json" else partial(_text_line, told)
         )
         self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
@@ -47,7 +47,7 @@ class CallLog:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, records: Sequence[tuple[float, Settled | Refused]]) -> None:
+    def put(self, records: Sequence[tuple[float, CallRecord | Refused]]) -> None:
         """Write records, each with its wall time in seconds."""
         try:
             self._batches.put_nowait("".join([self._format(at, record) for at, record in records]))
@@ -79,7 +79,7 @@ def _stamp(at: float) -> str:
     return f"{_second(second)}.{millisecond:03d}Z"
 
 
-def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
+def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
     stamp = _stamp(at)
     if isinstance(record, tuple):
         request_id, path, status, code = record
@@ -155,7 +155,7 @@ def _output(check: OutputCheck | None) -> dict[str, str]:
     return {"output": str(check.result)} | ({"output_rule": str(check.violation)} if check.violation else {})
 
 
-def _replay(replay: Replay | None) -> dict[str, Any]:
+def _replay(replay: CacheOutcome | None) -> dict[str, Any]:
     """How it was spared its provider, or not; neither the caller's idempotency key nor that of the answer."""
     if replay is None:
         return {}
@@ -201,7 +201,7 @@ class JsonLines:
         self._told = told
         self._end = "," + orjson.dumps(told).decode()[1:] + "\n" if told else "}\n"
 
-    def line(self, at: float, record: Settled | Refused) -> str:
+    def line(self, at: float, record: CallRecord | Refused) -> str:
         """One record, in the form and order of `_fields`."""
         if isinstance(record, tuple):
             return self._any_line(at, record)
@@ -237,7 +237,7 @@ class JsonLines:
             f'"overhead_ms":{round(record.overhead_s * 1000, 2)},"policy":{call.policy.version}{self._end}'
         )
 
-    def _any_line(self, at: float, record: Settled | Refused) -> str:
+    def _any_line(self, at: float, record: CallRecord | Refused) -> str:
         return orjson.dumps({**_fields(at, record), **self._told}).decode() + "\n"
 
 
@@ -259,7 +259,7 @@ def _json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-def _text_line(told: Mapping[str, int], at: float, record: Settled | Refused) -> str:
+def _text_line(told: Mapping[str, int], at: float, record: CallRecord | Refused) -> str:
     fields = {**_fields(at, record), **told}
     stamp = str(fields.pop("time"))[11:23]
     fields.pop("event")

@@ -13,7 +13,7 @@ from math import inf
 from gateway.core import retry_budgets as budgets
 from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.admission.gates import Gates
-from gateway.core.call import Call, Replay, Settled
+from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, InternalError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
@@ -202,7 +202,7 @@ class Accounts:
         if call.part is not None and self._runs is not None:
             self._runs.settled(call, outcome, cost, retries_usd)
         self._meter.settled(
-            Settled(
+            CallRecord(
                 call,
                 status,
                 outcome,
@@ -296,7 +296,7 @@ def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
     return b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")
 
 
-def _tell_source(headers: list[tuple[bytes, bytes]], replay: Replay, *, is_served: bool) -> None:
+def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is_served: bool) -> None:
     """Adds whose answer it is, where the call was spared a provider."""
     if replay.key:
         headers.append((b"x-gateway-cache-key", replay.key.hex().encode()))

@@ -399,7 +399,7 @@ def relayed_by(policy: PolicySnapshot, key: Key, scope: Mapping[str, Any]) -> Mo
     """Whoever takes a request that is relayed as it is. Raises NotFound, or Forbidden for a key that may not send it."""
     model = passthrough_model(policy, key)
     path = passthrough_path(scope)
-    if path.startswith("/responses/") and "/responses" in model.targets[0].detours:
+    if path.startswith("/responses/") and "/responses" in model.targets[0].converters_by_path:
         raise NotFound(
             f"'{model.targets[0].provider}', the provider of 'passthrough', has chat completions and no Responses, so there is "
             "nothing below /v1/responses; only calls to /v1/responses itself are put into another language."

@@ -42,7 +42,7 @@ from gateway.features.reuse.service import Replays
 from gateway.features.reuse.single_flight import SharedAnswer
 from gateway.features.runs.rules import RunPart
 from gateway.features.runs.steps.step_calls import StepCalls
-from gateway.features.runs.table.fuse import RunFuse
+from gateway.features.runs.table.fuse import RunBudget
 from gateway.features.runs.table.table import RunTable
 from gateway.features.sdk_retries import Ended, Running
 from gateway.products.realtime.service import RealtimeSessions, SessionAccounts
@@ -111,7 +111,7 @@ class Pipeline:
         savings = Savings() if savings is None else savings
         ends = (clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, runs)
         self._accounts = Accounts(*ends)
-        self._fuse = None if runs is None else RunFuse(runs, admission.costs)
+        self._fuse = None if runs is None else RunBudget(runs, admission.costs)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._groups = Groups(clock, meter, admission, self._attempts)
         self._outputs = Outputs(clock, meter, admission, self._attempts, watch)
@@ -159,7 +159,7 @@ class Pipeline:
         """Waits for answers that are being stored. To be called when every call has been stopped."""
         await self.replays.aclose()
 
-    async def _in_run(self, call: Call, part: RunPart, fuse: RunFuse) -> Reply:
+    async def _in_run(self, call: Call, part: RunPart, fuse: RunBudget) -> Reply:
         """Returns the answer to a call of a run. Raises RunBudgetExceeded where the run has had enough."""
         await self._let_in(call, fuse.admit(call, part))
         return await self._begun(call)

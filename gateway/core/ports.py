@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from gateway.core.call import Settled
+from gateway.core.call import CallRecord
 from gateway.core.types import Kept, StoreBounds
 from gateway.features.runs.rules import RunChange, RunRecord
 from gateway.features.runs.step import Close, nobody_waits
@@ -32,7 +32,7 @@ class Meter(Protocol):
         """Counts a call that has left the delay queue, for whatever reason."""
         ...
 
-    def settled(self, record: Settled) -> None:
+    def settled(self, record: CallRecord) -> None:
         """Books one call that has ended: counts, tokens, money, times, and its log line."""
         ...
 

@@ -29,7 +29,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.health.breaker.breaker import Breaker
 from gateway.core.health.detector import Heard, SilentAttempt, Suspicion, is_suspect
 from gateway.core.health.times import UNKNOWN, Latency, UsualTimes, first_event_s, probe_s, room_s, silence_s, usual_of
-from gateway.core.limits.reservation import Grant, enter
+from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
 from gateway.core.retry.balancing import Action, Hedging
@@ -179,7 +179,7 @@ class Hedges:
         first.cost_usd = None
         return denied
 
-    def _reserve(self, call: Call, target: Target) -> Grant | None:
+    def _reserve(self, call: Call, target: Target) -> Reservation | None:
         """Returns a grant if the target has room now, else None. The reserve and probes are left to first attempts."""
         line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
         gate = line.gate
@@ -216,7 +216,7 @@ class Hedges:
                 _end(attempt, self._admission.costs.usd(call, racer.target), now)
 
 
-def _times(call: Call, grant: Grant) -> Latency:
+def _times(call: Call, grant: Reservation) -> Latency:
     return grant.gate.health.heard.times(stream=call.stream, thinks=call.thinks)
 
 
@@ -287,7 +287,7 @@ class MovedAttempt:
         self.task: asyncio.Task[None] | None = None
 
 
-class Moves:
+class Failover:
     """Moves calls. One per process; holds no state of any call."""
 
     __slots__ = ("_admission", "_clock", "_serve", "_watch")
@@ -361,7 +361,7 @@ class Moves:
             call.grant, move.call.grant = move.call.grant, None
         return move.opened
 
-    def call_off(self, call: Call) -> None:
+    def cancel(self, call: Call) -> None:
         """Stops the second attempt because the call's own has an answer; the ledger lists it before the call's own."""
         move = _move_of(call)
         if move is None or move.task is None:
@@ -376,7 +376,7 @@ class Moves:
         move = _move_of(call)
         if move is None or move.task is None:
             return
-        self.call_off(call)
+        self.cancel(call)
         await asyncio.wait((move.task,))
         if move.opened is not None and move.opened.relay is not None:
             await move.opened.relay.aclose()
@@ -474,7 +474,7 @@ class Suspects:
     __slots__ = ("_admission", "_clock", "_draw", "_known", "_moves", "_stay_until", "_suspects", "_watch")
 
     def __init__(
-        self, clock: Clock, admission: Admission, watch: AttemptDeadlines, moves: Moves, draw: Callable[[], float]
+        self, clock: Clock, admission: Admission, watch: AttemptDeadlines, moves: Failover, draw: Callable[[], float]
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
         self._clock = clock

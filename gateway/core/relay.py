@@ -17,7 +17,7 @@ from gateway.core.openai import sse
 from gateway.core.openai.sse import FirstEventKind, StreamClock, first_error, first_word
 from gateway.core.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.core.openai.usage import find_usage
-from gateway.core.types import Answer, Clocks, ErrorClass, Phase, TappedChunks, Upstream, UpstreamFailed, Usage
+from gateway.core.types import Answer, Clocks, ErrorClass, PassthroughChunks, Phase, Upstream, UpstreamFailed, Usage
 
 # Bodies that are no event streams: forwarded as they come, or read whole. Also the parts that all relays share.
 #
@@ -271,9 +271,9 @@ class SseRelay:
 
         Where the provider's connection cannot do that, all of them come out of `chunks`.
         """
-        if isinstance(self._chunks, TappedChunks):
+        if isinstance(self._chunks, PassthroughChunks):
             self._write = write
-            self._chunks.tap = self._take
+            self._chunks.on_block = self._take
 
     @property
     def usage_event(self) -> bytes:
@@ -299,8 +299,8 @@ class SseRelay:
     def _untap(self) -> None:
         """Let go of the client and of the provider's connection, which lead back to here."""
         self._write = None
-        if isinstance(self._chunks, TappedChunks):
-            self._chunks.tap = None
+        if isinstance(self._chunks, PassthroughChunks):
+            self._chunks.on_block = None
 
     def _announces(self, event: bytes) -> bool:
         """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""

@@ -16,7 +16,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.core.call import Call, Replay, Settled
+from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.calllog import CallLog, Refused
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
 from gateway.core.ports import StoreHealth
@@ -69,7 +69,7 @@ class CallCounter:
         self._runs = RunCounter(metrics) if runs is None else runs
         self._plain: dict[Labels, PlainSeries] = {}  # by model, key and target: as many as the config can name
 
-    def count(self, record: Settled) -> None:
+    def count(self, record: CallRecord) -> None:
         """Count one call."""
         call, usage = record.call, record.usage
         attempts = call.attempts
@@ -132,7 +132,7 @@ class CallCounter:
         )
         return series
 
-    def _count_any(self, record: Settled) -> None:
+    def _count_any(self, record: CallRecord) -> None:
         call = record.call
         model, key = call.model.name, call.key.name
         self._metrics.requests.totals[model, key, record.outcome] += 1
@@ -159,7 +159,7 @@ class CallCounter:
                 self._metrics.fallbacks.totals[model, target, call.attempts[0].error_class or NOTHING_FAILED] += 1
             self._count_usage(record, model, key, target)
 
-    def _count_replay(self, replay: Replay, model: str, key: str) -> None:
+    def _count_replay(self, replay: CacheOutcome, model: str, key: str) -> None:
         requests = self._metrics.cache.totals
         for said in replay.tried:
             requests[said] += 1
@@ -171,7 +171,7 @@ class CallCounter:
         if replay.saved_usd is not None:
             self._metrics.saved_usd.totals[replay.layer, model, key] += replay.saved_usd
 
-    def _count_usage(self, record: Settled, model: str, key: str, target: str) -> None:
+    def _count_usage(self, record: CallRecord, model: str, key: str, target: str) -> None:
         usage = record.usage
         if usage is None:
             return
@@ -207,7 +207,7 @@ class Telemetry(Collector):
     def __init__(self, call_log: CallLog, wall: Callable[[], float]) -> None:
         self._log = call_log
         self._wall = wall
-        self._pending: list[tuple[float, Settled | Refused]] = []
+        self._pending: list[tuple[float, CallRecord | Refused]] = []
         self._metrics = Metrics()
         self.runs = RunCounter(self._metrics)
         self._calls = CallCounter(self._metrics, self.runs)
@@ -237,7 +237,7 @@ class Telemetry(Collector):
         """A call has left the delay queue."""
         self._metrics.waits.observe((lane,), seconds)
 
-    def settled(self, record: Settled) -> None:
+    def settled(self, record: CallRecord) -> None:
         """One call has ended; it is counted and logged with the next batch."""
         self._metrics.in_flight.values[()] -= 1
         self._put(record)
@@ -268,7 +268,7 @@ class Telemetry(Collector):
         """Count and log what has come in. In batches it costs a call half of what it would cost one by one."""
         pending, self._pending = self._pending, []
         for _, record in pending:
-            if isinstance(record, Settled):
+            if isinstance(record, CallRecord):
                 self._calls.count(record)
                 if record.call.part is not None:
                     self.runs.count(record)
@@ -277,7 +277,7 @@ class Telemetry(Collector):
         if pending:
             self._log.put(pending)
 
-    def _put(self, record: Settled | Refused) -> None:
+    def _put(self, record: CallRecord | Refused) -> None:
         self._pending.append((self._wall(), record))
         if len(self._pending) == 1:
             asyncio.get_running_loop().call_later(FLUSH_S, self.flush)

@@ -66,7 +66,7 @@ class UpstreamFailed(Exception):
         self.detail = detail
 
 
-class Unsayable(UpstreamFailed):
+class NotExpressible(UpstreamFailed):
     """The call cannot be put into the target's language, which says nothing of the target: another one may serve it."""
 
     def __init__(self, phase: Phase, message: str, param: str | None, code: str | None) -> None:
@@ -258,7 +258,7 @@ class Gap(NamedTuple):
     """The reason in words, for `gateway explain` and the error that refuses the call."""
 
 
-FindGaps = Callable[[dict[str, Any]], Sequence[Gap]]
+FindUnsupportedFields = Callable[[dict[str, Any]], Sequence[Gap]]
 """Returns what of a parsed request would not reach a target as it was said."""
 
 
@@ -285,7 +285,7 @@ class Attempt:
     """The attempt used the caller's own credential."""
     is_told: bool = False
     """The target's breaker has counted the attempt's result."""
-    sign_at: float = 0.0
+    last_activity_at: float = 0.0
     """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
     cost_usd: float | None = None
     """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
@@ -301,7 +301,7 @@ class Attempt:
     @property
     def heard_at(self) -> float:
         """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
-        return max(self.started_at, self.first_byte_at or 0.0, self.sign_at)
+        return max(self.started_at, self.first_byte_at or 0.0, self.last_activity_at)
 
     def __str__(self) -> str:
         result = self.status if self.status is not None else self.error_class
@@ -344,10 +344,10 @@ class Clocks:
     """... and this number of calls waits there; 0: the target is never suspect."""
 
 
-class Signs(Protocol):
+class Progress(Protocol):
     """An object that records a target's signs of life, and what did not reach it as it was said."""
 
-    sign_at: float
+    last_activity_at: float
     """The time of the last sign of life, in monotonic seconds."""
     gaps: Sequence[Gap]
     """What was lost when the request was put into the target's language."""
@@ -378,16 +378,16 @@ class Outgoing:
     clocks: Clocks
     first_byte_s: float
     """The time limit for the first byte, in seconds: that of `clocks`, or less if the caller's deadline is nearer."""
-    signs: Signs | None = None
+    signs: Progress | None = None
     """The record of signs of life that come before the head is complete; None: they are not recorded."""
 
 
-class TappedChunks(AsyncIterator[bytes]):
+class PassthroughChunks(AsyncIterator[bytes]):
     """A body whose blocks may be taken in passing, while its reader waits for the next one."""
 
     __slots__ = ()
 
-    tap: Callable[[bytes], bool] | None
+    on_block: Callable[[bytes], bool] | None
     """Takes a block instead of the reader who waits, and returns True; False: the reader gets it. None: nobody taps."""
 
 
@@ -501,11 +501,11 @@ class Conversions(Protocol):
     """Puts calls into another language for one target."""
 
     @property
-    def detours(self) -> Mapping[str, Upstream]:
+    def converters_by_path(self) -> Mapping[str, Upstream]:
         """By path, what its calls go to instead of the target's own upstream; it changes with what is learned."""
         ...
 
-    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+    async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
         """Returns the answer to give instead of a 404 or 405."""
         ...
 

@@ -104,7 +104,7 @@ def without_region(model: str) -> str:
     return model[region.end() :] if region is not None and _MAKERS.match(model, region.end()) else model
 
 
-class ToldModels:
+class ListedModels:
     """What providers have told of their models, by provider and by the provider's name for the model. Starts empty."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class ModelTable:
         self,
         read_rows: Callable[[], Sequence[Row]],
         own: Sequence[Row] = (),
-        told: ToldModels | None = None,
+        told: ListedModels | None = None,
         provider: str = "",
     ) -> None:
         """`read_rows` gives the built-in rows, and is asked when the first model is looked up: most configs have no target
@@ -164,7 +164,7 @@ class ModelTable:
         self.of: Callable[[str], ModelFacts] = self._look_up if told is None else self._of
         """Returns what is known of a model by its provider's name for it."""
 
-    def told_by(self, told: ToldModels, provider: str) -> ModelTable:
+    def told_by(self, told: ListedModels, provider: str) -> ModelTable:
         """Returns the same table for the models of a provider that tells of them."""
         return ModelTable(self._read_rows, self._own_rows, told, provider)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from gateway.core.types import FindGaps, Gap, How
+from gateway.core.types import FindUnsupportedFields, Gap, How
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
 from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known, gaps_of_modalities
 from gateway.dialects.memory import UnknownMemory
@@ -119,13 +119,13 @@ def facts_of(kind: str) -> ServerFacts:
     return ServerFacts(takes_reasoning=kind not in _FORGETFUL)
 
 
-def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindGaps]:
+def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:
     """Returns by endpoint what tells the gaps of a request for such a target; endpoints that it speaks have none.
 
     `model` is the provider's name for it; None: the caller's own is.
     """
     pairs = spoken.pairs
-    found: dict[str, FindGaps] = {asked: Conversion(pair, spoken, model) for asked, pair in pairs.items()}
+    found: dict[str, FindUnsupportedFields] = {asked: Conversion(pair, spoken, model) for asked, pair in pairs.items()}
     if COUNTS not in pairs and "messages" not in (spoken.speaks or ()):
         found[COUNTS] = partial(_gap_of_endpoint, COUNTS)
     if spoken.dialect in _OWN_LANGUAGE:

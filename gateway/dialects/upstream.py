@@ -56,7 +56,7 @@ class Converting:
 
     __slots__ = (
         "_clock",
-        "_detours",
+        "_converters_by_path",
         "_inner",
         "_learned",
         "_learns",
@@ -91,23 +91,23 @@ class Converting:
         self._learns = learned is not None
         self._memory = memory
         self._until: dict[str, float] = {}
-        self._detours: dict[str, Upstream] = dict.fromkeys(self._pairs, self)
+        self._converters_by_path: dict[str, Upstream] = dict.fromkeys(self._pairs, self)
         if "messages" in (spoken.speaks or ()):
-            self._detours |= dict.fromkeys(OF_MESSAGES, self)
+            self._converters_by_path |= dict.fromkeys(OF_MESSAGES, self)
         self._own_place = own_place(spoken.speaks)
         if self._own_place is not None:
-            self._detours[PATHS["generate"]] = self
+            self._converters_by_path[PATHS["generate"]] = self
         for path, until in self._learned.items():
             if until > clock.monotonic() and (pair := pair_at(path)) is not None:
-                self._pairs[path], self._detours[path], self._until[path] = pair, self, until
+                self._pairs[path], self._converters_by_path[path], self._until[path] = pair, self, until
 
     def __repr__(self) -> str:
         return f"Converting({self._inner!r})"
 
     @property
-    def detours(self) -> Mapping[str, Upstream]:
+    def converters_by_path(self) -> Mapping[str, Upstream]:
         """Returns by path what this stands in for; it changes with what is learned."""
-        return self._detours
+        return self._converters_by_path
 
     def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
         pair = self._pairs.get(outgoing.path)
@@ -124,7 +124,7 @@ class Converting:
             pair = pair_of(pair.asked, "responses")
         return self._convert(pair, outgoing)
 
-    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+    async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
         """Returns the answer to give instead of a 404 or 405: the same one, or that of the call in another language.
 
         It is learned only where the other path is there: a server that is being deployed knows neither for a while.
@@ -142,11 +142,11 @@ class Converting:
         return converted
 
     def _remember(self, path: str, pair: Pair) -> None:
-        self._pairs[path], self._detours[path] = pair, self
+        self._pairs[path], self._converters_by_path[path] = pair, self
         self._until[path] = self._learned[path] = self._clock.monotonic() + LEARNED_FOR_S
 
     def _forget(self, path: str) -> None:
-        for learned in (self._pairs, self._detours, self._until, self._learned):
+        for learned in (self._pairs, self._converters_by_path, self._until, self._learned):
             learned.pop(path, None)
 
     async def _read(self, answer: Answer) -> bytes:

@@ -24,7 +24,7 @@ from gateway.products.jobs.calls.ports import (
     TellRun,
     tell_nobody,
 )
-from gateway.products.jobs.dead_letters.replay.replay import Again
+from gateway.products.jobs.dead_letters.replay.replay import ReplayFactory
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob
@@ -33,7 +33,7 @@ from gateway.products.jobs.runner import CallJobs, request_of
 from gateway.products.jobs.service.job_service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
-from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Outward
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
 from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece
@@ -96,7 +96,7 @@ class JobWork:
         make_worker = self._make_worker if works else None
         self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, last_users, waits=waits)
         store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
-        self.webhooks = WebhookDesk(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
+        self.webhooks = WebhookAdmin(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
         self.service = JobService(engine, clock, rules, price_of, draw)
         self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
         self.partial = PartialFiles(reader, blobs)
@@ -150,7 +150,7 @@ class JobWork:
         checks = BatchChecks(store, blobs, self._policies, clock, rules_of)
         ends = BatchEnds(store, blobs, clock, rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
-        replays = ReplayJobs(store, Again(store, blobs, clock, default), clock)
+        replays = ReplayJobs(store, ReplayFactory(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
         changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from gateway.core.call import Replay
+from gateway.core.call import CacheOutcome
 from gateway.core.errors import GatewayError
 from gateway.core.http.server import HttpServer, bind
 from gateway.core.snapshot.snapshot import Policies
@@ -38,7 +38,7 @@ class FakeCache:
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: {"answers": {"entries": 3, "bytes": 3000}})
     forgets: int = 3
-    replay: Replay = field(default_factory=Replay)
+    replay: CacheOutcome = field(default_factory=CacheOutcome)
     refuses: GatewayError | None = None
     purged: list[tuple[bytes | None, str | None, str | None]] = field(default_factory=list)
     asked: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
@@ -50,14 +50,14 @@ class FakeCache:
         self.purged.append((key, model, tenant))
         return self.forgets
 
-    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
+    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> CacheOutcome:
         self.asked.append((endpoint.name, body, tenant))
         if self.refuses is not None:
             raise self.refuses
         return self.replay
 
 
-def hit(**changes: Any) -> Replay:
+def hit(**changes: Any) -> CacheOutcome:
     """How a call fared that the exact cache spared its provider."""
     values: dict[str, Any] = {
         "result": "hit",
@@ -71,15 +71,15 @@ def hit(**changes: Any) -> Replay:
         "tried": [("single_flight", "miss"), ("exact", "hit")],
         "why": ["temperature is 0"],
     }
-    return Replay(**{**values, **changes})
+    return CacheOutcome(**{**values, **changes})
 
 
-def miss() -> Replay:
+def miss() -> CacheOutcome:
     """How a call fared that no layer knew."""
-    return Replay(tried=[("single_flight", "miss"), ("exact", "miss")])
+    return CacheOutcome(tried=[("single_flight", "miss"), ("exact", "miss")])
 
 
-def saved(*ended: Replay) -> Savings:
+def saved(*ended: CacheOutcome) -> Savings:
     """What comes of calls that fared so, as `req_1`, `req_2` …; whoever was not spared went to a provider."""
     bench, savings = Bench([ScriptedUpstream()]), Savings()
     for number, replay in enumerate(ended, 1):

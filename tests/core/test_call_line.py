@@ -11,7 +11,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.call import Call, Settled
+from gateway.core.call import Call, CallRecord
 from gateway.core.calllog import MOST_ATTEMPTS, CallLog
 from gateway.core.types import Attempt, Phase, Usage
 from tests.core.test_telemetry import record, spared
@@ -22,7 +22,7 @@ CALL = Bench([ScriptedUpstream()]).call()
 WHEN = 1_800_000_000.123
 
 
-def reference(at: float, one: Settled, worker: int | None) -> bytes:
+def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
     """The line, written down field by field."""
     call, usage = one.call, one.usage
     last = call.attempts[-1] if call.attempts else None
@@ -90,7 +90,7 @@ def text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def line_of(at: float, one: Settled, worker: int | None = None) -> bytes:
+def line_of(at: float, one: CallRecord, worker: int | None = None) -> bytes:
     stream = io.StringIO()
     log = CallLog(stream, "json", worker)
     log.start()
@@ -99,12 +99,12 @@ def line_of(at: float, one: Settled, worker: int | None = None) -> bytes:
     return stream.getvalue().encode()
 
 
-def served(**changes: object) -> Settled:
+def served(**changes: object) -> CallRecord:
     """The account of a plain call: one attempt, its answer, its tokens."""
     attempt = Attempt("p0/m", 100.0, 100.2, 100.5, 200, upstream_request_id=b"req_up-1")
     values: dict[str, Any] = {"attempts": [attempt], "id": "req_0123456789abcdef"}
     call = replace(CALL, **(values | {name: changes.pop(name) for name in list(changes) if hasattr(CALL, name)}))
-    account = Settled(call, 200, "ok", Usage(117, 46), 0.000123, 0.0, 0.5123456, 0.0002, 0.2)
+    account = CallRecord(call, 200, "ok", Usage(117, 46), 0.000123, 0.0, 0.5123456, 0.0002, 0.2)
     return replace(account, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
 
@@ -145,7 +145,7 @@ RECORDED = {
 
 @rows("worker", [None, 3])
 @rows("one", RECORDED.values(), ids=RECORDED.keys())
-def test_a_recorded_call_has_the_same_line(one: Settled, worker: int | None) -> None:
+def test_a_recorded_call_has_the_same_line(one: CallRecord, worker: int | None) -> None:
     """The same keys in the same order, the same bytes; twice, as the second may take what the first has prepared."""
     expected = reference(WHEN, one, worker)
 
@@ -177,7 +177,7 @@ SECONDS = st.floats(0, 1e5, allow_subnormal=False)
     ),
     at=st.floats(1e9, 4e9),
 )
-def test_any_call_has_the_same_line(account: Settled, at: float) -> None:
+def test_any_call_has_the_same_line(account: CallRecord, at: float) -> None:
     """Whatever the numbers are, and whatever clients and providers call theirs."""
     assert line_of(at, account) == reference(at, account, None)
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.table.rules import Limits
-from gateway.core.racing import Moves, Suspects
+from gateway.core.racing import Failover, Suspects
 from gateway.core.retry.balancing import Hedging, Retries
 from tests.core.attempts.test_suspects import SDK_S, calls, served, silence
 from tests.support.flow import Script
@@ -18,7 +18,7 @@ from tests.support.outage import City, Fate, Provider, answers, fails, gone
 from tests.support.virtual import LoopClock, run
 
 
-def moves_of(city: City) -> Moves:
+def moves_of(city: City) -> Failover:
     look = city.bench.watch.look
     assert look is not None
     suspects = getattr(look, "__self__", None)
@@ -78,7 +78,7 @@ def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
         ((task, (_, call)),) = city.bench.watch._open.items()
 
         moves_of(city).begin(call, task, told.append)
-        moves_of(city).call_off(call)
+        moves_of(city).cancel(call)
         await asyncio.sleep(0.01)
 
         assert told == [False]

@@ -144,4 +144,4 @@ async def test_a_relay_that_is_cancelled_lets_go_of_its_client() -> None:
     line.exchange.bring(DELTA)
 
     assert line.passed == 0
-    assert line.exchange.tap is None
+    assert line.exchange.on_block is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import Call, Settled
+from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Timer
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.calls_begun = 0
-        self.records: list[Settled] = []
+        self.records: list[CallRecord] = []
 
     def began(self) -> None:
         self.calls_begun += 1
@@ -52,7 +52,7 @@ class Ledger:
     def waited(self, lane: str, seconds: float) -> None:
         raise AssertionError("a call waited")
 
-    def settled(self, record: Settled) -> None:
+    def settled(self, record: CallRecord) -> None:
         self.records.append(record)
 
     def output_checked(self, model: str, result: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.call import Replay, Settled
+from gateway.core.call import CacheOutcome, CallRecord
 from gateway.core.calllog import QUEUED_BATCHES, CallLog
 from gateway.core.metrics import Distribution, Metrics
 from gateway.core.ports import StoreHealth
@@ -24,7 +24,7 @@ from tests.support.flow import Bench, ScriptedUpstream
 STARTED = 100.0
 
 
-def record(**changes: object) -> Settled:
+def record(**changes: object) -> CallRecord:
     """The account of a call that failed over once."""
     call = Bench([ScriptedUpstream()]).call(
         attempts=[
@@ -53,7 +53,7 @@ def record(**changes: object) -> Settled:
         "overhead_s": 0.0004,
         "time_to_first_byte_s": 0.3,
     }
-    return Settled(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+    return CallRecord(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
 
 def scrape(telemetry: Telemetry) -> dict[str, float]:
@@ -95,7 +95,7 @@ async def test_every_number_of_a_call_is_there_at_the_next_scrape() -> None:
     assert samples["gateway_calls_in_flight[]"] == 0
 
 
-def served_by(*attempts: Attempt, fallbacks: int = 1) -> Settled:
+def served_by(*attempts: Attempt, fallbacks: int = 1) -> CallRecord:
     """The account of a call whose model has `p0/m` to `p2/m` in its plan, the last `fallbacks` of another model's."""
     bench = Bench([ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()], fallbacks=fallbacks)
     return record(call=bench.call(attempts=list(attempts)), usage=None)
@@ -268,7 +268,7 @@ async def test_without_a_shared_store_nothing_is_said_of_one() -> None:
     assert [name for name in scrape(telemetry) if name.removeprefix("gateway_").startswith(SHARED)] == []
 
 
-def spared(**changes: object) -> Settled:
+def spared(**changes: object) -> CallRecord:
     """The account of a call that got a kept answer; `changes` are those of its replay."""
     values: dict[str, object] = {
         "result": "semantic",
@@ -281,7 +281,7 @@ def spared(**changes: object) -> Settled:
         "saved_usd": 0.25,
         "tried": [("exact", "miss"), ("semantic", "hit")],
     }
-    replay = Replay(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+    replay = CacheOutcome(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
     call = Bench([ScriptedUpstream()]).call(
         replay=replay, idempotency_key=b"IDEMPOTENCY-CANARY", cache_control=b"CONTROL-CANARY"
     )
@@ -334,7 +334,7 @@ async def test_the_size_of_the_store_is_what_it_is_now() -> None:
     }
 
 
-def line_of(account: Settled) -> dict[str, object]:
+def line_of(account: CallRecord) -> dict[str, object]:
     """Its line in the log."""
     stream = io.StringIO()
     log = CallLog(stream, "json")

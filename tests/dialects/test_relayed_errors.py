@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.sse.relayed_errors import for_messages, for_openai, told_status
+from gateway.dialects.sse.relayed_errors import client_status, for_messages, for_openai
 from tests.rows import rows
 
 ANTHROPICS = b'{"type":"error","error":{"type":"overloaded_error","message":"m"},"request_id":"r"}'
@@ -65,7 +65,7 @@ def test_an_error_of_any_provider_has_the_status_that_clients_know(
     shaped = orjson.loads(for_openai(status, body, code, headers, " more") or b"null")
 
     assert shaped == {"error": {"message": error[1] + " more", "type": error[2], "param": None, "code": code}}
-    assert told_status(status, code) == error[0]
+    assert client_status(status, code) == error[0]
 
 
 @settings(deadline=None, derandomize=True)

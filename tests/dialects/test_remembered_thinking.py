@@ -66,7 +66,7 @@ class Agents(Bench):
         speaks = frozenset(("responses",)) if dialect == "responses" else frozenset(("messages",))
         spoken = Spoken("other", speaks, "openai" if dialect == "responses" else dialect, lambda _model: self.facts)
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None, memory=self.memory)
-        return replace(target, detours=around.detours, gaps=gaps_by_endpoint(spoken, "m"))
+        return replace(target, converters_by_path=around.converters_by_path, gaps=gaps_by_endpoint(spoken, "m"))
 
     async def say(self, messages: list[Any], *, is_stream: bool = False, tenant: str = "t", **changes: Any) -> Any:
         """Returns the assistant's message, as a client keeps it that knows OpenAI's own fields alone, and the headers."""

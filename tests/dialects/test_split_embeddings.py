@@ -27,7 +27,7 @@ class _AtTitan(Bench):
         spoken = Spoken("bedrock", frozenset(("converse",)), "bedrock", lambda _model: TITAN)
         (target,) = model.plan
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None)
-        target = replace(target, detours=around.detours, gaps=gaps_by_endpoint(spoken, "m"))
+        target = replace(target, converters_by_path=around.converters_by_path, gaps=gaps_by_endpoint(spoken, "m"))
         return replace(model, targets=(target,), plan=(target,))
 
 

@@ -54,7 +54,7 @@ class Plan(Bench):
         learned: dict[str, float] | None = {} if self.speaks is None else None
         spoken = Spoken("other", self.speaks)
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=learned)
-        return replace(target, detours=around.detours, learn=around.learn)
+        return replace(target, converters_by_path=around.converters_by_path, on_unknown_path=around.on_unknown_path)
 
     async def ask(self, body: dict[str, Any], **changes: Any) -> dict[str, Any]:
         """Returns what the caller of Responses gets."""

@@ -215,7 +215,11 @@ class Ways(Bench):
         spoken = Spoken(kind, speaks, language.dialect, MODELS.of).at(language.model)
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None)
         return replace(
-            target, model=language.model, detours=around.detours, errors=TABLES.of(language.dialect), learn=None
+            target,
+            model=language.model,
+            converters_by_path=around.converters_by_path,
+            errors=TABLES.of(language.dialect),
+            on_unknown_path=None,
         )
 
     def asking(self, asked: str, **changes: Any) -> dict[str, Any]:

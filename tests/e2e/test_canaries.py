@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gateway.core.http.client.exchange import Exchange
-from gateway.core.http.client.wire.redaction import GuardedAnswer, Seam, Secrets
+from gateway.core.http.client.wire.redaction import GuardedAnswer, SecretMasker, Secrets
 from gateway.core.http.client.wire.wire import HttpAnswer
 from gateway.core.openai.sse import PENDING_LIMIT
 from tests.e2e.conftest import StartGateway
@@ -134,7 +134,7 @@ def switch_off(name: str, patch: pytest.MonkeyPatch) -> None:
         setattr(answer, name, kept)
 
     if name == "seam":
-        patch.setattr(Seam, "feed", lambda seam, block: seam._secrets.mask(block))
+        patch.setattr(SecretMasker, "feed", lambda seam, block: seam._secrets.mask(block))
     elif name == "failure":
         patch.setattr(Secrets, "text", lambda _secrets, said: said)
     elif name == "chunks":

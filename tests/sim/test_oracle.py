@@ -11,7 +11,7 @@ from gateway.core.admission.fair_queue import FairQueue, Next
 from gateway.core.admission.queue.queue import DelayQueue, Held
 from gateway.core.limits import reservation as entry
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Grant
+from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.target_limits.gate import Gate
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
@@ -102,7 +102,7 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that end without telling the queue."""
-    monkeypatch.setattr(Grant, "end", lambda *_: None)
+    monkeypatch.setattr(Reservation, "end", lambda *_: None)
     monkeypatch.setattr(DelayQueue, "leave", lambda *_: None)
 
     world, _ = looked_at(until_s=5)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import AttemptDeadlines
-from gateway.core.call import Call, Reply, Settled
+from gateway.core.call import Call, CallRecord, Reply
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
@@ -168,7 +168,7 @@ class ScriptedUpstream:
 class Recorder:
     """A meter that keeps every account."""
 
-    accounts: list[Settled] = field(default_factory=list)
+    accounts: list[CallRecord] = field(default_factory=list)
     began_count: int = 0
     waits: list[tuple[str, float]] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Recorder:
     def waited(self, lane: str, seconds: float) -> None:
         self.waits.append((lane, seconds))
 
-    def settled(self, record: Settled) -> None:
+    def settled(self, record: CallRecord) -> None:
         self.accounts.append(record)
 
     def grouped(self, model: str, calls: int) -> None:
@@ -240,7 +240,7 @@ class Bench:
         self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.store, self.draw)
 
     @property
-    def account(self) -> Settled:
+    def account(self) -> CallRecord:
         """The one account; fails when there is none or more than one."""
         (account,) = self.meter.accounts
         return account

@@ -13,7 +13,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.peek import Peeked, peek
 from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
-from gateway.core.snapshot.route_plan import strangers_of
+from gateway.core.snapshot.route_plan import targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
 from gateway.core.types import Clocks, Endpoint
 from gateway.dialects.http import door as generate
@@ -93,7 +93,7 @@ def _lines(
     if (keeping := explain_keeping(policy, endpoint, key, peeked, model)) is not None:
         yield f"response  kept {keeping}"
     yield f"plan      {_CHOICES[model.choice]}"
-    strangers = list(strangers_of(model))
+    strangers = list(targets_hidden_from_callers(model))
     for number, (target, use) in enumerate(_plan(model), 1):
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
         yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)

@@ -13,7 +13,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.core.peek import Peeked
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Target
-from gateway.core.types import Endpoint, FindGaps, How, Phase, RawHeaders
+from gateway.core.types import Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects.spoken import Conversion
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.rules.keeping import RESPONSES, keeping_of
@@ -193,7 +193,7 @@ def asked_of(body: Mapping[str, Any], target: Target) -> str:
     return target.model or str(body.get("model", "")).removeprefix(target.strip)
 
 
-def _in_the_way(find_gaps: FindGaps, model: Model, body: dict[str, Any]) -> list[str]:
+def _in_the_way(find_gaps: FindUnsupportedFields, model: Model, body: dict[str, Any]) -> list[str]:
     """Returns the fields for which the call does not go to a target."""
     return [gap.field for gap in find_gaps(body) if gap.how is How.REFUSED or model.on_loss == "refuse"]
 

@@ -211,7 +211,9 @@ class Gates:
         """Returns the line of a target; of a wildcard, the one for the model that the call names."""
         name = base = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
         is_callers = (
-            call.credential is not None and target.name in self._by_caller and target.name not in call.model.withheld
+            call.credential is not None
+            and target.name in self._by_caller
+            and target.name not in call.model.without_caller_credential
         )
         if is_callers and call.credential is not None:
             name = self.names.of_caller(base, call.credential)

@@ -18,7 +18,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Grant
+from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.gate import Gate
@@ -365,7 +365,7 @@ class RetryBudgets:
         if retry is not None:
             retry.cancel()
 
-    def hand_over(self, call: Call, grant: Grant, target: Target) -> None:
+    def hand_over(self, call: Call, grant: Reservation, target: Target) -> None:
         """Hands what was booked to the grant of the next attempt, which learns whether the call has failed there before."""
         retry, call.retry = call.retry, None
         if retry is not None and not retry.is_for(grant.gate.health.retries):

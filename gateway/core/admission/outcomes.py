@@ -30,7 +30,7 @@ from gateway.core.errors import (
 )
 from gateway.core.health.target_health.target_health import CLIENT_GONE, Account
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
-from gateway.core.limits.reservation import Grant, Refusal, refused
+from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
@@ -371,7 +371,7 @@ class AttemptOutcomes:
             check = call.output_check
             self._keys.settle(call, usage if check is None else check.total(usage), self._clock.monotonic())
 
-    def _judge_unended(self, call: Call, grant: Grant, now: float) -> None:
+    def _judge_unended(self, call: Call, grant: Reservation, now: float) -> None:
         """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
         gate = grant.gate
         last = call.attempts[-1] if call.attempts else None
@@ -382,7 +382,7 @@ class AttemptOutcomes:
         is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
         grant.judge(ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
-    def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
+    def _blamed(self, call: Call, grant: Reservation, error_class: ErrorClass, now: float) -> str:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
         if error_class is not ErrorClass.TIMEOUT:
             return error_class

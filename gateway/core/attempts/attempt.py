@@ -21,12 +21,12 @@ from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
 from gateway.core.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing import Hedges, Moves, Suspects, is_final
+from gateway.core.racing import Failover, Hedges, Suspects, is_final
 from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Attempt, ErrorClass, Phase, Unsayable, UpstreamFailed, shown
-from gateway.dialects.sse.relayed_errors import for_generate, for_messages, for_openai, openai_error, told_status
+from gateway.core.types import Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
+from gateway.dialects.sse.relayed_errors import client_status, for_generate, for_messages, for_openai, openai_error
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
 """The target has refused the call for how much was asked of it, not for what."""
@@ -55,7 +55,7 @@ class Attempts:
         self._watch = watch
         self._draw = draw
         self._hedges = Hedges(clock, meter, admission, watch, self._learn)
-        self._moves = Moves(clock, admission, watch, self._next_answer)
+        self._moves = Failover(clock, admission, watch, self._next_answer)
         watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
     def _next_answer(self, call: Call) -> Coroutine[Any, Any, FirstAnswer]:
@@ -110,7 +110,7 @@ class Attempts:
                     opened = racer.task.result()
             except UpstreamFailed as failure:
                 self._learn_failure(call, target, failure)
-                if not isinstance(failure, Unsayable):
+                if not isinstance(failure, NotExpressible):
                     last = failure
             except BaseException:
                 if call.other_attempt is not None and call.other_attempt.call is not call:
@@ -120,7 +120,7 @@ class Attempts:
                 if opened.diagnosis is None:
                     move = call.other_attempt
                     if move is not None and move.call is not call:
-                        self._moves.call_off(call)
+                        self._moves.cancel(call)
                     if opened.relay is None and move is None and call.objects is None:
                         if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
                             call.grant.headers = opened.headers
@@ -132,7 +132,7 @@ class Attempts:
                 if last is None or opened.error_class is not ErrorClass.MODEL_NOT_FOUND:
                     last = opened
                 if call.other_attempt is not None and call.other_attempt.call is not call and is_final(call):
-                    self._moves.call_off(call)  # whoever answers first has the say, here as there
+                    self._moves.cancel(call)  # whoever answers first has the say, here as there
             finally:
                 if trials is not None:
                     trials.pop(id(call), None)
@@ -164,7 +164,7 @@ class Attempts:
 
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
-        if isinstance(failure, Unsayable):
+        if isinstance(failure, NotExpressible):
             self._admission.outcomes.unsayable(call, failure.phase)
             call.unsayable = {**(call.unsayable or {}), target.name: failure.refusal()}
             return
@@ -179,7 +179,7 @@ class Attempts:
     def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
-        attempt.is_callers = not target.account and target.name not in call.model.withheld
+        attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
         if diagnosis.error_class in LIMITS_RATE:
             refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
             is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
@@ -261,7 +261,7 @@ def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> Fi
     """
     status, said, code = last.status, last.body, last.error_class
     more = "" if code is not ErrorClass.AUTH or call.attempts[-1].is_callers else _OUR_CREDENTIAL % last.target.provider
-    is_converted = call.path in last.target.detours
+    is_converted = call.path in last.target.converters_by_path
     body = for_openai(status, said, code, last.headers, more, is_converted=is_converted)
     if body is None and not is_readable:
         if status >= 500:
@@ -275,7 +275,7 @@ def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> Fi
     if body is None:
         return last
     headers = [header for header in last.headers if header[0] != b"content-type"]
-    told = told_status(status, code)
+    told = client_status(status, code)
     return replace(last, status=told, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
 
 

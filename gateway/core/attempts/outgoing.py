@@ -125,7 +125,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     if model is None:
         model = upstream_model(call, target)
     headers, credential = call.headers, call.credential
-    if credential is not None and target.name in call.model.withheld:
+    if credential is not None and target.name in call.model.without_caller_credential:
         headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
     body: bytes | Spliced = call.body
     if model != call.model_name or call.large is not None or call.stream or call.lowered is not None:

@@ -112,7 +112,15 @@ def describe_model(model: Model) -> dict[str, Any]:
     """Returns a model, its targets and the plan its calls follow."""
     return shown(
         model,
-        *("name", "choice", "caching", "for_callers", "withheld", "skipped", "credentials_of"),
+        *(
+            "name",
+            "choice",
+            "caching",
+            "model_for_caller_credentials",
+            "without_caller_credential",
+            "skipped",
+            "credentials_of",
+        ),
         targets=[describe_target(target) for target in model.targets],
         choose=model.choice,
         plan=[target.name for target in model.plan],

@@ -335,12 +335,12 @@ def bind_credentials(model: Model, groups: Groups) -> Model:
     skipped = {name: one for name, one in strangers.items() if name not in withheld}
     return replace(
         model,
-        for_callers=replace(
+        model_for_caller_credentials=replace(
             model,
             targets=_without(model.targets, skipped),
             plan=_without(model.plan, skipped),
             context_plan=_without(model.context_plan, skipped),
-            withheld=withheld,
+            without_caller_credential=withheld,
             skipped=_sentence(skipped, first) if skipped else "",
             credentials_of=first.group,
         ),

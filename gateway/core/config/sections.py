@@ -49,7 +49,7 @@ from gateway.core.config.source import Document, Path, did_you_mean, path_text, 
 from gateway.core.config.state.shared_limits import check_fail_closed, parse_redis_url
 from gateway.core.config.targets.targets import TargetParts, limits_of
 from gateway.core.openai.bodies import LARGE_BYTES, NOT_EDITABLE, BodyEdits
-from gateway.core.snapshot.route_plan import strangers_of
+from gateway.core.snapshot.route_plan import targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
@@ -170,12 +170,14 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
     """
     keyless = {n for n, p in providers.items() if p.is_callers and not p.base_url.startswith(EMULATOR)}
     for name, model in models.items():
-        bound = model.for_callers or model
-        going_to = [one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.withheld]
+        bound = model.model_for_caller_credentials or model
+        going_to = [
+            one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.without_caller_credential
+        ]
         shown_to = dict.fromkeys(target.provider for target in going_to if target.provider in keyless)
         if len(shown_to) > 1:
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
-        for target, use in strangers_of(model):
+        for target, use in targets_hidden_from_callers(model):
             yield f"model {name}: {target.name} {use}"
 
 
@@ -486,7 +488,7 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
         provider=provider.name,
         model=None,
         upstream=upstream,
-        detours={} if conversions is None else conversions.detours,
+        converters_by_path={} if conversions is None else conversions.converters_by_path,
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         counting=replace(counting, learns=False),

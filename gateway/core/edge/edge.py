@@ -42,7 +42,7 @@ from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.reuse.layers.entries import wants_usage
 from gateway.products.jobs.calls.ports import ServeCall
 from gateway.products.jobs.http.respond_async import AsyncAnswers
-from gateway.products.responses.http.door import ResponseDoor
+from gateway.products.responses.http.door import ResponseEndpoint
 
 # Answers on their way out: whole, in parts, or as the events of a stream whose head has gone while its call waited.
 
@@ -140,7 +140,7 @@ class Edge:
         overload: Shedding | None = None,
         keepalive: KeepAlive | None = None,
         async_answers: AsyncAnswers | None = None,
-        responses: ResponseDoor | None = None,
+        responses: ResponseEndpoint | None = None,
     ) -> None:
         """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.core.errors import GatewayError
-from gateway.core.http.writing import AnyCycle, AsgiCycle, Cycle, PatientFlow, write_whole
+from gateway.core.http.writing import AnyCycle, AsgiCycle, BackpressureFlow, Cycle, write_whole
 from gateway.core.render import error_body, error_headers, named_request, new_request_id
 from gateway.core.types import Endpoint
 
@@ -151,7 +151,7 @@ class ClientConnection(HttpToolsProtocol):
         """The request's transfer coding."""
         self._is_offer = False
         """The request offers another protocol."""
-        self._is_deaf = False
+        self._reading_stopped = False
         """Nothing more is read: the connection ends with the answers that are due."""
         self._refusal: GatewayError | None = None
         self._ended: Ended | None = None
@@ -161,7 +161,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self.flow = PatientFlow(transport, self.pipeline)
+        self.flow = BackpressureFlow(transport, self.pipeline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
@@ -184,7 +184,7 @@ class ClientConnection(HttpToolsProtocol):
         """Lets another protocol have the connection, whose request was answered with 101. This one is out of use then."""
         transport = self.transport
         self.connections.discard(self)
-        self._is_deaf = True
+        self._reading_stopped = True
         self.on_gone = self.cycle = None
         self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
         transport.set_protocol(protocol)

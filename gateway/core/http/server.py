@@ -143,7 +143,7 @@ class GatewayProtocol(ClientConnection):
     """What the bytes on one client connection mean."""
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._reading_stopped:
             self._drop(len(data), MAX_DROPPED_BYTES)
             return
         self._piece_bytes = len(data)
@@ -154,7 +154,7 @@ class GatewayProtocol(ClientConnection):
         except httptools.HttpParserUpgrade as offer:
             offered_at = offer.args[0]
         except httptools.HttpParserError as stopped:
-            if not self._is_deaf:
+            if not self._reading_stopped:
                 self._refuse(self._why_stopped(stopped))
             return
         if offered_at is not None:
@@ -309,7 +309,7 @@ class GatewayProtocol(ClientConnection):
         cycle.keep_alive = False
         lines = framing.body_framing(cycle.headers)
         if not lines:
-            self._is_deaf = True
+            self._reading_stopped = True
             return
         self.parser = httptools.HttpRequestParser(_BodyReader(self))
         self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)))
@@ -318,7 +318,7 @@ class GatewayProtocol(ClientConnection):
         """The body of a request that is the connection's last is complete."""
         self._is_offer = False
         self.on_message_complete()
-        self._is_deaf = True
+        self._reading_stopped = True
 
     def _why_stopped(self, stopped: httptools.HttpParserError) -> GatewayError:
         """Why the parser gave up: a refusal of ours that stopped it, or malformed HTTP."""
@@ -332,7 +332,7 @@ class GatewayProtocol(ClientConnection):
         """Forget this many bytes that nobody will read; who sends more than `most` of them is cut off."""
         self._dropped_bytes += count
         if self._dropped_bytes > most:
-            self._is_deaf = True
+            self._reading_stopped = True
             self.transport.abort()
 
     def _refuse(self, error: GatewayError) -> None:
@@ -344,7 +344,7 @@ class GatewayProtocol(ClientConnection):
         4. A head is wrong, or a body whose request has no answer: the error is the answer, and what the peer still sends
            is read and dropped until it has seen it, because closing on unread bytes would reset the connection and lose it.
         """
-        self._is_deaf = True
+        self._reading_stopped = True
         self._refusal = error
         cycle = self.cycle
         if cycle is not None and self._is_reading_body():
@@ -436,7 +436,7 @@ class HttpServer:
         self._acceptor: Acceptor | None = None
         self._tended: dict[int, Acceptor] = {}
         self._arriving: set[asyncio.Task[None]] = set()
-        """Who was being let in when it was deafened."""
+        """Who was being let in when it stopped accepting."""
         self._notice = Notice()
         self._config = uvicorn.Config(
             app,
@@ -462,7 +462,7 @@ class HttpServer:
         self.tick()
         self._acceptor = Acceptor(self._socket, self._protocol)
 
-    def tend(self, listeners: Mapping[int, socket.socket]) -> None:
+    def accept_for(self, listeners: Mapping[int, socket.socket]) -> None:
         """Accept on these, too, each of a worker that cannot do it itself now; and no longer on those left out."""
         for number in self._tended.keys() - listeners.keys():
             self._tended.pop(number).close()  # its connections are the loop's
@@ -473,7 +473,7 @@ class HttpServer:
         """Every answer from now on is the last of its connection."""
         self._notice.is_given = True
 
-    def deafen(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept nothing any more; the connections stay."""
         for acceptor in (self._acceptor, *self._tended.values()):
             if acceptor is not None:
@@ -488,7 +488,7 @@ class HttpServer:
 
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""
-        self.deafen()
+        self.stop_accepting()
         if self._arriving:
             await asyncio.wait(self._arriving)
         for connection in list(self._state.connections):

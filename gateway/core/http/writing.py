@@ -362,7 +362,7 @@ UNKNOWN = -1
 """The length of an answer that ends with its connection."""
 
 
-class PatientFlow(FlowControl):
+class BackpressureFlow(FlowControl):
     """Reads nothing more while requests are waiting for their turn: a peer cannot queue up without bound."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:

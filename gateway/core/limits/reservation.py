@@ -29,7 +29,7 @@ PENALTY_S = 5.0
 """A target that has just failed is taken to be so much slower, where the fastest is looked for."""
 
 
-class Grant:
+class Reservation:
     """What one attempt has taken. `estimate` are the input tokens as estimated, uncorrected; 0: not counted."""
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Grant:
         gate = self.gate
         health, heard = gate.health, gate.health.heard
         is_known = self.is_judged or self.permit.account is not None or not health.is_clear
-        if is_known or not gate.is_plain or not self.is_open or thinks or heard.thinks:
+        if is_known or not gate.fast_path_open or not self.is_open or thinks or heard.thinks:
             self.answered(headers, now, wall_now(), thinks=thinks)
             self.settle(usage, now)
             return
@@ -288,19 +288,19 @@ def enter(
     rank: int = 1,
     *,
     answers: bool = True,
-) -> Grant | None:
+) -> Reservation | None:
     """Takes what a call of so many input tokens (as estimated, uncorrected) costs; returns None if it may not go now.
 
     An estimate of 0 or less: tokens are not counted. `answers` is False for calls whose answer has no tokens.
     """
     health, pauses = gate.health, gate.pauses
     breaker = health.breaker
-    if not gate.is_plain or not breaker.is_clear or not health.account.breaker.is_clear:
+    if not gate.fast_path_open or not breaker.is_clear or not health.account.breaker.is_clear:
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     # From here on `gate.cost_of`, `admit` and `take` as they come out where limits alone decide: what every call pays.
     margin = 0.0
     input_tokens = output_tokens = 0
-    if estimate > 0 and gate.counts_tokens:
+    if estimate > 0 and gate.has_token_limit:
         calibration, counting = gate.calibration, gate.counting
         input_tokens = round(estimate * calibration.ratio) or 1
         if answers:
@@ -331,13 +331,13 @@ def enter(
     gate.squares += cost.input_tokens * cost.input_tokens
     mark = _sample(gate, now) if now >= gate.learns_from else None
     permit = tuple.__new__(Permit, (breaker.take(now), None))
-    return Grant(gate, cost, now, mark, estimate, max_tokens, permit)
+    return Reservation(gate, cost, now, mark, estimate, max_tokens, permit)
 
 
 def _enter_slowly(
     gate: Gate, estimate: int, max_tokens: int | None, now: float, keep_percent: float, rank: int, *, answers: bool
-) -> Grant | None:
-    counted = estimate if gate.counts_tokens and estimate > 0 else 0
+) -> Reservation | None:
+    counted = estimate if gate.has_token_limit and estimate > 0 else 0
     cost = gate.cost_of(counted, max_tokens, answers=answers)
     grant = reserve(gate, cost, now, keep_percent, estimate=estimate, max_tokens=max_tokens, rank=rank)
     gate.review(now)
@@ -353,7 +353,7 @@ def reserve(
     estimate: int = 0,
     max_tokens: int | None = None,
     rank: int = 1,
-) -> Grant | None:
+) -> Reservation | None:
     """Takes what the call costs; returns None if it may not go now."""
     if admit(gate, cost, now, keep_percent, rank=rank) != 0.0:
         return None
@@ -381,7 +381,7 @@ def admit(
     if pauses.is_resume_due:
         _resume(gate, now, paused_until)
     pauses.end_probing(now)
-    keep = keep_tokens + gate.margin(cost) if gate.counts_tokens else keep_tokens
+    keep = keep_tokens + gate.margin(cost) if gate.has_token_limit else keep_tokens
     wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
     if wait_s == inf:
         return inf
@@ -394,7 +394,7 @@ def admit(
     return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
 
-def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Grant:
+def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Reservation:
     """Takes what the call costs; only to be called when `admit` has said 0.0."""
     gate.limits.take(cost, now)
     if gate.discovery.search is not None:
@@ -411,7 +411,7 @@ def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int 
     pauses.probed_at = gate.used_at = now
     gate.squares += cost.input_tokens * cost.input_tokens
     mark = _sample(gate, now) if now >= gate.learns_from else None
-    return Grant(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
+    return Reservation(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
 
 
 def wait_for(
@@ -430,7 +430,7 @@ def wait_for(
     paused_until = gate.pauses.ends_at
     if paused_until > now:
         return paused_until - now
-    if gate.counts_tokens:
+    if gate.has_token_limit:
         keep_tokens += gate.margin(cost)
     wait_s = gate.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
     if wait_s == inf:
@@ -513,7 +513,7 @@ class Refusal(Enum):
     """The account is spent until its reset."""
 
 
-def refused(grant: Grant, diagnosis: Diagnosis, headers: RawHeaders, now: float, wall_now: float) -> Refusal:
+def refused(grant: Reservation, diagnosis: Diagnosis, headers: RawHeaders, now: float, wall_now: float) -> Refusal:
     """Ends an attempt that the provider refused for its rate or its account, and pauses the target.
 
     The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
@@ -540,11 +540,11 @@ def refused(grant: Grant, diagnosis: Diagnosis, headers: RawHeaders, now: float,
     return Refusal.WAIT
 
 
-def _slow_down(grant: Grant, delay_s: float | None, now: float, *, is_for_tokens: bool) -> None:
+def _slow_down(grant: Reservation, delay_s: float | None, now: float, *, is_for_tokens: bool) -> None:
     """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
     gate = grant.gate
     pauses, discovery, table = gate.pauses, gate.discovery, gate.limits.table
-    gate.is_plain = False
+    gate.fast_path_open = False
     if not discovery.refused(grant.at, now, is_current=grant.epoch == pauses.epoch):
         return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
     is_first = pauses.refused(grant.epoch)

@@ -54,7 +54,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
     """Returns the plan of calls of `key` to `model` at `endpoint`; `is_callers`: with a credential of the caller's own."""
     passes_account = False
     if is_callers:
-        model = model.for_callers or model
+        model = model.model_for_caller_credentials or model
         going_to = (*model.plan, *model.context_plan)
         # beside a provider's own key these headers would name another's account
         passes_account = all(policy.providers[target.provider].is_callers for target in going_to)
@@ -103,14 +103,14 @@ def upstream_model(request: Request, target: Target) -> str:
     return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
 
 
-def strangers_of(model: Model) -> Iterator[tuple[Target, str]]:
+def targets_hidden_from_callers(model: Model) -> Iterator[tuple[Target, str]]:
     """Yields the targets that do not see callers' own credentials, and in words what that means."""
-    bound = model.for_callers
+    bound = model.model_for_caller_credentials
     if bound is None:
         return
     kept = {target.name for target in (*bound.plan, *bound.context_plan)}
     for target in {target.name: target for target in (*model.plan, *model.context_plan)}.values():
-        if target.name in bound.withheld:
+        if target.name in bound.without_caller_credential:
             what = "is called without the caller's own credential"
         elif target.name not in kept:
             what = "is skipped by calls with a credential of the caller's own"

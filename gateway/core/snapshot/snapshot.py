@@ -23,7 +23,7 @@ from gateway.core.retry.balancing import Choice, Retries, Tiers
 from gateway.core.types import (
     Clocks,
     Endpoint,
-    FindGaps,
+    FindUnsupportedFields,
     Lane,
     Learn,
     QueueBounds,
@@ -177,11 +177,11 @@ class Target:
     """What the provider calls it; None: the name the client asked for."""
     upstream: Upstream = field(repr=False, compare=False)
     clocks: Clocks
-    detours: Mapping[str, Upstream] = field(default_factory=dict, repr=False, compare=False)
+    converters_by_path: Mapping[str, Upstream] = field(default_factory=dict, repr=False, compare=False)
     """By path, what puts calls into another language for it; more may come up while it is in use."""
-    learn: Learn | None = field(default=None, repr=False, compare=False)
+    on_unknown_path: Learn | None = field(default=None, repr=False, compare=False)
     """Asked for a better answer when the target knows no such path; None: what it speaks is known."""
-    gaps: Mapping[str, FindGaps] = field(default_factory=dict, repr=False, compare=False)
+    gaps: Mapping[str, FindUnsupportedFields] = field(default_factory=dict, repr=False, compare=False)
     """Tells what a request would lose, by the endpoints whose calls are put into another language for this target."""
     limits: Limits = field(default_factory=Limits)
     counting: Counting = Counting()
@@ -243,9 +243,9 @@ class Model:
     """What its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
-    for_callers: Model | None = None
+    model_for_caller_credentials: Model | None = None
     """What calls with a credential of their own use instead; None: theirs may go to every target of the plan."""
-    withheld: frozenset[str] = frozenset()
+    without_caller_credential: frozenset[str] = frozenset()
     """Names of targets, of the operator's own house, that are called without the caller's credential."""
     skipped: str = ""
     """A sentence on the targets that are left out, for errors of ours; empty: none are."""

@@ -639,7 +639,7 @@ def holds_arguments(tool: Json, facts: ServerFacts) -> bool:
     return not tool.get("strict") or is_strict(object_of(tool.get("input_schema")), facts)
 
 
-def told_system(given: Any) -> list[tuple[str, Json]]:
+def system_prompt(given: Any) -> list[tuple[str, Json]]:
     """Returns the texts of the instructions without the line by which a client is billed, each with its block.
 
     Raises InvalidRequest where they are no text.
@@ -659,7 +659,7 @@ def told_system(given: Any) -> list[tuple[str, Json]]:
 
 def _system(given: Any, facts: ServerFacts) -> list[Json]:
     marked = Parts(facts).marked
-    parts = [marked(block, {"type": "text", "text": text}) for text, block in told_system(given)]
+    parts = [marked(block, {"type": "text", "text": text}) for text, block in system_prompt(given)]
     if not parts:
         return []
     content = parts[0]["text"] if len(parts) == 1 and len(parts[0]) == 2 else parts

@@ -25,7 +25,7 @@ _STATUSES: Final = {
 _OF_BEDROCK: Final = b"x-amzn-errortype"
 
 
-def told_status(status: int, code: str | None) -> int:
+def client_status(status: int, code: str | None) -> int:
     """Returns the status that a caller of another language gets."""
     return status if status >= 500 else _STATUSES.get(code or "", status)
 
@@ -41,7 +41,7 @@ def for_messages(status: int, body: bytes, code: str | None, request_id: str, mo
     message, kind = _words(error, status) + more, text_of(error.get("type"))
     own_code = text_of(error.get("code")) or code
     param = text_of(error.get("param")) or None
-    status = told_status(status, code)
+    status = client_status(status, code)
     shaped = shapes.error(
         "messages", message, status=status, type=kind, code=own_code, param=param, request_id=request_id
     )
@@ -57,7 +57,7 @@ def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders
         return None
     error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers) or error_object(body) or {}
     own_code = text_of(error.get("code")) or code
-    told = told_status(status, code)
+    told = client_status(status, code)
     return orjson.dumps(shapes.error("generate", _words(error, status) + more, status=told, code=own_code))
 
 
@@ -77,7 +77,7 @@ def for_openai(
 
 def openai_error(status: int, error: Json, code: str | None, more: str = "") -> bytes:
     """Returns an error of any shape in OpenAI's."""
-    message, status = _words(error, status) + more, told_status(status, code)
+    message, status = _words(error, status) + more, client_status(status, code)
     told = {"message": message, "type": shapes.openai_type(status), "param": None, "code": code}
     return orjson.dumps({"error": told})
 

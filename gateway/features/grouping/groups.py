@@ -231,10 +231,10 @@ class Groups:
 
         return joined, leave
 
-    def _send(self, like: Hashable, group: Group) -> None:
+    def _send(self, group_key: Hashable, group: Group) -> None:
         """Closes a group; the calls in it become one."""
-        if self._open.get(like) is group:
-            del self._open[like]
+        if self._open.get(group_key) is group:
+            del self._open[group_key]
         if group.timer is not None:
             group.timer.cancel()
         if group.call is not None or not group.members:

@@ -74,7 +74,7 @@ async def hold(
     task = watch.begin(call.deadline, call.task, call) if call.deadline_is_callers else None
     try:
         async for chunk in chunks:
-            attempt.sign_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
+            attempt.last_activity_at = clock.monotonic()  # it is anything but silent, though nobody hears of it
             texts.feed(chunk)
             parts.append(chunk)
             size += len(chunk)
@@ -149,7 +149,7 @@ class Repairs:
         if model is None or rule.repair_with is None:
             return None
         if call.credential is not None:
-            model = model.for_callers or model
+            model = model.model_for_caller_credentials or model
         repair = _call_for(
             call, model, rule.repair_with, repair_request(rule.repair_with, schema.source, violation, text)
         )
@@ -259,7 +259,7 @@ MOST_WAITING_BYTES = 64 * 1024 * 1024
 """Of all tenants."""
 
 
-class NoTurn(Exception):
+class NotATurn(Exception):
     """Too much waits already."""
 
 
@@ -282,7 +282,7 @@ class FairTurns:
     async def turn(self, tenant: str, size: int) -> AsyncIterator[None]:
         """Waits for a turn of the tenant's, and gives it back at the end; `size` is what waits meanwhile, in bytes.
 
-        Raises NoTurn, at once or when others need the place.
+        Raises NotATurn, at once or when others need the place.
         """
         if self._served is None:
             self._served = tenant
@@ -296,7 +296,7 @@ class FairTurns:
     async def _wait(self, tenant: str, size: int) -> None:
         mine = self._waiting.setdefault(tenant, deque())
         if len(mine) >= MOST_WAITING:
-            raise NoTurn
+            raise NotATurn
         wait = _Wait(asyncio.get_running_loop().create_future(), size)
         mine.append(wait)
         self._bytes += size
@@ -330,7 +330,7 @@ class FairTurns:
         wait = self._waiting[tenant][-1]
         self._drop(tenant, wait)
         if not wait.turn.done():
-            wait.turn.set_exception(NoTurn())
+            wait.turn.set_exception(NotATurn())
 
     def _drop(self, tenant: str, wait: _Wait) -> None:
         mine = self._waiting.get(tenant)
@@ -370,7 +370,7 @@ class CheckerProcess:
         try:
             async with self._turns.turn(tenant, len(text)):
                 return await self._checked(schema, text)
-        except NoTurn as error:
+        except NotATurn as error:
             raise CheckFailed("too many wait") from error
         except OSError as error:
             raise CheckFailed(str(error)) from error

@@ -27,7 +27,7 @@ from gateway.features.ownership.rules.objects import (
     CHAT,
     MESSAGES,
     RESPONSES,
-    Concern,
+    ObjectAccess,
     ObjectPath,
     concern_of,
     ids_in_path,
@@ -52,7 +52,7 @@ _OPENING = re.compile(
 """The first events of OpenAI's streams; nothing of the caller's comes before them."""
 
 
-def ids_in_answer(concern: Concern, answer: Mapping[str, Any]) -> list[str]:
+def ids_in_answer(concern: ObjectAccess, answer: Mapping[str, Any]) -> list[str]:
     """Returns the ids that an answer to this request makes the caller's."""
     place = concern.place
     if place is None or not concern.learns:
@@ -116,7 +116,7 @@ class Announcements:
 
     __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_told")
 
-    def __init__(self, concern: Concern) -> None:
+    def __init__(self, concern: ObjectAccess) -> None:
         self._concern = concern
         self._held = b""
         self._events = 0
@@ -358,7 +358,7 @@ class Ownership:
         return opened
 
     async def watched(
-        self, call: Call, concern: Concern, target: Target, chunks: AsyncGenerator[bytes, None]
+        self, call: Call, concern: ObjectAccess, target: Target, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a stream, each one after the objects that it names have been recorded as the tenant's."""
         rules, announced = call.policy.objects, Announcements(concern)
@@ -423,7 +423,7 @@ class Ownership:
         self,
         call: Call,
         rules: ObjectRules,
-        concern: Concern,
+        concern: ObjectAccess,
         opened: FirstAnswer,
         ask_again: Callable[[Call], Awaitable[FirstAnswer]],
     ) -> FirstAnswer:
@@ -453,7 +453,7 @@ class Ownership:
         return replace(first, headers=list_headers(first.headers), body=filling.body())
 
     async def _are_own(
-        self, call: Call, rules: ObjectRules, concern: Concern, target: Target, items: Sequence[Any]
+        self, call: Call, rules: ObjectRules, concern: ObjectAccess, target: Target, items: Sequence[Any]
     ) -> list[bool]:
         if _is_callers_account(call, target):
             return [True] * len(items)
@@ -487,7 +487,7 @@ def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
 
 def _is_callers_account(call: Call, target: Target) -> bool:
     """Returns whether the caller's own credential decides which objects are visible."""
-    if call.credential is None or target.name in call.model.withheld:
+    if call.credential is None or target.name in call.model.without_caller_credential:
         return False
     return call.policy.providers[target.provider].is_callers
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.operations import MOST_BYTES, require_admin
-from gateway.core.call import Replay
+from gateway.core.call import CacheOutcome
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake.intake import read_object, refuse_unknown
 from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
@@ -57,7 +57,7 @@ def show_savings(rows: Rows) -> dict[str, Any]:
     }
 
 
-def show_replay(replay: Replay) -> dict[str, Any]:
+def show_replay(replay: CacheOutcome) -> dict[str, Any]:
     """Shows how a call was answered without a provider, or why not."""
     saved = replay.saved
     return {
@@ -134,7 +134,7 @@ class CacheAdmin(Protocol):
         """Forget whatever matches all that is given, everything when nothing is; returns how many answers that were."""
         ...
 
-    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
+    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> CacheOutcome:
         """Returns what each layer would say of this request now; nothing is kept, and at most a question sent to be embedded.
 
         Raises the GatewayError that the request would be answered with.

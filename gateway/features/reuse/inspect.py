@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.core.call import Call, Replay
+from gateway.core.call import CacheOutcome, Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.ports import Store
@@ -49,7 +49,7 @@ class CacheInspector:
             await self._replays.layers.semantic.forget(key=key, model=model, tenant=tenant)
         return await result_or_default(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
-    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
+    async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> CacheOutcome:
         """Returns what each layer would have for this request now; may cost an embedding of its question.
 
         Raises NotFound for an unknown model.
@@ -58,7 +58,7 @@ class CacheInspector:
         """
         call = self._call(endpoint, body, tenant)
         asked = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
-        replay = call.replay or Replay("bypass")
+        replay = call.replay or CacheOutcome("bypass")
         if asked is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")
             return replay
@@ -72,7 +72,7 @@ class CacheInspector:
             self._explain_meaning(await self._replays.layers.semantic.explain(call, asked.semantic), replay)
         return replay
 
-    def _explain_meaning(self, found: Explained, replay: Replay) -> None:
+    def _explain_meaning(self, found: Explained, replay: CacheOutcome) -> None:
         if found.problem is not None:
             replay.why.append(f"semantic: {found.problem}")
             return
@@ -85,7 +85,7 @@ class CacheInspector:
         if match is not None and not replay.layer:
             replay.result, replay.layer, replay.similarity = "semantic", "semantic", match.similarity
 
-    def _explain_flight(self, asked: ReusePlan, replay: Replay) -> None:
+    def _explain_flight(self, asked: ReusePlan, replay: CacheOutcome) -> None:
         if not asked.flight:
             replay.why.append("single_flight: such a request is not shared (coalesce in cache.yaml)")
             return
@@ -97,7 +97,7 @@ class CacheInspector:
             replay.result, replay.layer, replay.source = "coalesced", "single_flight", flight.call.id
             replay.why.append(f"single_flight: {flight.call.id} asks the same at this moment")
 
-    def _explain_exact(self, call: Call, kept: Kept | None, replay: Replay, rule: ExactRule) -> None:
+    def _explain_exact(self, call: Call, kept: Kept | None, replay: CacheOutcome, rule: ExactRule) -> None:
         wall = self._clock.wall()
         if kept is None:
             replay.tried.append(("exact", "miss"))
@@ -220,7 +220,7 @@ class SavingsRow:
 class Recollection:
     """The result of one call that could have been answered without its provider."""
 
-    replay: Replay
+    replay: CacheOutcome
     endpoint: str
     model: str
     key: str
@@ -273,9 +273,9 @@ class Savings:
         if found is None:
             return None
         story, *whose = found
-        return Recollection(Replay(**dict(zip(_TOLD, story, strict=True))), *whose)
+        return Recollection(CacheOutcome(**dict(zip(_TOLD, story, strict=True))), *whose)
 
-    def _remember(self, call: Call, replay: Replay) -> None:
+    def _remember(self, call: Call, replay: CacheOutcome) -> None:
         last = self._last
         last.pop(call.id, None)
         last[call.id] = (
@@ -296,7 +296,7 @@ def _row(rows: dict[str, SavingsRow], layer: str) -> SavingsRow:
     return row
 
 
-def _add(row: SavingsRow, replay: Replay) -> None:
+def _add(row: SavingsRow, replay: CacheOutcome) -> None:
     """Counts an answer of the layer."""
     row.answered += 1
     saved = replay.saved

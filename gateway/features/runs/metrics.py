@@ -5,7 +5,7 @@ Labels are declared names, or `other`: however many names callers make up, there
 
 from __future__ import annotations
 
-from gateway.core.call import Settled
+from gateway.core.call import CallRecord
 from gateway.core.metrics import Labels, Metrics
 from gateway.core.types import Lane
 from gateway.features.runs.rules import OTHER, PER_USD, RunOutcome, RunRecord
@@ -27,7 +27,7 @@ class RunCounter:
         self._bad: dict[Labels, Labels] = {}
         """Labels with the result, by workflow and task."""
 
-    def count(self, record: Settled) -> None:
+    def count(self, record: CallRecord) -> None:
         """Counts a call that is a part of a workflow or a run."""
         call, part, metrics = record.call, record.call.part, self._metrics
         if part is None:
@@ -46,7 +46,7 @@ class RunCounter:
         if labels[1] == OTHER:
             self._note_unknown(labels, part.workflow, part.task)
 
-    def recovered(self, record: Settled) -> None:
+    def recovered(self, record: CallRecord) -> None:
         """Counts a call that has a good answer after an attempt of it has failed: how long that took, and was to take."""
         call = record.call
         failed_at = next((one.ended_at for one in call.attempts if one.error_class is not None), None)

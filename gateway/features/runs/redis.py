@@ -27,7 +27,7 @@ from gateway.features.runs.step import (
     nobody_waits,
     step_change,
 )
-from gateway.features.runs.store import RunRoom, decode_step, encode_step
+from gateway.features.runs.store import RunQuota, decode_step, encode_step
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
 from gateway.products.jobs.redis_records.records import tenant_token
@@ -48,7 +48,7 @@ class RedisRuns:
         """`refuse_if_unfit` raises JobsUnavailable where the Redis may not keep anything."""
         self._partitions = partitions
         self._refuse_if_unfit = refuse_if_unfit
-        self._room = RunRoom(most_bytes)
+        self._room = RunQuota(most_bytes)
 
     @property
     def early(self) -> int:
@@ -70,7 +70,7 @@ class RedisRuns:
         async def ask(_is_again: bool) -> StoredStep:  # to keep it twice changes nothing
             return await self._keep(step, replaces=replaces)
 
-        return await self._partitions.insist(ask)
+        return await self._partitions.retry_until_known(ask)
 
     async def change(self, changes: Sequence[RunToChange]) -> Sequence[RunChanged | None]:
         """Adds to the records of runs, and closes those that have ended."""
@@ -130,7 +130,7 @@ class RedisRuns:
             await self._partitions.settle([mark])
             return is_again or gone > 0
 
-        return await self._partitions.insist(ask)
+        return await self._partitions.retry_until_known(ask)
 
     async def trim(self, before: float, most: int) -> int:
         """Forgets runs that were last touched before `before`, partition by partition."""
@@ -161,7 +161,9 @@ class RedisRuns:
         self._refuse_if_unfit()
         writer = token_hex(8)
         done: list[RunChanged] = []
-        return await self._partitions.insist(lambda is_again: self._write(asked, writer, done, is_again=is_again))
+        return await self._partitions.retry_until_known(
+            lambda is_again: self._write(asked, writer, done, is_again=is_again)
+        )
 
     async def _write(
         self, asked: RunToChange, writer: str, done: list[RunChanged], *, is_again: bool

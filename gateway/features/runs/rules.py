@@ -63,7 +63,7 @@ def units(usd: float | None) -> int:
     return int(usd * PER_USD + 0.5) if usd else 0  # `round` takes three times as long
 
 
-class Said(NamedTuple, Generic[T]):
+class LastWrite(NamedTuple, Generic[T]):
     """A word on something, and when it was said, in wall-clock milliseconds. The later holds; at the same time, the greater."""
 
     at_ms: int
@@ -134,12 +134,12 @@ class RunChange:
     last_ms: int
     tasks: Mapping[str, TaskSum] = field(default_factory=dict)
     """By name; the empty one for calls that name no task."""
-    workflow: Said[str] | None = None
-    outcome: Said[str] | None = None
+    workflow: LastWrite[str] | None = None
+    outcome: LastWrite[str] | None = None
     """As told: `succeeded` or `failed`."""
-    usable: Said[bool] | None = None
+    usable: LastWrite[bool] | None = None
     """As told: whether somebody could use what came of the run."""
-    value_usd: Said[float] | None = None
+    value_usd: LastWrite[float] | None = None
     """As told: what it was worth, in US dollars."""
 
     def __add__(self, other: Self) -> RunChange:
@@ -157,10 +157,10 @@ class RunChange:
         """Returns it with its words said later than those that are known: the last one holds, whatever the clocks say."""
         return replace(
             self,
-            workflow=said_after(known.workflow, self.workflow),
-            outcome=said_after(known.outcome, self.outcome),
-            usable=said_after(known.usable, self.usable),
-            value_usd=said_after(known.value_usd, self.value_usd),
+            workflow=newer_than(known.workflow, self.workflow),
+            outcome=newer_than(known.outcome, self.outcome),
+            usable=newer_than(known.usable, self.usable),
+            value_usd=newer_than(known.value_usd, self.value_usd),
         )
 
     @property
@@ -237,7 +237,7 @@ def one_call(
         TaskWord(at_ms, not error_class, error_class),
     )
     first_ms = at_ms if began_at is None else min(at_ms, round(began_at * 1000))
-    return RunChange(first_ms, at_ms, {task: added}, Said(at_ms, workflow) if workflow else None)
+    return RunChange(first_ms, at_ms, {task: added}, LastWrite(at_ms, workflow) if workflow else None)
 
 
 def told(
@@ -253,18 +253,18 @@ def told(
     return RunChange(
         at_ms,
         at_ms,
-        workflow=Said(at_ms, workflow) if workflow else None,
-        outcome=None if outcome is None else Said(at_ms, outcome),
-        usable=None if usable is None else Said(at_ms, usable),
-        value_usd=None if value_usd is None else Said(at_ms, value_usd),
+        workflow=LastWrite(at_ms, workflow) if workflow else None,
+        outcome=None if outcome is None else LastWrite(at_ms, outcome),
+        usable=None if usable is None else LastWrite(at_ms, usable),
+        value_usd=None if value_usd is None else LastWrite(at_ms, value_usd),
     )
 
 
-def said_after(known: Said[T] | None, said: Said[T] | None) -> Said[T] | None:
+def newer_than(known: LastWrite[T] | None, said: LastWrite[T] | None) -> LastWrite[T] | None:
     """Returns a word as said later than the one that is known; the same again is no later word."""
     if said is None or known is None or said.at_ms > known.at_ms or said.word == known.word:
         return said
-    return Said(known.at_ms + 1, said.word)
+    return LastWrite(known.at_ms + 1, said.word)
 
 
 def _later(one: W | None, other: W | None) -> W | None:
@@ -337,7 +337,7 @@ def _task(task: TaskSum, first_ms: int) -> list[Any]:
     return [*numbers, last.at_ms - first_ms, *([] if last.is_ok else [last.error_class])]
 
 
-def _said(said: Said[Any] | None, first_ms: int) -> list[Any] | None:
+def _said(said: LastWrite[Any] | None, first_ms: int) -> list[Any] | None:
     return None if said is None else [said.at_ms - first_ms, said.word]
 
 
@@ -368,8 +368,8 @@ def _read_task(task: list[Any], first_ms: int) -> TaskSum:
     )
 
 
-def _read_said(said: list[Any] | None, first_ms: int) -> Said[Any] | None:
-    return None if said is None else Said(first_ms + said[0], said[1])
+def _read_said(said: list[Any] | None, first_ms: int) -> LastWrite[Any] | None:
+    return None if said is None else LastWrite(first_ms + said[0], said[1])
 
 
 # Workflows and their runs as data: the rules of a workflow, what becomes of a run, and which part of one a call is.
@@ -439,7 +439,7 @@ class RunWords(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepAsk:
+class StepRequest:
     """The step that a call is."""
 
     run: str
@@ -469,7 +469,7 @@ class RunPart:
     """It counts as one of the run's calls in flight."""
     reserved: int = 0
     """What it has reserved of the run's money, in units of money."""
-    step: StepAsk | None = None
+    step: StepRequest | None = None
     """The step of its run that it is; None: it is none."""
 
 

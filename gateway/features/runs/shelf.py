@@ -26,7 +26,7 @@ RunRank = tuple[int, str]
 """When a run was last changed, in wall-clock milliseconds, and its id: the greater one is listed first."""
 
 
-class Packed(NamedTuple):
+class ArchivedRun(NamedTuple):
     """A run that is over."""
 
     at: float
@@ -38,7 +38,7 @@ class Packed(NamedTuple):
     workflow: str
 
 
-class RunShelf:
+class RunCache:
     """The runs, the least recently used ones first to go."""
 
     def __init__(self, most: int, lost: LostRuns) -> None:
@@ -46,7 +46,7 @@ class RunShelf:
         self._most = most
         self._lost = lost
         self._live: OrderedDict[RunKey, LiveRun] = OrderedDict()
-        self._packed: OrderedDict[RunKey, Packed] = OrderedDict()
+        self._packed: OrderedDict[RunKey, ArchivedRun] = OrderedDict()
         self._due: list[tuple[float, RunKey]] = []
         """When somebody has to look whether a run is over; once per watched run."""
 
@@ -108,7 +108,9 @@ class RunShelf:
         """Packs a run that is over, of which this is all; `now` is wall-clock seconds."""
         key = live.tenant, live.run
         if self._live.pop(key, None) is not None:
-            self._packed[key] = Packed(now, encode_run(record), live.is_durable, record.so_far.last_ms, record.workflow)
+            self._packed[key] = ArchivedRun(
+                now, encode_run(record), live.is_durable, record.so_far.last_ms, record.workflow
+            )
 
     def forget(self, key: RunKey) -> bool:
         """Forgets a run; returns whether there was one."""
@@ -157,7 +159,7 @@ log = logging.getLogger("gateway.runs")
 
 
 async def last_runs(
-    shelf: RunShelf,
+    shelf: RunCache,
     kept: KeptRuns | None,
     durable: KeptRuns | None,
     tenant: str | None,

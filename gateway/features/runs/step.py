@@ -20,7 +20,7 @@ from gateway.features.runs.rules import (
     RunPart,
     RunRecord,
     RunWords,
-    StepAsk,
+    StepRequest,
     Workflows,
     begun,
     merged,
@@ -384,7 +384,7 @@ ON_CHANGE = b"x-gateway-step-on-change"
 REPLAYED = (b"x-gateway-step-replayed", b"true")
 
 
-def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:
+def read_step(index: Mapping[bytes, bytes], run: str) -> StepRequest:
     """Returns the step of a call that names one; `run` is the run that it names, empty for none. Raises InvalidRequest."""
     if b"prefer" in index and b"respond-async" in index[b"prefer"].lower():
         raise not_a_step("'Prefer: respond-async'", "prefer")
@@ -408,7 +408,7 @@ def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:
             param=ON_CHANGE.decode(),
             code="invalid_value",
         )
-    return StepAsk(run, step, on_change == b"rerun")
+    return StepRequest(run, step, on_change == b"rerun")
 
 
 def not_a_step(what: str, param: str) -> InvalidRequest:
@@ -430,7 +430,7 @@ def no_step() -> InvalidRequest:
     )
 
 
-def step_record(tenant: str, ask: StepAsk) -> bytes:
+def step_record(tenant: str, ask: StepRequest) -> bytes:
     """Returns the id of the record by which a step is claimed while it runs, as that of an `Idempotency-Key`."""
     return (
         digest(b"step", tenant.encode(), ask.run.encode(), ask.step.encode()) + digest(b"tenant", tenant.encode())[:8]

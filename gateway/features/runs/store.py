@@ -32,7 +32,7 @@ from gateway.features.runs.step import (
 log = logging.getLogger("gateway.runs")
 
 
-class RunRoom:
+class RunQuota:
     """The room in one store."""
 
     __slots__ = ("_has_warned", "bytes", "early")
@@ -137,7 +137,7 @@ class MemoryRuns:
 
     def __init__(self, wall: Callable[[], float], most_bytes: int) -> None:
         self._wall = wall
-        self._room = RunRoom(most_bytes)
+        self._room = RunQuota(most_bytes)
         self._runs: dict[RunId, MemoryRun] = {}
         """In the order in which they came."""
 

@@ -105,7 +105,7 @@ class ConfigEmbedder:
         if self._dimensions is not None:
             asked["dimensions"] = self._dimensions
         now = self._clock.monotonic()
-        bound = model.for_callers or model
+        bound = model.model_for_caller_credentials or model
         is_shown = call.credential is not None and _is_same_house(call, bound)
         return Call(
             id=f"{call.id}-embedding",
@@ -172,5 +172,6 @@ def _shown_to(call: Call, model: Model) -> set[str]:
     return {
         one.provider
         for one in (*model.plan, *model.context_plan)
-        if one.name not in model.withheld and (one.provider not in providers or providers[one.provider].is_callers)
+        if one.name not in model.without_caller_credential
+        and (one.provider not in providers or providers[one.provider].is_callers)
     }

@@ -365,7 +365,7 @@ class BatchEnds:
 
         Not before the end of the batch is safe: a store that forgets it has the files written once more.
         """
-        await self._clock.sleep(self._store.calm_s)
+        await self._clock.sleep(self._store.durability_lag_s)
         try:
             await self._blobs.remove_below(marks.batch_folder(job.id))
         except JobsUnavailable:

@@ -36,7 +36,7 @@ FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
 
 
 @dataclass(slots=True)
-class Brake:
+class ErrorPause:
     """The brake of one batch in this process."""
 
     in_a_row: int = 0
@@ -72,12 +72,12 @@ class Brakes:
     """The brakes of the batches that this process works on."""
 
     def __init__(self) -> None:
-        self._brakes: dict[str, Brake] = {}
+        self._brakes: dict[str, ErrorPause] = {}
 
-    def of(self, job: Job) -> Brake:
+    def of(self, job: Job) -> ErrorPause:
         """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
         noted = job.marks.get(marks.BRAKED_BY, "")
-        return self._brakes.setdefault(job.id, Brake(error_class=noted, noted=noted))
+        return self._brakes.setdefault(job.id, ErrorPause(error_class=noted, noted=noted))
 
     @property
     def job_ids(self) -> Sequence[str]:
@@ -215,7 +215,7 @@ MOST_EXAMPLE_BYTES = 4_000
 _UNPAID = RUN_BUDGET_EXCEEDED.encode()
 
 
-class Tolerance:
+class FailureLimit:
     """Counts the failures of one claimed chunk."""
 
     def __init__(self, store: JobStore, running: RunningWork) -> None:

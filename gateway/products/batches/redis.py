@@ -32,7 +32,7 @@ class RedisJobFiles:
         """Keeps a file, durably; one with the same id is replaced."""
         self._refuse_if_unfit()
         try:
-            await self._partitions.insist(lambda _: self._add(file))
+            await self._partitions.retry_until_known(lambda _: self._add(file))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
                 f"Files cannot be kept now: their Redis did not answer in time, and may have kept {file.id} all the same; look "
@@ -41,7 +41,9 @@ class RedisJobFiles:
 
     async def remove(self, file_id: str, tenant: str) -> bool:
         """Takes a file away from its tenant, durably; its blob stays while an open job reads it."""
-        return await self._partitions.insist(lambda is_again: self._remove(file_id, tenant, is_again=is_again))
+        return await self._partitions.retry_until_known(
+            lambda is_again: self._remove(file_id, tenant, is_again=is_again)
+        )
 
     async def _add(self, file: StoredFile) -> None:
         partition = self._partitions.of_tenant(file.tenant)

@@ -117,8 +117,8 @@ class MemoryJobStore:
     """Implements `gateway.products.jobs.store.JobStore`."""
 
     lease_s = inf
-    calm_s = 0.0
-    promise = "kept in memory: lost with the process"
+    durability_lag_s = 0.0
+    durability = "kept in memory: lost with the process"
     is_well = True
 
     def __init__(
@@ -191,13 +191,13 @@ class MemoryJobStore:
         self._pieces.stop_if_asked(kept, now)
         return written(kept.job)
 
-    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
         """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
         kept, news = self._claimed(work), transitions.fitting(work.job, children)
         if kept is None or kept.job.kind is not JobKind.RUN:
             return NOT_OURS
         now = self._wall()
-        kept.job = transitions.noted(kept.job, marks)
+        kept.job = transitions.noted(kept.job, progress)
         self._pieces.park(kept, now)
         if kept.job.ends_as is work.job.ends_as:
             for new in news:

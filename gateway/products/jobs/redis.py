@@ -93,7 +93,7 @@ class RedisJobStore:
         second ago. That of a tenant is always exact.
         """
         self.lease_s = lease_s
-        self.promise, self.calm_s = durability.promise, durability.calm_s
+        self.durability, self.durability_lag_s = durability.durability, durability.durability_lag_s
         self._links = links
         self._durability = durability
         self._wakes: list[Callable[[], None]] = []
@@ -104,7 +104,7 @@ class RedisJobStore:
         elsewhere = self._claims.open_elsewhere
         bounds = bounds or OpenBounds()
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
-        self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
+        self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.durability_lag_s)
         self._places = JobPlaces(self._partitions)
         kept_bounds = kept_bounds or KeptBounds()
         self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, kept_bounds)
@@ -142,9 +142,9 @@ class RedisJobStore:
         """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
         return await self._writes.give_back(work, run_at, error, is_attempt=is_attempt)
 
-    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
         """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
-        return await self._writes.park(work, children, marks)
+        return await self._writes.park(work, children, progress)
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
         """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
@@ -191,10 +191,10 @@ class RedisJobStore:
         if partition is None:
             return None
 
-        async def ask(_is_again: bool) -> Job | None:  # as `insist` calls it
+        async def ask(_is_again: bool) -> Job | None:  # as `retry_until_known` calls it
             return await self._steps.flag(partition, job_id, tenant, flag)
 
-        return await self._partitions.insist(ask)
+        return await self._partitions.retry_until_known(ask)
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         """Returns a job; None: there is none, or it is another tenant's."""
@@ -271,7 +271,7 @@ class RedisJobStore:
                 log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
             self._problem = str(error)
             return
-        self.promise, self.calm_s = self._durability.promise, self._durability.calm_s
+        self.durability, self.durability_lag_s = self._durability.durability, self._durability.durability_lag_s
         if self._problem:
             log.warning("jobs are on again")
         self._problem = ""

@@ -146,9 +146,9 @@ class JobStore(Protocol):
 
     lease_s: float
     """A claim ends after so long without `renew`; infinite where a crash of the worker is a crash of the store."""
-    promise: str
+    durability: str
     """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
-    calm_s: float
+    durability_lag_s: float
     """Seconds after which what was written stays, even if the store dies: what it was made of may be removed then."""
 
     @property
@@ -212,7 +212,7 @@ class JobStore(Protocol):
         """
         ...
 
-    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
         """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds.
 
         Marks are added as by `note`. Children whose ids are there already stay as they are. Where one has ended since the

@@ -417,7 +417,7 @@ class JobEngine:
         if self.problem or (self._store is not None and not self._store.is_well):
             return "unavailable"
         if self._store is not None:
-            return self._store.promise
+            return self._store.durability
         return "not used yet" if self._opening is None else "opening"
 
     async def start(self) -> None:

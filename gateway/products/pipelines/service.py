@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.clock import Clock
-from gateway.features.output.judging import FairTurns, NoTurn
+from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.runs.rules import RunOutcome, told
 from gateway.products.batches import output as marks
 from gateway.products.batches.finish import INTERNAL
@@ -415,7 +415,7 @@ class PipelineRuns:
         """
         try:
             await self._run(running)
-        except (JobsUnavailable, NoTurn):  # of the first the log says why
+        except (JobsUnavailable, NotATurn):  # of the first the log says why
             at = self._clock.wall() + LAST_RETRY_S
             await running.write(lambda: self._store.give_back(running.work, run_at=at, is_attempt=False))
         except FileNotFoundError:

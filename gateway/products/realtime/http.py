@@ -192,8 +192,8 @@ class SocketTargets:
             target.name: replace(
                 target,
                 upstream=self._connect(policy.providers[target.provider], target.model),
-                detours={},
-                learn=None,
+                converters_by_path={},
+                on_unknown_path=None,
                 gaps={},
                 edits=None,
             )
@@ -237,7 +237,7 @@ class ServedSession(Serving):
         self.session.restart(at_once=True)
 
 
-class RealtimeDoor:
+class RealtimeEndpoint:
     """Opens sessions. One per process."""
 
     def __init__(

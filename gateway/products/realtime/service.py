@@ -22,7 +22,7 @@ from gateway.core.relay import RawRelay
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.core.types import ErrorClass, Socket, SpokenUsage, Usage
-from gateway.features.runs.table.fuse import RunFuse
+from gateway.features.runs.table.fuse import RunBudget
 from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event, session_usd
 
 # The accounts of sessions: those of all calls, but for the price of sound.
@@ -340,7 +340,7 @@ class RealtimeSessions:
         accounts: SessionAccounts,
         attempts: Attempts,
         admission: Admission,
-        fuse: RunFuse | None = None,
+        fuse: RunBudget | None = None,
     ) -> None:
         """`fuse` holds up calls of runs that have spent enough; None: there is none."""
         self._clock = clock

@@ -132,7 +132,7 @@ class RedisKeptResponses:
     async def put(self, response: StoredResponse) -> None:
         """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again."""
         self._refuse_if_unfit()
-        await self._partitions.insist(lambda _: self._put(response))
+        await self._partitions.retry_until_known(lambda _: self._put(response))
 
     async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
         """Returns a response of the tenant whose time is not over."""
@@ -158,7 +158,7 @@ class RedisKeptResponses:
 
     async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
         """Forgets a response, durably; it is not kept again."""
-        return await self._partitions.insist(
+        return await self._partitions.retry_until_known(
             lambda is_again: self._remove(response_id, tenant, is_expected=is_expected, is_again=is_again)
         )
 

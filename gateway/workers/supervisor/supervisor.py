@@ -291,7 +291,7 @@ class Supervisor:
             tended = absent[at :: len(ready)]
             if tended != place.tended:
                 place.tended = tended
-                place.send({"do": "tend", "numbers": tended})
+                place.send({"do": "accept_for", "numbers": tended})
 
     def _kill_all(self) -> None:
         """Kills every worker that still runs."""

@@ -157,12 +157,12 @@ class Worker:
                 self._show(Gathered(families_of(message)))
             case "answer":
                 self._say({"say": "here"})
-            case "tend":
-                self._gateway.tend({number: self._slot.listeners[number] for number in message["numbers"]})
+            case "accept_for":
+                self._gateway.accept_for({number: self._slot.listeners[number] for number in message["numbers"]})
 
     def _leave_ports(self) -> None:
         """Closes the listeners while running calls go on, because the supervisor that kept them has died."""
-        self._gateway.deafen()
+        self._gateway.stop_accepting()
         for ports in self._slot.listeners.values():
             for listener in ports:
                 listener.close()

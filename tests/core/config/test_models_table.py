@@ -10,7 +10,7 @@ import pytest
 from gateway.core.config.models.policies_models import ModelFactsEntry, read_models
 from gateway.core.config.source import read_document
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.known import ModelTable, ToldModels, plain_name
+from gateway.dialects.known import ListedModels, ModelTable, plain_name
 from tests.rows import rows
 from tests.support.configs import problems_of, with_policies
 
@@ -131,7 +131,7 @@ def test_the_rows_of_a_user_go_over_those_that_are_built_in_field_by_field(tmp_p
 
 def test_what_a_provider_tells_goes_over_what_is_built_in_and_under_what_the_user_says(tmp_path: Path) -> None:
     """It holds for that provider's models alone, under whatever name a call has for them, and at once."""
-    told, common = ToldModels(), table(tmp_path, 'mine: {"claude-x*": {max_output: 9}}')
+    told, common = ListedModels(), table(tmp_path, 'mine: {"claude-x*": {max_output: 9}}')
     known = common.told_by(told, "a")
     assert known.of("claude-x-1").max_input is None
 

@@ -35,7 +35,7 @@ providers:
 def bound(snapshot: PolicySnapshot, name: str) -> Model:
     """What calls use that bring a credential."""
     model = snapshot.models[name]
-    return model.for_callers or model
+    return model.model_for_caller_credentials or model
 
 
 def names(snapshot: PolicySnapshot, name: str) -> list[str]:
@@ -82,12 +82,14 @@ def test_credentials_stay_with_the_vendor_of_the_first(
     snapshot = load_text(tmp_path, config(first, second))
 
     assert (names(snapshot, name) == ["a/1", "b/1"]) is goes_on
-    assert (snapshot.models[name].for_callers is None) is goes_on  # nothing to ask where nothing is held back
+    assert (
+        snapshot.models[name].model_for_caller_credentials is None
+    ) is goes_on  # nothing to ask where nothing is held back
     assert [target.name for target in (*snapshot.models[name].plan, *snapshot.models[name].context_plan)] == [
         "a/1",
         "b/1",
     ]
-    assert not bound(snapshot, name).withheld
+    assert not bound(snapshot, name).without_caller_credential
 
 
 def test_credentials_are_those_of_any_provider_of_the_vendor(tmp_path: Path) -> None:
@@ -102,10 +104,12 @@ def test_servers_of_our_own_are_called_without_a_strangers_credential(tmp_path: 
     text = config(OPENAI, "base_url: 'http://10.0.0.5:8000', kind: vllm")
 
     assert names(load_text(tmp_path, text), "m") == ["a/1", "b/1"]
-    assert bound(load_text(tmp_path, text), "m").withheld == {"b/1"}
-    assert bound(load_text(tmp_path, text), "other").withheld == frozenset()
+    assert bound(load_text(tmp_path, text), "m").without_caller_credential == {"b/1"}
+    assert bound(load_text(tmp_path, text), "other").without_caller_credential == frozenset()
     assert (
-        bound(load_text(tmp_path, text.replace("kind: vllm", "kind: vllm, accepts_callers_of: [a]")), "m").withheld
+        bound(
+            load_text(tmp_path, text.replace("kind: vllm", "kind: vllm, accepts_callers_of: [a]")), "m"
+        ).without_caller_credential
         == frozenset()
     )
 

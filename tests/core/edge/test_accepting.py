@@ -89,7 +89,7 @@ async def test_a_stopped_gateway_has_no_listener_left(gateway: Running) -> None:
     """Newcomers are refused at once; who is there already is served."""
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(get("/healthz"))).status == 200
-        gateway.gateway.deafen()
+        gateway.gateway.stop_accepting()
         assert (await peer.exchange(get("/healthz"))).status == 200
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", int(peer.writer.get_extra_info("peername")[1]))

@@ -12,7 +12,7 @@ from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation as entry
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.limits.headers import Learned, never_fits, retry_delay_s
-from gateway.core.limits.reservation import Grant, Refusal, refused
+from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
 from gateway.core.snapshot.snapshot import Counting
@@ -33,19 +33,19 @@ def new_gate(counting: Counting = FIXED, /, **limits: float) -> Gate:
     return Gate("p/m", Limits(**limits), counting, 0.0)  # type: ignore[arg-type]  # fields by name
 
 
-def take(gate: Gate, now: float, cost: Cost = ONE, *, estimate: int = 0, max_tokens: int | None = None) -> Grant:
+def take(gate: Gate, now: float, cost: Cost = ONE, *, estimate: int = 0, max_tokens: int | None = None) -> Reservation:
     grant = entry.reserve(gate, cost, now, estimate=estimate, max_tokens=max_tokens)
     assert grant is not None
     return grant
 
 
-def accept(gate: Gate, grant: Grant, now: float, *headers: tuple[bytes, bytes], is_stream: bool = False) -> None:
+def accept(gate: Gate, grant: Reservation, now: float, *headers: tuple[bytes, bytes], is_stream: bool = False) -> None:
     grant.answered(headers, now, WALL + now, is_stream=is_stream)
 
 
 def refuse(
     gate: Gate,
-    grant: Grant,
+    grant: Reservation,
     now: float,
     *headers: tuple[bytes, bytes],
     error_class: str = ErrorClass.RATE_LIMIT_REQUESTS,
@@ -72,7 +72,7 @@ def drain(gate: Gate, start: float, seconds: float, cost: Cost = ONE, *, latency
     """When calls go, each at the first moment it may, while more wait than ever fit. With a latency all succeed."""
     now = start
     went: list[float] = []
-    flying: list[Grant] = []
+    flying: list[Reservation] = []
     while now < start + seconds and len(went) < 100_000:
         while latency_s is not None and flying and flying[0].at + latency_s <= now:
             accept(gate, flying.pop(0), now)
@@ -111,7 +111,7 @@ def test_what_was_taken_is_corrected_once(end: str, again: str) -> None:
     assert gate.in_flight == 0
 
 
-def finish(gate: Gate, grant: Grant, how: str) -> None:
+def finish(gate: Gate, grant: Reservation, how: str) -> None:
     if how == "settle":
         grant.settle(Usage(80, 20), 0.0)
     elif how == "cancel":
@@ -582,7 +582,7 @@ def test_token_limits_are_counted_from_when_they_are_known() -> None:
         gate, take(gate, 0.0), 0.0, (b"x-ratelimit-limit-tokens", b"1000"), (b"x-ratelimit-remaining-tokens", b"900")
     )
 
-    assert gate.counts_tokens
+    assert gate.has_token_limit
     assert entry.reserve(gate, Cost(1, 950, 0), 0.0) is None
     assert entry.reserve(gate, Cost(1, 850, 0), 0.0) is not None
 
@@ -739,7 +739,7 @@ def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> N
     gate = new_gate(Counting(learns=False, adaptive=True))
     now = 0.0
     for _ in range(2000):
-        grants: list[Grant] = []
+        grants: list[Reservation] = []
         while (grant := entry.reserve(gate, ONE, now)) is not None and len(grants) < 200:
             grants.append(grant)
         # Eight at a time take a tenth of a second; everyone above that waits behind them.
@@ -772,7 +772,7 @@ def test_a_long_answer_is_no_sign_of_a_queue() -> None:
     gate = new_gate(Counting(learns=False, adaptive=True))
     now = 0.0
     for number in range(2000):
-        flight: list[Grant] = []
+        flight: list[Reservation] = []
         while (grant := entry.reserve(gate, ONE, now)) is not None and len(flight) < 100:
             flight.append(grant)
         output = 10 if number % 2 else 1000
@@ -871,7 +871,7 @@ def test_no_course_of_events_breaks_a_gate(
     """In flight are those that were let in and have not ended; a wait is never negative; in the end all is given back."""
     gate = new_gate(counting, **limits)
     now = 0.0
-    flying: list[Grant] = []
+    flying: list[Reservation] = []
     for event, gap_s, index, tokens in course:
         now += gap_s
         cost = gate.cost_of(tokens, None)
@@ -903,7 +903,7 @@ def test_no_course_of_events_breaks_a_gate(
     assert entry.reserve(gate, gate.cost_of(10, None), now) is not None
 
 
-def end_somehow(gate: Gate, grant: Grant, event: str, now: float, tokens: int) -> None:
+def end_somehow(gate: Gate, grant: Reservation, event: str, now: float, tokens: int) -> None:
     if event == "settle":
         grant.settle(Usage(tokens, 5) if tokens else None, now)
     elif event == "refuse":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation as entry
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Grant, refused
+from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.limit_table import Shared
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.gate import Gate
@@ -55,7 +55,7 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
     gate.health.probe_at(now)
 
 
-def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_told: bool) -> object:
+def act(gate: Gate, grants: list[Reservation], what: str, now: float, number: int, is_told: bool) -> object:
     """One step of a gate's life; returns what it decides."""
     if what == "enter":
         grant = entry.enter(gate, number, None, now, rank=number % 4)
@@ -69,7 +69,7 @@ def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_
     return None
 
 
-def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told: bool) -> object:
+def end(gate: Gate, grant: Reservation, what: str, now: float, number: int, *, is_told: bool) -> object:
     headers = TOLD if is_told else []
     if what == "answer":
         grant.finish(headers, Usage(number, number // 2), now, lambda: WALL)
@@ -89,8 +89,8 @@ def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told
 def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[tuple[str, float, int, bool]]) -> None:
     """Twin gates live the same life, and one of them is asked a hundred questions before each step: they never differ."""
     asked, alone = Gate("a", limits, counting, 0.0), Gate("a", limits, counting, 0.0)
-    asked_grants: list[Grant] = []
-    grants: list[Grant] = []
+    asked_grants: list[Reservation] = []
+    grants: list[Reservation] = []
     now = 0.0
     for what, wait_s, number, is_told in steps:
         ask(asked, now + wait_s / 2, number)  # when nobody else looks

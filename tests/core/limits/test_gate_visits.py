@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation as entry
-from gateway.core.limits.reservation import Grant, refused
+from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import Gate, GateState
 from gateway.core.snapshot.snapshot import Counting
@@ -54,8 +54,10 @@ TOLD = [
 ]
 
 
-def long_enter(gate: Gate, estimate: int, most: int | None, now: float, keep: float, *, answers: bool) -> Grant | None:
-    cost = gate.cost_of(estimate if gate.counts_tokens and estimate > 0 else 0, most, answers=answers)
+def long_enter(
+    gate: Gate, estimate: int, most: int | None, now: float, keep: float, *, answers: bool
+) -> Reservation | None:
+    cost = gate.cost_of(estimate if gate.has_token_limit and estimate > 0 else 0, most, answers=answers)
     return entry.reserve(gate, cost, now, keep, estimate=estimate, max_tokens=most)
 
 
@@ -79,7 +81,7 @@ def seen(gate: Gate, now: float) -> object:
 def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Counting, steps: list[tuple]) -> None:  # type: ignore[type-arg]  # of several kinds
     """Twin gates are led through the same life, one by the short way where that is open: they never differ."""
     short, long = Gate("a", limits, counting, 0.0), Gate("a", limits, counting, 0.0)
-    grants: list[tuple[Grant, Grant]] = []
+    grants: list[tuple[Reservation, Reservation]] = []
     now = 0.0
     for what, wait_s, number, most, keep, used, is_told in steps:
         now += wait_s
@@ -123,7 +125,7 @@ def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Co
 
 
 def is_short(gate: Gate) -> bool:
-    return gate.is_plain
+    return gate.fast_path_open
 
 
 def test_the_short_way_is_taken_and_left() -> None:
@@ -151,7 +153,7 @@ def test_calls_that_leave_a_reserve_go_the_short_way(monkeypatch: pytest.MonkeyP
     assert is_short(gate)
     by_length, long_way = list[float](), entry._enter_slowly
 
-    def seen_slowly(*given: Any, **named: Any) -> Grant | None:
+    def seen_slowly(*given: Any, **named: Any) -> Reservation | None:
         by_length.append(given[3])
         return long_way(*given, **named)
 

@@ -41,7 +41,7 @@ def test_callers_with_a_credential_have_a_plan_of_their_own() -> None:
     policy = Bench([ScriptedUpstream()]).policy
     model = policy.models["m"]
     bound = replace(model, name="bound")
-    plan = plan_route(policy, WEB, replace(model, for_callers=bound), CHAT, is_callers=True)
+    plan = plan_route(policy, WEB, replace(model, model_for_caller_credentials=bound), CHAT, is_callers=True)
     keyless = {name: replace(provider, api_key=None) for name, provider in policy.providers.items()}
     keyed = {name: replace(provider, api_key="sk-1") for name, provider in policy.providers.items()}
 

@@ -69,7 +69,7 @@ async def body_of(answer: Answer) -> Any:
 async def ask(upstream: Converting, sent: Outgoing) -> Answer:
     """Asks as an attempt does: what is not known there is learned from."""
     answer = await upstream.send(sent)
-    return await upstream.learn(sent, answer) if answer.status in (404, 405) else answer
+    return await upstream.on_unknown_path(sent, answer) if answer.status in (404, 405) else answer
 
 
 async def test_what_a_server_does_not_speak_goes_in_what_it_does() -> None:
@@ -226,7 +226,7 @@ async def test_calls_that_learn_at_once_are_all_served() -> None:
     first, second = await upstream.send(sent), await upstream.send(sent)
 
     for answer in (first, second):
-        assert (await body_of(await upstream.learn(sent, answer)))["object"] == "response"
+        assert (await body_of(await upstream.on_unknown_path(sent, answer)))["object"] == "response"
 
 
 @pytest.mark.parametrize("said", [{"detail": "Not Found"}, b""])
@@ -277,14 +277,14 @@ async def test_a_reload_forgets_nothing_that_was_learned() -> None:
     assert after is not None
     assert elsewhere is not None
 
-    assert set(after.detours) == {"/generate", "/messages", "/responses"}
-    assert set(elsewhere.detours) == {"/generate", "/messages"}
+    assert set(after.converters_by_path) == {"/generate", "/messages", "/responses"}
+    assert set(elsewhere.converters_by_path) == {"/generate", "/messages"}
     await ask(after, outgoing())
     assert inner.sent[-1].path == "/chat/completions"
     clock.at = LEARNED_FOR_S
     late = languages.converting(inner, Spoken("other", None), "https://x m")
     assert late is not None
-    assert set(late.detours) == {"/generate", "/messages"}
+    assert set(late.converters_by_path) == {"/generate", "/messages"}
 
 
 async def test_errors_come_back_as_the_server_wrote_them() -> None:
@@ -321,7 +321,7 @@ async def test_a_refusal_that_breaks_off_is_the_targets_fault() -> None:
 
     with pytest.raises(UpstreamFailed):
         await ask(upstream, outgoing())
-    assert set(upstream.detours) == {"/generate", "/messages"}
+    assert set(upstream.converters_by_path) == {"/generate", "/messages"}
 
 
 async def test_a_stream_is_converted_as_it_comes() -> None:
@@ -394,7 +394,10 @@ async def test_openai_counts_what_its_responses_would_be_sent() -> None:
     assert told.keys() == {"model", "input", "tools"}
     assert [item["content"] for item in told["input"]] == ["S", "hi"]
     for kind, speaks in (("openai", frozenset(("chat",))), ("vllm", None), ("azure", None)):
-        assert "/messages/count_tokens" not in Converting(inner, Spoken(kind, speaks), Now(), str, learned=None).detours
+        assert (
+            "/messages/count_tokens"
+            not in Converting(inner, Spoken(kind, speaks), Now(), str, learned=None).converters_by_path
+        )
         assert gaps_by_endpoint(Spoken(kind, speaks), "m")["count_tokens"]({})
     assert not gaps_by_endpoint(Spoken("openai", None), "m")["count_tokens"]({})
 
@@ -405,11 +408,11 @@ def test_what_is_declared_to_speak_a_language_is_asked_in_it() -> None:
     declared = languages_of("openai", "other", ["chat", "responses"])
     between = languages.converting(ScriptedUpstream(), Spoken("other", declared), "x m")
     assert between is not None
-    assert set(between.detours) == {"/generate", "/messages"}
+    assert set(between.converters_by_path) == {"/generate", "/messages"}
     everything = languages_of("openai", "other", ["chat", "responses", "messages"])
     between = languages.converting(ScriptedUpstream(), Spoken("other", everything), "x m")
     assert between is not None
-    assert set(between.detours) == {"/generate", "/messages", "/messages/count_tokens"}
+    assert set(between.converters_by_path) == {"/generate", "/messages", "/messages/count_tokens"}
 
     assert languages_of("openai", "mistral", None) == frozenset(("chat",))
     assert languages_of("openai", "openai", None) is None

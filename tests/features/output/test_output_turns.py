@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.features.output import judging as module
-from gateway.features.output.judging import MOST_WAITING, CheckerProcess, FairTurns, Judge, NoTurn
+from gateway.features.output.judging import MOST_WAITING, CheckerProcess, FairTurns, Judge, NotATurn
 from gateway.features.output.rules import OutputResult, OutputText, Violation
 from gateway.features.output.schema import OutputSchema, compile_schema
 
@@ -77,7 +77,7 @@ async def test_what_waits_is_bounded_by_tenant() -> None:
     await settle()
     one_more, other = work.ask("a"), work.ask("b")
     await settle()
-    assert isinstance(one_more.exception(), NoTurn)
+    assert isinstance(one_more.exception(), NotATurn)
     assert not other.done()
     await work.go_on()
     assert work.served.count("a") == MOST_WAITING + 1
@@ -90,7 +90,7 @@ async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     asked = [work.ask(tenant, size) for tenant, size in [("a", 1), ("a", 40), ("a", 40), ("b", 30)]]
     await settle()
     assert [task.done() for task in asked] == [False, False, True, False]
-    assert isinstance(asked[2].exception(), NoTurn)
+    assert isinstance(asked[2].exception(), NotATurn)
     await work.go_on()
     assert work.served == ["a", "b", "a"]
 

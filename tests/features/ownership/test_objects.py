@@ -13,7 +13,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.features.ownership.rules.objects import (
     MESSAGES,
     RESPONSES,
-    Concern,
+    ObjectAccess,
     ObjectPath,
     ids_in_path,
     key_of,
@@ -212,7 +212,7 @@ def test_what_hides_an_id_in_a_large_body_is_refused(body: bytes) -> None:
 
 
 def test_a_cursor_is_an_id_as_well() -> None:
-    found = [*ids_in_path(Concern(ObjectPath("files"), "GET"), b"limit=2&after=file-1&before=file-2&order=asc")]
+    found = [*ids_in_path(ObjectAccess(ObjectPath("files"), "GET"), b"limit=2&after=file-1&before=file-2&order=asc")]
 
     assert found == ["file-1", "file-2"]
 
@@ -277,7 +277,7 @@ def test_tenants_below_one_that_names_others_are_known() -> None:
 def test_answers_name_what_becomes_the_tenants(
     place: ObjectPath, method: str, answer: dict[str, Any], ids: list[str]
 ) -> None:
-    assert ids_in_answer(Concern(place, method), answer) == ids
+    assert ids_in_answer(ObjectAccess(place, method), answer) == ids
 
 
 @given(data=st.data())
@@ -289,7 +289,7 @@ def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> N
     later = orjson.dumps({"type": "x", "response": {"id": "resp_2"}})
     stream = b"event: response.created\ndata: " + event + b"\n\nevent: x\ndata: " + later + b"\n\n"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    announced, found = Announcements(Concern(RESPONSES)), list[str]()
+    announced, found = Announcements(ObjectAccess(RESPONSES)), list[str]()
 
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += announced.read(stream[start:end])
@@ -302,7 +302,7 @@ def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> N
 def test_a_stream_names_the_message_from_which_a_thread_goes_on() -> None:
     event = b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message"}}\n\n'
 
-    assert Announcements(Concern(MESSAGES)).read(event) == ["msg_1"]
+    assert Announcements(ObjectAccess(MESSAGES)).read(event) == ["msg_1"]
     assert [*ids_in_body(b'{"thread":{"previous_message_id":"msg_1"}}', None, b"")] == [
         ("msg_1", "previous_message_id")
     ]
@@ -318,7 +318,10 @@ def test_a_stream_names_each_of_its_items_once() -> None:
         {"type": "response.output_item.done", "item": item},
         {"type": "response.completed", "response": {"id": "resp_1", "output": [item, {"id": "rs_1"}]}},
     ]
-    for concern, own in ((Concern(RESPONSES), ["resp_1"]), (Concern(ObjectPath("responses", "resp_1"), "GET"), [])):
+    for concern, own in (
+        (ObjectAccess(RESPONSES), ["resp_1"]),
+        (ObjectAccess(ObjectPath("responses", "resp_1"), "GET"), []),
+    ):
         announced = Announcements(concern)
         found = [announced.read(b"data: %b\n\n" % orjson.dumps(event)) for event in events]
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.call import Call, Replay
+from gateway.core.call import CacheOutcome, Call
 from gateway.core.types import Attempt, Kept, Usage
 from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.support.flow import Bench, ScriptedUpstream
@@ -18,7 +18,7 @@ LAYERS = ("idempotency", "single_flight", "exact", "semantic")
 BENCH = Bench([ScriptedUpstream()])
 
 
-def call(replay: Replay | None, *, attempts: int = 0, **changes: object) -> Call:
+def call(replay: CacheOutcome | None, *, attempts: int = 0, **changes: object) -> Call:
     """A call that has ended."""
     return BENCH.call(replay=replay, attempts=[Attempt("a/m", 1.0) for _ in range(attempts)], **changes)
 
@@ -32,19 +32,19 @@ def noted(*calls: Call) -> Savings:
 
 
 @st.composite
-def replays(draw: st.DrawFn) -> Replay:
+def replays(draw: st.DrawFn) -> CacheOutcome:
     """What the layers may have said of a call, each of them asked or not, one of them with an answer or none."""
     tried = [(layer, draw(st.sampled_from(("miss", "bypass")))) for layer in LAYERS if draw(st.booleans())]
     layer = draw(st.sampled_from(("", *LAYERS)))
     if not layer:
-        return Replay(tried=tried)
+        return CacheOutcome(tried=tried)
     usage = draw(st.none() | st.builds(Usage, st.integers(0, 1000), st.integers(0, 1000)))
     usd = draw(st.none() | st.floats(0, 10)) if usage else None
-    return Replay("hit", layer, tried=[*tried, (layer, "hit")], saved=usage, saved_usd=usd)
+    return CacheOutcome("hit", layer, tried=[*tried, (layer, "hit")], saved=usage, saved_usd=usd)
 
 
 @given(st.lists(st.tuples(replays(), st.integers(0, 2)), max_size=30))
-def test_every_answered_call_is_counted_once(ended: list[tuple[Replay, int]]) -> None:
+def test_every_answered_call_is_counted_once(ended: list[tuple[CacheOutcome, int]]) -> None:
     """At its layer, or at the provider where one was asked; no layer answers more often than it was asked."""
     totals = noted(*(call(replay, attempts=attempts) for replay, attempts in ended)).totals()
 
@@ -60,9 +60,11 @@ def test_every_answered_call_is_counted_once(ended: list[tuple[Replay, int]]) ->
 
 def test_totals_are_told_apart_by_layer_model_and_key() -> None:
     """As the config names them: the model that was asked for may be the client's invention."""
-    hit = Replay("hit", "exact", tried=[("exact", "hit")], saved=Usage(100, 20), saved_usd=0.25)
+    hit = CacheOutcome("hit", "exact", tried=[("exact", "hit")], saved=Usage(100, 20), saved_usd=0.25)
 
-    totals = noted(call(hit, model_name="invented"), call(hit), call(Replay(tried=[("exact", "miss")]), attempts=1))
+    totals = noted(
+        call(hit, model_name="invented"), call(hit), call(CacheOutcome(tried=[("exact", "miss")]), attempts=1)
+    )
 
     assert {names: (row.asked, row.answered) for names, row in totals.totals().items()} == {
         ("exact", "m", "web"): (3, 2),
@@ -74,14 +76,14 @@ def test_totals_are_told_apart_by_layer_model_and_key() -> None:
 
 def test_a_layer_that_was_kept_away_from_was_not_asked() -> None:
     """`no-cache` must not spoil its rate of hits."""
-    totals = noted(call(Replay("bypass", tried=[("exact", "bypass")]), attempts=1)).totals()
+    totals = noted(call(CacheOutcome("bypass", tried=[("exact", "bypass")]), attempts=1)).totals()
 
     assert [names[0] for names in totals] == [PROVIDER]
 
 
 def test_a_layer_that_is_asked_twice_of_one_call_is_counted_once() -> None:
     """First without luck, then for a stale answer."""
-    stale = Replay("stale", "exact", tried=[("exact", "miss"), ("semantic", "miss"), ("exact", "stale")])
+    stale = CacheOutcome("stale", "exact", tried=[("exact", "miss"), ("semantic", "miss"), ("exact", "stale")])
 
     totals = noted(call(stale, attempts=2)).totals()
 
@@ -93,7 +95,7 @@ def test_a_layer_that_is_asked_twice_of_one_call_is_counted_once() -> None:
 
 def test_what_was_refused_before_anybody_was_asked_was_not_answered() -> None:
     """It can be recalled all the same: why it was refused may be the question."""
-    savings = noted(call(Replay(tried=[("idempotency", "mismatch")]), id="req_422"))
+    savings = noted(call(CacheOutcome(tried=[("idempotency", "mismatch")]), id="req_422"))
 
     assert [(names[0], row.answered) for names, row in savings.totals().items()] == [("idempotency", 0)]
     assert savings.recall("req_422") is not None
@@ -108,7 +110,7 @@ def test_a_call_of_which_nothing_is_kept_is_none_of_these() -> None:
 
 def test_a_call_is_recalled_as_it_was() -> None:
     """Whose it was, what each layer said, and what it was given."""
-    replay = Replay(
+    replay = CacheOutcome(
         "semantic",
         "semantic",
         key=b"k" * 32,
@@ -132,10 +134,10 @@ def test_a_call_is_recalled_as_it_was() -> None:
 
 def test_only_the_last_calls_are_remembered() -> None:
     """The oldest goes first; an id that comes again is as young as its last call."""
-    savings = noted(*(call(Replay(), id=f"req_{number}") for number in range(MOST_REMEMBERED)))
+    savings = noted(*(call(CacheOutcome(), id=f"req_{number}") for number in range(MOST_REMEMBERED)))
 
-    savings.note(call(Replay("hit", "exact"), id="req_0"))
-    savings.note(call(Replay(), id="req_new"))
+    savings.note(call(CacheOutcome("hit", "exact"), id="req_0"))
+    savings.note(call(CacheOutcome(), id="req_new"))
 
     known = [number for number in range(MOST_REMEMBERED) if savings.recall(f"req_{number}")]
     again = savings.recall("req_0")
@@ -149,7 +151,7 @@ def test_no_answer_is_held_by_what_is_remembered() -> None:
     kept = Kept(200, [], b"", False, "chat", "m", "web", "", "req_0", "a/m", 0.0, 1.0, 2.0)
     held = sys.getrefcount(kept)
 
-    savings = noted(call(Replay(stale=kept)))
+    savings = noted(call(CacheOutcome(stale=kept)))
 
     assert savings.recall("req_1") is not None
     assert sys.getrefcount(kept) == held
@@ -157,10 +159,10 @@ def test_no_answer_is_held_by_what_is_remembered() -> None:
 
 def test_everything_else_of_a_replay_is_told() -> None:
     """But for how long others may keep it; a field that is added has to be thought of."""
-    told = {one.name: object() for one in fields(Replay) if one.name not in ("stale", "fresh_s")}
+    told = {one.name: object() for one in fields(CacheOutcome) if one.name not in ("stale", "fresh_s")}
     told |= {"layer": "", "saved": None, "tried": []}  # these are read, the others only passed on
 
-    found = noted(call(Replay(**told))).recall("req_1")  # type: ignore[arg-type]  # anything will do
+    found = noted(call(CacheOutcome(**told))).recall("req_1")  # type: ignore[arg-type]  # anything will do
 
     assert found is not None
     assert {name: getattr(found.replay, name) for name in told} == told

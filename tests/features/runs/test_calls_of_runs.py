@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.call import Call, Settled
+from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
 from gateway.core.pipeline import Pipeline
 from gateway.core.snapshot.snapshot import Key
 from gateway.core.types import Attempt, Usage
-from gateway.features.runs.http.run_object import MOST_NAMES, Ladder, RunParts
+from gateway.features.runs.http.run_object import MOST_NAMES, RunParts, WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter
 from gateway.features.runs.rules import (
     MOST_TASKS,
@@ -31,7 +31,7 @@ from gateway.features.runs.rules import (
     RunRecord,
     RunsUnavailable,
     RunWords,
-    StepAsk,
+    StepRequest,
     WorkflowRules,
     begun,
     decode_run,
@@ -41,7 +41,7 @@ from gateway.features.runs.rules import (
 )
 from gateway.features.runs.step import RUN, STEP, TASK, WORKFLOW, Close, nobody_waits, part_of, run_words
 from gateway.features.runs.steps.kept_steps import DurableRuns
-from gateway.features.runs.table.fuse import RunFuse
+from gateway.features.runs.table.fuse import RunBudget
 from gateway.features.runs.table.table import RunTable
 from gateway.products.jobs.memory import MemoryJobStore
 from tests.support.flow import Bench, FakeClock, ScriptedUpstream, failed, whole
@@ -115,7 +115,7 @@ class Town:
             call.attempts.append(Attempt("p", 0.0))
         call.usage = Usage(10, 5)
         self.tables[replica].settled(call, outcome, usd if outcome == "ok" else None, 0.001 * bad)
-        account = Settled(call, 200, outcome, call.usage, usd if outcome == "ok" else None, 0.0, 1.0, 0.0, None)
+        account = CallRecord(call, 200, outcome, call.usage, usd if outcome == "ok" else None, 0.0, 1.0, 0.0, None)
         self.counter.count(account)
 
     async def tick(self, seconds: float = 1.0) -> None:
@@ -165,7 +165,7 @@ def test_runs_are_counted_exactly_over_any_number_of_replicas(replicas: int, run
                 await town.tick(0.001)
         for _ in range(3):
             await town.tick(301)
-        ladder = Ladder()
+        ladder = WorkflowStats()
         for record in await town.tables[0].last():
             ladder.add(record, town.tables[0].outcome(record))
         assert {str(outcome): number for outcome, number in ladder.runs.items()} == ledger
@@ -513,7 +513,7 @@ def test_calls_side_by_side_overshoot_by_one_estimate_at_most() -> None:
         assert record.so_far.total.cost_usd <= (2.5 + 2) * CALL_USD
         live = table._shelf.find(("web", "r"))
         assert live is not None
-        assert (live.flying, live.in_flight) == (0, 0)
+        assert (live.reserved, live.in_flight) == (0, 0)
 
     run(story())
 
@@ -544,7 +544,7 @@ def test_replayed_steps_use_up_nothing_of_the_fuse() -> None:
 
     async def ask(name: str) -> None:
         part = part_in(rules, task=name)
-        part.step = StepAsk("r", name, reruns=False)
+        part.step = StepRequest("r", name, reruns=False)
         await bench.serve(part=part)
         await table.tick()
 
@@ -570,12 +570,12 @@ def test_a_run_that_is_forgotten_under_way_begins_with_nothing_reserved() -> Non
 
     async def story() -> None:
         call = bench.call(part=part_in(rules), max_tokens=10)
-        await RunFuse(table, bench.admission.costs).admit(call, call.part)  # type: ignore[arg-type]  # it has one
+        await RunBudget(table, bench.admission.costs).admit(call, call.part)  # type: ignore[arg-type]  # it has one
         assert await table.forget("web", "r")
         table.settled(call, "ok", CALL_USD, 0.0)
         live = table._shelf.find(("web", "r"))
         assert live is not None
-        assert (live.flying, live.in_flight) == (0, 0)
+        assert (live.reserved, live.in_flight) == (0, 0)
 
     run(story())
 

@@ -15,7 +15,7 @@ from gateway.core.relay import StreamBroken
 from gateway.drivers.memory_store import MemoryStore
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.rules.rules import Caching, ExactRule
-from gateway.features.runs.rules import RunPart, StepAsk
+from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
 from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
@@ -95,7 +95,7 @@ def step(
 
 
 def named(name: str, run: str = "r1", *, reruns: bool = False) -> dict[str, Any]:
-    return {"part": RunPart("", run, name, OTHERS, None, step=StepAsk(run, name, reruns))}
+    return {"part": RunPart("", run, name, OTHERS, None, step=StepRequest(run, name, reruns))}
 
 
 async def test_a_step_is_paid_for_once() -> None:

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from gateway.core.call import Call, Replay
+from gateway.core.call import CacheOutcome, Call
 from gateway.core.ports import Later, VectorRow, Vectors
 from gateway.features.reuse.rules.rules import SemanticRule
 from gateway.features.semantic.guards.reading import facts_of
@@ -123,7 +123,7 @@ class World:
         return Semantic(self.clock, self.index, store, lambda _rule: self.embedder)
 
     def call(self, **changes: object) -> Call:
-        return Bench([]).call(replay=Replay(), **changes)
+        return Bench([]).call(replay=CacheOutcome(), **changes)
 
     async def find(self, text: str, **changes: object) -> bytes | None:
         """The key that is found for a question."""

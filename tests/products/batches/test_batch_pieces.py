@@ -477,7 +477,7 @@ async def test_an_end_that_the_store_forgets_is_written_once_more(policies: Poli
         await bench.run_chunk()
     work = await bench.claim()
     forgetful = deepcopy(bench.store)
-    setattr(bench.store, "calm_s", 5.0)  # noqa: B010  # of a server that writes to its disk now and then
+    setattr(bench.store, "durability_lag_s", 5.0)  # noqa: B010  # of a server that writes to its disk now and then
     clock = Waiting()
     ends = BatchEnds(bench.store, bench.blobs, clock, lambda _job: RULES)
     ending = asyncio.create_task(ends.run(RunningWork(work, clock)))

@@ -88,7 +88,7 @@ async def test_a_store_that_cannot_be_opened_is_opened_later_by_itself(caplog: p
     engine.tick()
     await engine.store()
 
-    assert engine.health() == opening.stores[0].promise
+    assert engine.health() == opening.stores[0].durability
     assert caplog.messages == ["jobs are off: the Redis evicts: set maxmemory-policy noeviction", "jobs are on again"]
     await engine.drain(0.0)
 

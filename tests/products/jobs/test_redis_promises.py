@@ -43,7 +43,7 @@ def lasting() -> Iterator[RedisServer]:
 async def test_jobs_outlive_a_redis_that_is_killed(lasting: RedisServer, wall: Wall) -> None:
     """So do claims, with their fences; and the gateway goes on by itself."""
     async with opened(lasting.url, wall) as jobs:
-        assert jobs.store.promise == "on disk"
+        assert jobs.store.durability == "on disk"
         await jobs.call(id="claimed")
         work = await jobs.claim()
         await jobs.call(id="waiting")
@@ -89,7 +89,7 @@ async def test_the_promise_is_what_the_server_keeps(wall: Wall, options: tuple[s
     with redis_server(*options) as server:
         async with opened(server.url, wall, accept="fsync") as jobs:
             can_wait = promise != "lost with the Redis" and server.version >= durability.WAITAOF_SINCE
-            assert jobs.store.promise == ("on disk" if can_wait else promise)
+            assert jobs.store.durability == ("on disk" if can_wait else promise)
             await jobs.call()
 
 
@@ -148,8 +148,8 @@ async def test_jobs_on_replicas_are_there_after_a_failover(wall: Wall, monkeypat
     monkeypatch.setattr(durability, "WAIT_MS", 300)
     with redis_watched() as watched:
         async with opened(watched.url, wall, accept="replicated") as jobs:
-            assert jobs.store.promise == "on a replica"
-            assert jobs.store.calm_s == durability.CALM_S
+            assert jobs.store.durability == "on a replica"
+            assert jobs.store.durability_lag_s == durability.DURABILITY_LAG_S
 
             async def takes(name: str) -> bool:
                 try:
@@ -190,8 +190,8 @@ async def test_a_server_that_can_wait_for_its_disk_is_waited_for(redis_url: str)
     link = _WaitingLink(SharedState(redis_url))
     safe = JobDurability(link, [link.slot_key("jobs", "0")], "fsync")
     await safe.check()
-    assert safe.promise == "on disk"
-    assert safe.calm_s == durability.CALM_S
+    assert safe.durability == "on disk"
+    assert safe.durability_lag_s == durability.DURABILITY_LAG_S
     marks = [safe.mark(b"{0}") for _ in range(10)]
     await asyncio.gather(*[safe.settle([mark]) for mark in marks])
     assert [len(sent) for sent in link.sent] == [11]
@@ -331,7 +331,7 @@ async def test_a_disk_is_really_waited_for(wall: Wall) -> None:
         if server.version < durability.WAITAOF_SINCE:
             pytest.skip("needs Redis 7.2 or later: REDIS_SERVER names one")
         async with opened(server.url, wall) as jobs:
-            assert jobs.store.promise == "on disk"
+            assert jobs.store.durability == "on disk"
             await asyncio.gather(*[jobs.accept(jobs.new(id=f"j{number}")) for number in range(20)])
             with server.client() as client:
                 stats: dict[str, Any] = client.info("commandstats")

@@ -100,7 +100,7 @@ class Admission:
             line = self.gates.line(target, call)
             if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (not call.attempts or target in own):
                 gate = line.gate
-                if gate.counts_tokens and call.estimate < 0:
+                if gate.has_token_limit and call.estimate < 0:
                     estimate_of(call)
                 grant = enter(
                     gate,

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 from gateway.core.admission.fair_queue import FairQueue, Occupancy, Ticket, Waiter
 from gateway.core.clock import Clock, Timer
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Grant, admit, ready_at, take
+from gateway.core.limits.reservation import Reservation, admit, ready_at, take
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.types import Lane, QueueBounds
 
@@ -61,12 +61,12 @@ class Option:
         self.estimate = estimate
         self.max_tokens = max_tokens
 
-    def reserve(self, now: float, rank: int = 1) -> Grant | None:
+    def reserve(self, now: float, rank: int = 1) -> Reservation | None:
         """Takes what the call costs here, if it may go now."""
         wait_s = admit(self.line.gate, self.cost, now, self.keep_percent, rank=rank)
         return self.take(now) if wait_s == 0.0 else None
 
-    def take(self, now: float) -> Grant:
+    def take(self, now: float) -> Reservation:
         """Takes what the call costs here; only to be called when it may go."""
         return take(self.line.gate, self.cost, now, self.estimate, self.max_tokens)
 
@@ -105,7 +105,7 @@ class Held(Waiter):
         self.deadline = deadline
         self.wake = wake
         self.left: Left | None = None
-        self.grant: Grant | None = None
+        self.grant: Reservation | None = None
         self.option: Option | None = None
         self.tickets: list[QueueTicket] = []
         self.fallback_options: tuple[float, Sequence[Option]] = (inf, ())
@@ -398,7 +398,7 @@ class DelayQueue:
         waiters, gate = line.waiters, line.gate
         due, line.wakes_at = line.wakes_at, inf
         line.waits_for = None
-        while (turn := waiters.peek(now, counts_tokens=gate.counts_tokens)) is not None:
+        while (turn := waiters.peek(now, counts_tokens=gate.has_token_limit)) is not None:
             ticket = turn.ticket
             is_probe = gate.health.breaker.state == "half_open"
             if is_probe:  # who can best afford to fail tries it out, out of turn
@@ -429,7 +429,7 @@ class DelayQueue:
                 return
             self._never(ticket)
 
-    def _grant(self, ticket: QueueTicket, grant: Grant) -> None:
+    def _grant(self, ticket: QueueTicket, grant: Reservation) -> None:
         held = ticket.held
         held.grant = grant
         held.option = ticket.option

@@ -21,7 +21,7 @@ from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import QueueFull
-from gateway.core.limits.reservation import Grant
+from gateway.core.limits.reservation import Reservation
 from gateway.core.ports import Meter
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.waiting import waiting_for
@@ -111,7 +111,7 @@ class Waiting:
             options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens))
         return options
 
-    def _let_go(self, call: Call, grant: Grant, target: Target) -> Target:
+    def _let_go(self, call: Call, grant: Reservation, target: Target) -> Target:
         call.grant = grant
         if call.attempts or call.retry is not None:
             self._retries.hand_over(call, grant, target)

@@ -44,7 +44,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
-from gateway.dialects.known import ToldModels
+from gateway.dialects.known import ListedModels
 from gateway.features.output.config import output_notices
 from gateway.features.ownership.config import object_notices, object_rules
 from gateway.features.reuse.config import store_bounds
@@ -70,7 +70,7 @@ def load_snapshot(
     version: int,
     now_wall: float,
     host: str | None = None,
-    told: ToldModels | None = None,
+    told: ListedModels | None = None,
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 

@@ -21,7 +21,7 @@ from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
 from gateway.core.snapshot.snapshot import Provider, Rates, Target
 from gateway.core.types import Conversions, Upstream
-from gateway.dialects.known import ModelTable, ToldModels
+from gateway.dialects.known import ListedModels, ModelTable
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 
 Pair = tuple[str, str | None]
@@ -68,7 +68,7 @@ class TargetParts:
     kinds: Mapping[str, Kind]
     convert: Convert
     find_tokenizer: FindTokenizer | None = None
-    told: ToldModels | None = None
+    told: ListedModels | None = None
     """What providers tell of their models; None: none is asked."""
     _tables: dict[str, ModelTable] = field(default_factory=dict)
 
@@ -127,8 +127,8 @@ def _build(
         provider=provider.name,
         model=place.model,
         upstream=upstream,
-        detours={} if conversions is None else conversions.detours,
-        learn=None if conversions is None else conversions.learn,
+        converters_by_path={} if conversions is None else conversions.converters_by_path,
+        on_unknown_path=None if conversions is None else conversions.on_unknown_path,
         gaps=gaps_by_endpoint(spoken, place.model),
         clocks=timeouts.default,
         clocks_by=timeouts.by,

@@ -31,7 +31,7 @@ from gateway.core.http.client.exchange import (
     take_rest,
 )
 from gateway.core.http.client.wire.redaction import with_phase
-from gateway.core.types import Phase, Signs
+from gateway.core.types import Phase, Progress
 
 # Whose turn it is to read on: streams that come faster than they are handled take turns, a few in each turn of the loop.
 #
@@ -195,7 +195,7 @@ class PacedSocket(asyncio.BufferedProtocol):
     def gave_sign(self) -> None:
         """The provider takes what it is sent."""
         if self._exchange is not None and self._exchange.signs is not None:
-            self._exchange.signs.sign_at = self._now()
+            self._exchange.signs.last_activity_at = self._now()
 
 
 HIGH_WATER_BYTES = 4 * 1024
@@ -242,7 +242,7 @@ class Http1Connection(PacedSocket):
 
     # What the pool does with it.
 
-    def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts, signs: Signs | None = None) -> Exchange:
+    def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts, signs: Progress | None = None) -> Exchange:
         """Write the request and return its exchange. The connection must be open and unused."""
         now, body = self._now(), outgoing.body
         can_replay = self.was_used and body is not None
@@ -349,7 +349,7 @@ class Http1Connection(PacedSocket):
                 reader.has_interim = False
                 self._set_deadline()
             if exchange.signs is not None:
-                exchange.signs.sign_at = self._now()
+                exchange.signs.last_activity_at = self._now()
 
     def eof_received(self) -> None:
         self._end(None)

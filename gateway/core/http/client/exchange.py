@@ -19,8 +19,8 @@ from typing import Any, Protocol, cast
 import httptools
 import httpx
 
-from gateway.core.http.client.wire.redaction import MaskedChunks, Seam, Secrets, with_phase
-from gateway.core.types import Phase, RawHeaders, Signs, Spliced, TappedChunks, pieces_of
+from gateway.core.http.client.wire.redaction import MaskedChunks, SecretMasker, Secrets, with_phase
+from gateway.core.types import PassthroughChunks, Phase, Progress, RawHeaders, Spliced, pieces_of
 from gateway.dialects.upstream import unpacked
 
 # How the end of a connection is told from an answer that somebody has cut short.
@@ -260,7 +260,7 @@ class Carrier(Protocol):
         ...
 
 
-class Exchange(TappedChunks):
+class Exchange(PassthroughChunks):
     """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
 
     Await `opening` first: then either `status` says that the head has come, or `error` why it cannot come. Chunks that
@@ -280,24 +280,26 @@ class Exchange(TappedChunks):
         "headers",
         "is_complete",
         "is_stale",
+        "on_block",
         "opening",
         "reason",
         "replay_until",
         "secrets",
         "signs",
         "status",
-        "tap",
         "timeouts",
         "version",
         "whole",
     )
 
-    def __init__(self, connection: Carrier, timeouts: WireTimeouts, replay_until: float, signs: Signs | None) -> None:
+    def __init__(
+        self, connection: Carrier, timeouts: WireTimeouts, replay_until: float, signs: Progress | None
+    ) -> None:
         self._connection: Carrier | None = connection  # None once the connection is done with this exchange
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[bytes] | None = None  # of a step for which nothing has come yet
         self._new_future = connection.new_future
-        self._seam: Seam | None = None
+        self._seam: SecretMasker | None = None
         self._unpacked: AsyncIterator[bytes] | None = None
         self.opening = connection.new_future()
         self.buffered = 0
@@ -311,7 +313,7 @@ class Exchange(TappedChunks):
         """What is masked again in a body that is unpacked: packed, nobody has seen it."""
         self.signs = signs
         self.status = 0  # 0 until the head is complete
-        self.tap: Callable[[bytes], bool] | None = None
+        self.on_block: Callable[[bytes], bool] | None = None
         self.timeouts = timeouts
         self.version = b""
         self.whole: bytes | None = None
@@ -355,14 +357,14 @@ class Exchange(TappedChunks):
     def mask_body(self, secrets: Secrets) -> None:
         """Mask these in what has come already, and in all that comes from now on."""
         if self._unpacked is not None:
-            self._unpacked = MaskedChunks(self._unpacked, Seam(secrets))
+            self._unpacked = MaskedChunks(self._unpacked, SecretMasker(secrets))
             return
         come = b"".join(self._chunks)
         if self.is_complete:
             masked = secrets.mask(come)
             self.whole = None if self.whole is None else masked
         else:
-            self._seam = Seam(secrets)
+            self._seam = SecretMasker(secrets)
             masked = self._seam.feed(come)
         self._chunks = [masked] if masked else []
         self.buffered = len(masked)
@@ -398,7 +400,7 @@ class Exchange(TappedChunks):
                 return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            tap = self.tap
+            tap = self.on_block
             if tap is not None and len(block) < TAP_BYTES and tap(block):
                 return  # whoever waits goes on waiting: to wake a task for each event is half of what the event costs
             self._waiter = None
@@ -415,7 +417,7 @@ class Exchange(TappedChunks):
 
     def finish(self, error: BaseException | None) -> None:
         """Nothing more comes: the answer is complete, or has broken off."""
-        self._connection = self.tap = None
+        self._connection = self.on_block = None
         seam, self._seam = self._seam, None
         rest = b"" if seam is None else seam.end()
         if rest:

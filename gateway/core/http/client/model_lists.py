@@ -16,7 +16,7 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Clocks, Outgoing, RawHeaders, Upstream, UpstreamFailed
-from gateway.dialects.known import MOST_MODELS, ToldModels, first_page, read_page
+from gateway.dialects.known import MOST_MODELS, ListedModels, first_page, read_page
 
 EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
@@ -38,7 +38,7 @@ class ModelLists:
 
     def __init__(self, connect: Callable[[Provider, str | None], Upstream], clock: Clock) -> None:
         """`connect` gives the way on which a provider's calls go, without a model."""
-        self.told = ToldModels()
+        self.told = ListedModels()
         self._connect = connect
         self._clock = clock
         self._due_at: dict[Provider, float] = {}

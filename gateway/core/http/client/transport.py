@@ -31,7 +31,7 @@ from gateway.core.http.client.exchange import (
 )
 from gateway.core.http.client.pool import Dial, Origin, OriginPool, dial_by_name
 from gateway.core.http.client.wire.redaction import phase_of, with_phase
-from gateway.core.types import Phase, Signs
+from gateway.core.types import Phase, Progress
 
 __all__ = ["Http1Transport", "PoolStats", "phase_of"]
 
@@ -45,7 +45,7 @@ ERRORS: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.StreamError)
 class Asker(Protocol):
     """On whose behalf an exchange is made."""
 
-    def hear(self, exchange: Exchange) -> None:
+    def on_message(self, exchange: Exchange) -> None:
         """The head has come, and nobody has read of it yet."""
         ...
 
@@ -114,7 +114,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         outgoing: EncodedRequest,
         timeouts: WireTimeouts,
         origin: OriginKey,
-        signs: Signs | None = None,
+        signs: Progress | None = None,
         asker: Asker | None = None,
     ) -> Exchange:
         """Send a request and return once the answer's head is there; what has come of the body by then is in `whole`.
@@ -148,7 +148,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         if exchange.is_complete:
             exchange.keep_whole()
         if asker is not None:
-            asker.hear(exchange)
+            asker.on_message(exchange)
         return exchange
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

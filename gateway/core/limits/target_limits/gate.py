@@ -242,12 +242,12 @@ class Gate:
         "calibration",
         "cap",
         "counting",
-        "counts_tokens",
         "discovery",
+        "fast_path_open",
         "has_streams",
+        "has_token_limit",
         "health",
         "in_flight",
-        "is_plain",
         "learns_from",
         "limits",
         "name",
@@ -282,7 +282,7 @@ class Gate:
         """How many may be in flight where the server queues without bound; None: nobody asked for that."""
         self.has_streams = False
         """Streams tell the cap how quick the target is; answers in one piece, whose time grows with their length, do not."""
-        self.counts_tokens = False
+        self.has_token_limit = False
         """Some limit counts tokens: calls have to be estimated."""
         self.answer_s = 0.0
         """From a grant to the answer, a running mean."""
@@ -293,7 +293,7 @@ class Gate:
         """When a call went there last."""
         self.learns_from = -inf
         """An answer's headers teach nothing new where its call was sent before this."""
-        self.is_plain = False
+        self.fast_path_open = False
         """Limits alone, all of them buckets of our own, say whether a call may go: no pause or what follows one, no search for
         a rate, no cap, no probes. What the breakers say is not in it."""
         self.news: GateNews | None = None
@@ -309,7 +309,7 @@ class Gate:
             inputs = limits.input_tokens_per_min
             inputs = limits.tokens_per_min if inputs is None else inputs
             limits = replace(limits, tokens_per_min=None, input_tokens_per_min=inputs)
-        self.is_plain = False
+        self.fast_path_open = False
         self.limits.table.configure(limits, now, counting.style)
         if not counting.adaptive:
             self.cap = None
@@ -320,16 +320,16 @@ class Gate:
     def review(self, now: float) -> None:
         """Looks whether the short way of `entry.enter` is open again. Whatever shuts it does so at once."""
         is_normal = self.state(now) is GateState.NORMAL
-        self.is_plain = is_normal and self.cap is None and self.limits.table.buckets is not None
+        self.fast_path_open = is_normal and self.cap is None and self.limits.table.buckets is not None
 
     def review_rate(self, now: float) -> None:
         """Begins or ends the search for a rate after what is known has changed: there is one only where nobody tells a rate."""
         table = self.limits.table
-        self.counts_tokens = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
-        is_told = self.counts_tokens or table.has("requests_per_min")
+        self.has_token_limit = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
+        is_told = self.has_token_limit or table.has("requests_per_min")
         self.discovery.review(now, learns=self.counting.learns, is_told=is_told)
         if self.discovery.search is not None:
-            self.is_plain = False
+            self.fast_path_open = False
 
     def state(self, now: float) -> GateState:
         """Returns which row of the table it is in."""
@@ -407,7 +407,7 @@ class Gate:
     def pause(self, delay_s: float, now: float) -> None:
         """Leaves the target alone for so long, and has other replicas do the same."""
         self.pauses.pause_until(now + delay_s, now)
-        self.is_plain = False
+        self.fast_path_open = False
         if self.news is not None and 0.0 < delay_s < inf:
             self.news.paused(self.name, delay_s, now)
 
@@ -426,7 +426,7 @@ class Gate:
         until = now + min(left_s, LONGEST_HOLD_S)
         if until > self.pauses.until:
             self.pauses.pause_until(until, now)
-            self.is_plain = False
+            self.fast_path_open = False
 
     def peer_exhausted(self, left_s: float, now: float) -> None:
         """Leaves the target alone for so long because another replica has found the account spent."""
@@ -455,7 +455,7 @@ class Gate:
         """Goes on where the gate of this name has left off; a quota that was spent is spent until it resets."""
         levels.use_again(self.limits, kept.used, now)
         self.pauses.refusals_in_a_row = kept.refusals
-        self.is_plain = False
+        self.fast_path_open = False
         if kept.paused_until > now:
             self.pauses.pause_until(kept.paused_until, now)
         if kept.exhausted_until > now:
@@ -483,4 +483,4 @@ class Gate:
 
     def _spend_until(self, until: float) -> None:
         self.pauses.spend_until(until)
-        self.is_plain = False
+        self.fast_path_open = False

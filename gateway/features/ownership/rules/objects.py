@@ -53,7 +53,7 @@ class ObjectPath:
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class ObjectAccess:
     """The objects that one request concerns."""
 
     place: ObjectPath | None
@@ -115,17 +115,17 @@ def read_path(path: str) -> ObjectPath | None:
     return ObjectPath(kind, rest[0], "/".join(lower[depth + 1 :]))
 
 
-def concern_of(request: Request, may_name: bool) -> Concern | None:
+def concern_of(request: Request, may_name: bool) -> ObjectAccess | None:
     """Returns the objects that the call concerns; None: it concerns none. `may_name`: its body may hold ids."""
     if request.endpoint.request == "any":
         place = read_path(request.path)
         if place is None and not may_name:
             return None
-        return Concern(place, request.method)
+        return ObjectAccess(place, request.method)
     hot = _HOT.get(request.endpoint.name)
     is_stored = hot is not None and _is_stored(request, default=hot is RESPONSES)
     if is_stored or may_name or (hot is RESPONSES and b'"id"' in request.body.lower()):  # of an item, perhaps
-        return Concern(hot, is_stored=is_stored)
+        return ObjectAccess(hot, is_stored=is_stored)
     return None
 
 
@@ -139,7 +139,7 @@ def _is_stored(request: Request, *, default: bool) -> bool:
     return default if store is None else store is not False
 
 
-def ids_in_path(concern: Concern, query: bytes) -> Iterator[str]:
+def ids_in_path(concern: ObjectAccess, query: bytes) -> Iterator[str]:
     """Yields the ids that path and query name. An empty id, which no object has, stands for a forbidden request."""
     place = concern.place
     if place is None:

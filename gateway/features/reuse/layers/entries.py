@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import sha256
 
-from gateway.core.call import Call, Replay, Reply
+from gateway.core.call import CacheOutcome, Call, Reply
 from gateway.core.types import ErrorClass, Kept, shown
 from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
 from gateway.features.reuse.rules.keys import answer_headers
@@ -61,7 +61,7 @@ def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
     """Returns the stored form of an answer; the caller sets for how long."""
     last = call.attempts[-1] if call.attempts else None
-    replay = call.replay or Replay()
+    replay = call.replay or CacheOutcome()
     return Kept(
         status=reply.status,
         headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
@@ -164,7 +164,7 @@ def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
 
 def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
     """Notes on the call that it gets this stored answer."""
-    replay = call.replay = call.replay or Replay()
+    replay = call.replay = call.replay or CacheOutcome()
     replay.layer, replay.result = layer, result
     replay.source, replay.target = kept.source, kept.target
     replay.age_s = max(0.0, wall - kept.stored_at)
@@ -175,7 +175,7 @@ def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: floa
 
 def follow(call: Call, leader: Call) -> None:
     """Notes on the call that it shares the leader's answer."""
-    replay = call.replay = call.replay or Replay()
+    replay = call.replay = call.replay or CacheOutcome()
     is_stale = leader.replay is not None and leader.replay.result == "stale"
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
     replay.source = leader.id

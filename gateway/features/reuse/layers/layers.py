@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.core.call import Call, Replay, Reply
+from gateway.core.call import CacheOutcome, Call, Reply
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import KeyInUse, KeyReused
 from gateway.core.ledger import answer_headers
@@ -117,7 +117,9 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
         asked.record = record_key(call, call.idempotency_key)
         asked.fingerprint = fingerprint(call)
     is_looked_up = is_kept or asked.semantic is not None
-    call.replay = Replay("miss" if is_keyed or is_looked_up else "bypass", key=asked.exact if is_looked_up else b"")
+    call.replay = CacheOutcome(
+        "miss" if is_keyed or is_looked_up else "bypass", key=asked.exact if is_looked_up else b""
+    )
     return asked
 
 

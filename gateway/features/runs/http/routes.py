@@ -17,7 +17,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake.intake import read_object, refuse_unknown
 from gateway.core.snapshot.snapshot import Policies
-from gateway.features.runs.http.run_object import Ladder, show_for_operators, show_ladder, show_run
+from gateway.features.runs.http.run_object import WorkflowStats, show_for_operators, show_ladder, show_run
 from gateway.features.runs.rules import OTHER, RunChange, RunOutcome, RunRecord, told
 from gateway.features.runs.step import ID_CHARS, is_id, read_outcome, show_step
 from gateway.features.runs.table.table import RunTable
@@ -140,10 +140,10 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
     async def show_workflows(request: Request) -> Response:
         require_admin(policies, request)
         declared = policies.current.workflows
-        ladders = {name: Ladder() for name in declared}
+        ladders = {name: WorkflowStats() for name in declared}
         for number, record in enumerate(await runs.last(), 1):
             name = record.workflow if record.workflow in declared else OTHER
-            ladders.setdefault(name, Ladder()).add(record, runs.outcome(record))
+            ladders.setdefault(name, WorkflowStats()).add(record, runs.outcome(record))
             if not number % AT_ONCE:
                 await asyncio.sleep(0)
         shown = {name: show_ladder(ladder, declared.get(name)) for name, ladder in ladders.items()}

@@ -125,7 +125,7 @@ def show_for_operators(record: RunRecord, outcome: RunOutcome, *, with_tasks: bo
 
 
 @dataclass(slots=True)
-class Ladder:
+class WorkflowStats:
     """What the runs of one workflow add up to: attempts, calls, runs, use."""
 
     total: TaskSum = field(default_factory=TaskSum)
@@ -168,7 +168,7 @@ class Ladder:
         return f"{' → '.join(f'{name} {_percent(part)}' for name, part in steps)}; {money}, {_percent(saved)} saved"
 
 
-def show_ladder(ladder: Ladder, rules: WorkflowRules | None) -> dict[str, Any]:
+def show_ladder(ladder: WorkflowStats, rules: WorkflowRules | None) -> dict[str, Any]:
     """Returns a workflow as operators see it; `rules` are None for what is not declared."""
     slo = None if rules is None else rules.slo
     return {

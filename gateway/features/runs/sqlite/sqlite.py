@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.features.runs.sqlite import sqlite_rows
 from gateway.features.runs.step import RunChanged, RunPage, RunQuery, RunToChange, StepAbout, StoredRun, StoredStep
-from gateway.features.runs.store import RunRoom
+from gateway.features.runs.store import RunQuota
 from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
 
@@ -21,7 +21,7 @@ class SqliteRuns:
     def __init__(self, file: JobsFile, wall: Callable[[], float], most_bytes: int) -> None:
         self._file = file
         self._wall = wall
-        self._room = RunRoom(most_bytes)
+        self._room = RunQuota(most_bytes)
 
     @property
     def early(self) -> int:

@@ -18,7 +18,7 @@ from gateway.core.openai import sse
 from gateway.dialects.conversion_answers import last_response
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import entries
-from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, StepAsk
+from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, StepRequest
 from gateway.features.runs.step import Close, RunQuery, RunToChange, StepAbout, StepTooLarge, StoredStep, nobody_waits
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.store import JobStore
@@ -127,7 +127,7 @@ class KeptSteps:
         """By record."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def find(self, call: Call, ask: StepAsk, record: bytes) -> StoredStep | None:
+    async def find(self, call: Call, ask: StepRequest, record: bytes) -> StoredStep | None:
         """Returns a step that is kept; None: it has to be paid for, and could be kept now.
 
         Raises JobsUnavailable, before anything is paid, and JobsOff.
@@ -165,7 +165,7 @@ class KeptSteps:
             is_held = self._hold(step, record, replaces=replaces)
             raise _refusal(is_held=is_held, is_paid=True) from trouble
         if kept.about.outcome == TOO_LARGE:
-            raise too_large(StepAsk(about.run, about.step, reruns=False))
+            raise too_large(StepRequest(about.run, about.step, reruns=False))
         return kept
 
     def once_kept(self, record: bytes, then: Callable[[], None]) -> None:
@@ -250,7 +250,7 @@ def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
     return (sse.answer_object(body) or {}).get("status") != "failed"
 
 
-def stored_step(call: Call, ask: StepAsk, fingerprint: bytes, reply: Reply, body: bytes, wall: float) -> StoredStep:
+def stored_step(call: Call, ask: StepRequest, fingerprint: bytes, reply: Reply, body: bytes, wall: float) -> StoredStep:
     """Returns an answer as it is kept; it came at `wall`."""
     last = call.attempts[-1] if call.attempts else None
     replay = call.replay
@@ -277,7 +277,7 @@ def stored_step(call: Call, ask: StepAsk, fingerprint: bytes, reply: Reply, body
     return StoredStep(about, body)
 
 
-def too_large(ask: StepAsk) -> StepTooLarge:
+def too_large(ask: StepRequest) -> StepTooLarge:
     """Returns the error for a step whose answer cannot be kept, and so not be given."""
     return StepTooLarge(
         f"The answer of step '{ask.step}' of run '{ask.run}' is larger than what can be kept ({MOST_BYTES} bytes), so it is "

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from gateway.core.call import Call, Replay, Reply
+from gateway.core.call import CacheOutcome, Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import Accounts, answer_headers
@@ -25,7 +25,7 @@ from gateway.features.reuse.layers.entries import is_stream
 from gateway.features.reuse.layers.layers import LONGEST_POLL_S, POLL_S, RecordClaim, ReusePlan, claimed
 from gateway.features.reuse.rules.keys import ANYTHING
 from gateway.features.reuse.single_flight import LastWord, SharedAnswer, SingleFlight
-from gateway.features.runs.rules import StepAsk
+from gateway.features.runs.rules import StepRequest
 from gateway.features.runs.step import (
     KEPT_STEP,
     REPLAYED,
@@ -56,7 +56,7 @@ class StepCalls:
         self._running: set[asyncio.Task[None]] = set()
         self.kept = KeptSteps(clock)
 
-    async def serve(self, call: Call, ask: StepAsk) -> Reply:
+    async def serve(self, call: Call, ask: StepRequest) -> Reply:
         """Returns the step's answer; the account is settled in any case. Raises as the pipeline does."""
         try:
             record, fingerprint = step_record(call.tenant, ask), step_fingerprint(call)
@@ -89,7 +89,7 @@ class StepCalls:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.kept.aclose()
 
-    async def _join(self, call: Call, ask: StepAsk, shared: SharedAnswer) -> Reply | None:
+    async def _join(self, call: Call, ask: StepRequest, shared: SharedAnswer) -> Reply | None:
         """Returns the shared answer; None: the call looks again, for it need not fail as the other did."""
         try:
             return await self._flights.join(call, shared)
@@ -98,7 +98,7 @@ class StepCalls:
                 return None
             raise
 
-    async def _until_over(self, call: Call, ask: StepAsk, shared: SharedAnswer) -> None:
+    async def _until_over(self, call: Call, ask: StepRequest, shared: SharedAnswer) -> None:
         """Waits until a step that is being run is not any more. Raises StepRunning at the call's deadline."""
         left_s = call.deadline - self._clock.monotonic()
         if left_s <= 0:
@@ -116,7 +116,7 @@ class StepCalls:
 
     # --- leading ---
 
-    def _lead(self, call: Call, ask: StepAsk, record: bytes, fingerprint: bytes) -> SharedAnswer:
+    def _lead(self, call: Call, ask: StepRequest, record: bytes, fingerprint: bytes) -> SharedAnswer:
         own = SharedAnswer(call, 2 * MOST_BYTES, goes_on=True)
         own.fingerprint = fingerprint
         own.keys = (record,)
@@ -126,7 +126,7 @@ class StepCalls:
             own.task.add_done_callback(self._running.discard)
         return own
 
-    async def _run(self, own: SharedAnswer, ask: StepAsk, record: bytes) -> None:
+    async def _run(self, own: SharedAnswer, ask: StepRequest, record: bytes) -> None:
         """Gets the step's answer, from the store or by running its call, and has it kept."""
         call = own.call
         claim = ReusePlan(call.model.caching, ANYTHING, record=record, fingerprint=own.fingerprint)
@@ -160,7 +160,7 @@ class StepCalls:
             lease.end()
         self._store.records.release(claim.record, claim.fence)
 
-    async def _kept_or_claimed(self, own: SharedAnswer, ask: StepAsk, claim: ReusePlan) -> StoredStep | None:
+    async def _kept_or_claimed(self, own: SharedAnswer, ask: StepRequest, claim: ReusePlan) -> StoredStep | None:
         """Returns the step that is kept; None: it is to be run here, and claimed where others could run it, too."""
         call, pause_s = own.call, POLL_S
         kept = await self.kept.find(call, ask, claim.record)
@@ -180,7 +180,7 @@ class StepCalls:
             kept = await self.kept.find(call, ask, claim.record)
         return kept
 
-    def _replayed(self, call: Call, ask: StepAsk, fingerprint: bytes, kept: StoredStep) -> Reply:
+    def _replayed(self, call: Call, ask: StepRequest, fingerprint: bytes, kept: StoredStep) -> Reply:
         """Returns a kept answer for a call, with its account closed. Raises StepChanged for another question."""
         about = kept.about
         if about.fingerprint != fingerprint:
@@ -192,7 +192,7 @@ class StepCalls:
         return Reply(about.status, headers, kept.body, shared=shared)
 
     async def _keep(
-        self, own: SharedAnswer, ask: StepAsk, record: bytes, reply: Reply, body: bytes, *, replaces: bool
+        self, own: SharedAnswer, ask: StepRequest, record: bytes, reply: Reply, body: bytes, *, replaces: bool
     ) -> StoredStep | None:
         """Keeps an answer, if it is a step's; returns the one that another call has had kept before, None if there is none."""
         if not is_kept(own.call, reply, body):
@@ -207,7 +207,7 @@ class StepCalls:
         return None if kept == step else kept
 
     async def _give_whole(
-        self, own: SharedAnswer, ask: StepAsk, record: bytes, reply: Reply, *, replaces: bool
+        self, own: SharedAnswer, ask: StepRequest, record: bytes, reply: Reply, *, replaces: bool
     ) -> None:
         kept = await self._keep(own, ask, record, reply, reply.body, replaces=replaces)
         if kept is not None:
@@ -219,7 +219,7 @@ class StepCalls:
         own.complete_whole(reply)
 
     async def _give_stream(
-        self, own: SharedAnswer, ask: StepAsk, record: bytes, reply: Reply, *, replaces: bool
+        self, own: SharedAnswer, ask: StepRequest, record: bytes, reply: Reply, *, replaces: bool
     ) -> None:
         """Passes a stream on as it comes, but for its end, which goes on once all of it is kept."""
         assert reply.chunks is not None  # noqa: S101  # that is why it is a stream
@@ -250,7 +250,7 @@ class StepCalls:
             await reply.close()
 
     async def _refuse_for_good(
-        self, own: SharedAnswer, ask: StepAsk, record: bytes, reply: Reply, *, replaces: bool
+        self, own: SharedAnswer, ask: StepRequest, record: bytes, reply: Reply, *, replaces: bool
     ) -> None:
         """Ends a stream that is too large to be kept; the step is known for that from now on. Raises StepTooLarge."""
         await reply.close()
@@ -281,8 +281,8 @@ async def _behind(
     return await asyncio.gather(put_first(), keep_behind())
 
 
-def _replay_of(about: StepAbout, wall: float) -> Replay:
-    return Replay(
+def _replay_of(about: StepAbout, wall: float) -> CacheOutcome:
+    return CacheOutcome(
         "hit",
         KEPT_STEP,
         source=about.source,
@@ -299,7 +299,7 @@ def _wake(over: asyncio.Future[None]) -> None:
         over.set_result(None)
 
 
-def _changed(ask: StepAsk) -> StepChanged:
+def _changed(ask: StepRequest) -> StepChanged:
     return StepChanged(
         f"The step '{ask.step}' of run '{ask.run}' has the answer to another request; name another step, or send "
         "'x-gateway-step-on-change: rerun' to have it run again in its place.",
@@ -307,7 +307,7 @@ def _changed(ask: StepAsk) -> StepChanged:
     )
 
 
-def _running(ask: StepAsk) -> StepRunning:
+def _running(ask: StepRequest) -> StepRunning:
     return StepRunning(
         f"The step '{ask.step}' of run '{ask.run}' is being run for another request; send this one again to get its answer.",
         param="x-gateway-step",

@@ -15,7 +15,7 @@ COME_BACK_S = 2.0
 """The seconds after which a run's calls in flight may have left some of its money."""
 
 
-class RunFuse:
+class RunBudget:
     """Lets calls into their runs."""
 
     __slots__ = ("_costs", "table")
@@ -44,7 +44,7 @@ class RunFuse:
         _check(await self.table.known(call.tenant, part), part, rules)
         if rules.usd_per_run is not None and rules.reserves:
             part.reserved = units(self._costs.price(call, rules.usd_per_run).most)
-        self.table.enter(call.tenant, part).flying += part.reserved
+        self.table.enter(call.tenant, part).reserved += part.reserved
 
 
 def _check(live: LiveRun, part: RunPart, rules: WorkflowRules) -> None:
@@ -61,7 +61,7 @@ def _check(live: LiveRun, part: RunPart, rules: WorkflowRules) -> None:
             f"The run '{run}' has cost ${live.spent / PER_USD:.4g} of the ${rules.usd_per_run:g} that its workflow '{name}' "
             "allows (usd_per_run); begin another run, or raise it."
         )
-    if live.spent + live.flying >= units(rules.usd_per_run):
+    if live.spent + live.reserved >= units(rules.usd_per_run):
         raise RunBudgetReserved(
             f"What the run '{run}' may still spend of its ${rules.usd_per_run:g} (usd_per_run of '{name}') is reserved by its "
             "calls in flight; try again when they have ended.",

@@ -9,17 +9,17 @@ from typing import Protocol
 
 from gateway.core.call import Call
 from gateway.features.runs.rules import (
+    LastWrite,
     RunChange,
     RunOutcome,
     RunPart,
     RunRecord,
-    Said,
     TaskSum,
     TaskWord,
     begun,
     bounded,
     merged,
-    said_after,
+    newer_than,
     units,
 )
 from gateway.features.runs.step import KEPT_STEP
@@ -70,7 +70,6 @@ class LiveRun:
         "base",
         "calls",
         "first_ms",
-        "flying",
         "in_flight",
         "is_durable",
         "is_watched",
@@ -78,6 +77,7 @@ class LiveRun:
         "merging",
         "outcome",
         "owed",
+        "reserved",
         "run",
         "spent",
         "tallies",
@@ -94,7 +94,7 @@ class LiveRun:
         self.tallies: dict[str, TaskTally] = {}
         self.first_ms = self.last_ms = 0
         self.workflow = "" if base is None else base.workflow
-        self.outcome: Said[str] | None = None
+        self.outcome: LastWrite[str] | None = None
         """As a header of a call has told."""
         self.is_durable = False
         """It is kept where its steps are."""
@@ -107,7 +107,7 @@ class LiveRun:
         """All that have begun, but for those that a kept step has answered: these do nothing that has to end."""
         self.spent = 0
         """In units of money, wasted attempts included."""
-        self.flying = 0
+        self.reserved = 0
         """Reserved by calls in flight, in units of money."""
         if base is not None:
             self.learn(base)
@@ -149,7 +149,9 @@ class LiveRun:
             spent += wasted
         self.spent += spent
         if part.reserved:
-            self.flying = max(0, self.flying - part.reserved)  # its run may have been forgotten, and be another one now
+            self.reserved = max(
+                0, self.reserved - part.reserved
+            )  # its run may have been forgotten, and be another one now
             part.reserved = 0
         for attempt in call.attempts:
             tally.attempts += 1
@@ -189,7 +191,7 @@ class LiveRun:
         """Returns all that is owed and tallied, as one change, and forgets it; None: there is nothing."""
         change, self.owed = self.owed, None
         if self.tallies or self.outcome is not None:
-            workflow = Said(self.last_ms, self.workflow) if self.workflow else None
+            workflow = LastWrite(self.last_ms, self.workflow) if self.workflow else None
             tasks = bounded({task: tally.sum() for task, tally in self.tallies.items()})
             added = RunChange(self.first_ms, self.last_ms, tasks, workflow, self.outcome)
             change = added if change is None else change + added
@@ -203,7 +205,7 @@ class LiveRun:
     def told(self, outcome: RunOutcome, at_ms: int) -> None:
         """Takes an outcome that came with a call."""
         known = self.outcome or (None if self.base is None else self.base.so_far.outcome)
-        self.outcome = said_after(known, Said(at_ms, str(outcome)))
+        self.outcome = newer_than(known, LastWrite(at_ms, str(outcome)))
 
 
 # Who counts what becomes of runs.

@@ -30,7 +30,7 @@ from gateway.features.runs.rules import (
     count_once,
     outcome_of,
 )
-from gateway.features.runs.shelf import MOST_RUNS, RunKey, RunRank, RunShelf, last_runs, summed
+from gateway.features.runs.shelf import MOST_RUNS, RunCache, RunKey, RunRank, last_runs, summed
 from gateway.features.runs.step import RunToChange, StepAbout, changed, nobody_waits
 from gateway.features.runs.steps.kept_steps import DurableRuns
 from gateway.features.runs.table.live import LiveRun, LostRuns, NoMeter, RunMeter
@@ -55,7 +55,7 @@ class RunTable:
         self._clock = clock
         self._workflows = workflows
         self._meter: RunMeter = NoMeter() if meter is None else meter
-        self._shelf = RunShelf(most, LostRuns(most, self._meter, are_shared=kept is not None))
+        self._shelf = RunCache(most, LostRuns(most, self._meter, are_shared=kept is not None))
         self._dirty: dict[RunKey, LiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.kept = kept

@@ -15,13 +15,20 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.core.clock import Clock
-from gateway.products.batches.chunk.chunk_input import FAR_S, ChunkInput, InputLine, LeftLines, LineCalls, MissingInputs
+from gateway.products.batches.chunk.chunk_input import (
+    FAR_S,
+    ChunkInput,
+    DeferredLines,
+    InputLine,
+    LineCalls,
+    MissingInputs,
+)
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.guards import (
-    Brake,
     Brakes,
+    ErrorPause,
+    FailureLimit,
     SuspectLines,
-    Tolerance,
     deadly_letter,
     failed_letter,
     given_up,
@@ -63,7 +70,7 @@ class LineCommits:
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._defect: Exception | None = None
-        self._tolerance = Tolerance(store, running)
+        self._tolerance = FailureLimit(store, running)
         self.kept = 0
         """The lines whose results the store has."""
 
@@ -208,13 +215,13 @@ class _Chunk:
         self._running = running
         self._job = running.work.job
         self._rules = runner.rules_of(self._job)
-        self._brake: Brake = runner.brakes.of(self._job)
+        self._brake: ErrorPause = runner.brakes.of(self._job)
         self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._calls = LineCalls(runner.server.is_holding)
         self._waiting = 0
         """Lines that were refused for want of room, and wait to ask again."""
-        self._left = LeftLines(runner.clock)
+        self._left = DeferredLines(runner.clock)
         self._news = asyncio.Event()
         self._commits = LineCommits(runner.store, running, runner.clock, self._news)
         self._suspects = SuspectLines(runner.store, running, runner.turn)

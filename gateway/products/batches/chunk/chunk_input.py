@@ -143,7 +143,7 @@ ENOUGH = 8
 """Lines in a row for one model that are put off so: whatever keeps them out is not one line's size."""
 
 
-class LeftLines:
+class DeferredLines:
     """The lines that one claim leaves without a result. Times are wall-clock seconds."""
 
     def __init__(self, clock: Clock) -> None:

@@ -36,7 +36,7 @@ class NeverSent(Exception):
     """Nothing was asked of the provider, and nothing will be. The message says why, without secrets."""
 
 
-class NotToldYet(Exception):
+class PendingResult(Exception):
     """A batch that may be the one that is looked for is not over, and nothing of its lines is told before."""
 
 

@@ -20,14 +20,14 @@ import orjson
 
 from gateway.core.http.client.exchange import WireTimeouts
 from gateway.core.http.client.transport import ERRORS
-from gateway.core.http.client.wire.redaction import MaskedChunks, Seam, secrets_of
+from gateway.core.http.client.wire.redaction import MaskedChunks, SecretMasker, secrets_of
 from gateway.core.http.client.wire.wire import auth_header
 from gateway.core.snapshot.snapshot import Provider
 from gateway.products.batches.native.formats import (
     FULL,
     PART,
     NeverSent,
-    NotToldYet,
+    PendingResult,
     ProviderRefused,
     RemoteBatch,
     count_of,
@@ -93,7 +93,7 @@ class BatchRequests:
                 raise refusal(provider, response.status_code, await read_whole(provider, response))
             secrets = secrets_of(provider)
             said = response.aiter_raw()
-            async for part in said if secrets is None else MaskedChunks(said, Seam(secrets)):
+            async for part in said if secrets is None else MaskedChunks(said, SecretMasker(secrets)):
                 yield part
         except _FAULTS as error:
             raise Unreachable(type(error).__name__) from error
@@ -280,7 +280,7 @@ class MessageBatches:
     ) -> RemoteBatch | None:
         """Returns the batch of so many lines whose `custom_id`s are ours; `others` are known to be somebody else's.
 
-        Raises NotToldYet where a batch that may be it is not over, of whose lines nothing is told before, or cannot be told
+        Raises PendingResult where a batch that may be it is not over, of whose lines nothing is told before, or cannot be told
         from others for another reason.
         """
         open_ones = looked = 0
@@ -297,7 +297,7 @@ class MessageBatches:
             elif is_ours(name):
                 return batch
         if open_ones:
-            raise NotToldYet(
+            raise PendingResult(
                 f"{provider.name}: {open_ones} batches of as many lines do not tell of them yet: one may be it"
             )
         return None
@@ -352,7 +352,7 @@ class MessageBatches:
     async def _list(self, provider: Provider, not_before: float) -> AsyncIterator[dict[str, Any]]:
         """Yields the batches, newest first as they are listed, up to those that are too old.
 
-        Raises NotToldYet where there are more than are looked at.
+        Raises PendingResult where there are more than are looked at.
         """
         after = ""
         for _ in range(PAGES):
@@ -369,7 +369,7 @@ class MessageBatches:
             if not page.get("has_more") or not isinstance(last, str) or last == after:
                 return
             after = last
-        raise NotToldYet(f"{provider.name} lists more batches of late than are looked at")
+        raise PendingResult(f"{provider.name} lists more batches of late than are looked at")
 
 
 def _told(said: dict[str, Any]) -> RemoteBatch:

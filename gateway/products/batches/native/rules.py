@@ -120,7 +120,11 @@ def _has(provider: Provider, target: Target, endpoint: str) -> bool:
     """Tells whether the provider's Batch API takes lines of this endpoint."""
     if is_inline(provider):
         return endpoint in INLINE_ENDPOINTS
-    return has_batch_api(provider) and endpoint in ENDPOINTS and endpoint.removeprefix("/v1") not in target.detours
+    return (
+        has_batch_api(provider)
+        and endpoint in ENDPOINTS
+        and endpoint.removeprefix("/v1") not in target.converters_by_path
+    )
 
 
 def has_batch_api(provider: Provider) -> bool:
@@ -154,7 +158,7 @@ def _next(weights: Sequence[int], taken: Sequence[int]) -> int:
 # What may be heard of a part at a provider. Nothing else makes one part of another.
 
 
-class FileThere(NamedTuple):
+class UploadedFile(NamedTuple):
     """The provider has the input file."""
 
     id: str
@@ -206,7 +210,7 @@ class Done(NamedTuple):
     its files are gone."""
 
 
-PartEvent = FileThere | BatchThere | NotListed | Unsure | Gone | Failed | Unsent | Refused | Done
+PartEvent = UploadedFile | BatchThere | NotListed | Unsure | Gone | Failed | Unsent | Refused | Done
 
 
 SENT_WITHIN_S: Final = 10.0
@@ -345,7 +349,7 @@ def asked(part: Part, lines: int = 0) -> Part:
     return replace(part, is_asked=True, misses=0, unseen_at=0.0, lines=lines)
 
 
-def wanted_back(part: Part, now: float, why: str) -> Part:
+def recall(part: Part, now: float, why: str) -> Part:
     """Returns the part once its lines are wanted back: what the provider may have is looked for, stopped and fetched."""
     if part.is_wanted or part.is_over:
         return part
@@ -365,7 +369,7 @@ def advanced(part: Part, event: PartEvent, now: float, least_poll_s: float) -> P
     if part.is_over:
         return part
     match event:
-        case FileThere(id):
+        case UploadedFile(id):
             is_next = part.phase is PartPhase.UPLOADING
             return _to(replace(part, file=id), PartPhase.CREATING, now) if is_next else part
         case BatchThere(batch):

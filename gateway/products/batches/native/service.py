@@ -23,10 +23,10 @@ from gateway.core.errors import GatewayError
 from gateway.core.snapshot.snapshot import Key, Policies, Provider
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
-from gateway.products.batches.native.formats import FULL, NeverSent, NotToldYet, ProviderRefused
+from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused
 from gateway.products.batches.native.lines.answers import (
     ClaimLost,
-    LineWording,
+    LineTranslator,
     ProviderAnswers,
     WrittenInput,
     write_input,
@@ -37,7 +37,6 @@ from gateway.products.batches.native.rules import (
     BatchThere,
     Done,
     Failed,
-    FileThere,
     Gone,
     NoPart,
     NotListed,
@@ -47,6 +46,7 @@ from gateway.products.batches.native.rules import (
     Refused,
     Unsent,
     Unsure,
+    UploadedFile,
     is_inline,
     may_take,
     model_at,
@@ -101,7 +101,7 @@ class ProviderAsking:
             return BatchThere(await made)
         if source is not None:
             content = self._blobs.read(source.blob)
-            return FileThere(await self._batches.upload(provider, part.filename, source.size, content))
+            return UploadedFile(await self._batches.upload(provider, part.filename, source.size, content))
         url = url_of(job, provider)
         return BatchThere(await self._batches.create(provider, part.file, url, part.name, moment.lasts))
 
@@ -111,7 +111,7 @@ class ProviderAsking:
         match part.phase:
             case PartPhase.UPLOADING:
                 file = await batches.find_file(provider, part.filename, not_before)
-                return NotListed() if file is None else FileThere(file)
+                return NotListed() if file is None else UploadedFile(file)
             case PartPhase.RECALLING if not part.is_asked:
                 await batches.remove(provider, part.file)
                 return Done()
@@ -136,7 +136,7 @@ class ProviderAsking:
             found = await self._batches.find_submitted(
                 *(provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, part.since - LAG_S)
             )
-        except NotToldYet as why:
+        except PendingResult as why:
             return Unsure(str(why))
         return NotListed() if found is None else BatchThere(found)
 
@@ -406,9 +406,9 @@ class NativeParts:
             now = self._clock.wall()
             wanted = part
             if is_last:
-                wanted = parts.wanted_back(part, now, "its batch has ended early")
+                wanted = parts.recall(part, now, "its batch has ended early")
             elif now >= self._ends_at(job):
-                wanted = parts.wanted_back(part, now, "its time there is over")
+                wanted = parts.recall(part, now, "its time there is over")
             if wanted is part and part.due > now:
                 break
             if wanted is not part:
@@ -479,8 +479,8 @@ class NativeParts:
             )
         return source
 
-    def _wording(self, job: Job, part: Part, provider: Provider) -> LineWording:
-        return LineWording(self._policies.current, job, part, url_of(job, provider), self._clock.wall())
+    def _wording(self, job: Job, part: Part, provider: Provider) -> LineTranslator:
+        return LineTranslator(self._policies.current, job, part, url_of(job, provider), self._clock.wall())
 
     async def _kept(self, running: RunningWork, chunk: int, part: Part) -> Part:
         """Notes how far the part has come. Raises ClaimLost."""

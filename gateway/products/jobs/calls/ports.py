@@ -317,7 +317,7 @@ class ProviderBatches(Protocol):
     ) -> RemoteBatch | None:
         """Returns the batch of so many lines that went along, by their names; `others` are known to be somebody else's.
 
-        Raises NotToldYet where one that may be it tells nothing of its lines yet.
+        Raises PendingResult where one that may be it tells nothing of its lines yet.
         """
         ...
 

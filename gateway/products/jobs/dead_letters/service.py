@@ -11,8 +11,8 @@ from gateway.core.clock import Clock
 from gateway.core.errors import NotFound
 from gateway.products.jobs.calls.ports import JobMeter
 from gateway.products.jobs.dead_letters.replay.replay import (
-    Again,
     LetterFilter,
+    ReplayFactory,
     ReplaySpec,
     id_of_replay,
     letters_of,
@@ -144,9 +144,9 @@ class DeadLetterService:
             raise NotFound(NOT_THERE)
         return letter
 
-    async def payload(self, letter: DeadLetter) -> bytes | None:
+    async def payload(self, dead_letter: DeadLetter) -> bytes | None:
         """Returns what was to be done; None: it is gone."""
-        return await self._again(await self._read_store()).payload(letter)
+        return await self._again(await self._read_store()).payload(dead_letter)
 
     async def replay_of(self, job_id: str) -> Job:
         """Returns a replay. Raises NotFound."""
@@ -201,8 +201,8 @@ class DeadLetterService:
         if usd is not None:
             of_model.usd = (of_model.usd or 0.0) + usd
 
-    def _again(self, store: JobStore) -> Again:
-        return Again(store, self._blobs, self._clock, self._rules)
+    def _again(self, store: JobStore) -> ReplayFactory:
+        return ReplayFactory(store, self._blobs, self._clock, self._rules)
 
 
 # Jobs and batches that failed, tried again by their ids: what is dead of them is replayed.

@@ -35,7 +35,7 @@ PROBED: Final = 512
 """Slots that are tried for servers of a cluster; one with a hundredth of all is found for certain."""
 OLDEST: Final = (6, 2)
 WAITAOF_SINCE: Final = (7, 2)
-CALM_S: Final = 5.0
+DURABILITY_LAG_S: Final = 5.0
 """Seconds after which what is written is safe on a server that writes to its disk every second."""
 
 
@@ -52,8 +52,8 @@ class JobDurability:
         self._waits_for_disk = self._waits_for_replica = False
         self.is_slow = False
         """Writes are on disk a second later, and no server can be asked to wait for that."""
-        self.promise = "unknown"
-        self.calm_s = CALM_S
+        self.durability = "unknown"
+        self.durability_lag_s = DURABILITY_LAG_S
         """Seconds until what was written stays, even if the server dies without a chance to write it."""
 
     async def check(self) -> None:
@@ -77,12 +77,12 @@ class JobDurability:
         self._waits_for_disk = waits_for_disk
         self._waits_for_replica = self._accept == "replicated"
         is_last_word = worst in (0, 3) and not self._waits_for_replica  # a replica is a moment behind
-        self.calm_s = 0.0 if is_last_word else CALM_S
+        self.durability_lag_s = 0.0 if is_last_word else DURABILITY_LAG_S
         self.is_slow = self._accept != "fast" and worst == 1 and not self._waits_for_disk
         disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
-        self.promise = disk[0 if self._waits_for_disk else worst]
+        self.durability = disk[0 if self._waits_for_disk else worst]
         if self._waits_for_replica:
-            self.promise = "on a replica" if worst == 3 else f"on a replica, and {self.promise}"
+            self.durability = "on a replica" if worst == 3 else f"on a replica, and {self.durability}"
 
     def mark(self, base: bytes) -> bytes | None:
         """Returns a key that a write is to make in the same step, in the slot of `base`; None: nobody waits for writes."""
@@ -310,7 +310,7 @@ class JobPartitions:
             self.is_well = False
             raise
 
-    async def insist(self, ask: Callable[[bool], Awaitable[T]]) -> T:
+    async def retry_until_known(self, ask: Callable[[bool], Awaitable[T]]) -> T:
         """Asks until an answer is heard, or for some seconds: what may be done already must be told so (`ask(True)`).
 
         Raises JobsUnavailable where it was not done, OutcomeUnknown where nobody knows.

@@ -101,13 +101,13 @@ class RedisAcceptance:
         return [accepted[number] for number in range(len(jobs))]
 
     async def _accept_in(self, partition: int, jobs: Sequence[NewJob], sent_us: int) -> list[Accepted]:
-        async def ask(is_again: bool) -> list[Accepted]:  # as `insist` calls it
+        async def ask(is_again: bool) -> list[Accepted]:  # as `retry_until_known` calls it
             mark = self._partitions.mark(partition)
             accepted = await self._accept(partition, jobs, sent_us, mark, is_again=is_again)
             await self._partitions.settle([mark])
             return accepted
 
-        return await self._partitions.insist(ask)
+        return await self._partitions.retry_until_known(ask)
 
     async def take_back(self, jobs: Sequence[Sent]) -> None:
         """Removes those that were taken all the same, unless somebody has met them since. Raises JobsUnavailable."""

@@ -57,8 +57,8 @@ class SqliteJobStore:
     StoreUnusable."""
 
     lease_s = inf
-    calm_s = 0.0
-    promise = "on disk"
+    durability_lag_s = 0.0
+    durability = "on disk"
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class SqliteJobStore:
             lambda db: self._claims.give_back(db, work, run_at or now, now, error, is_attempt=is_attempt)
         )
 
-    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:
         """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
         now, taken, news = self._wall(), next(self._pieces.numbers), transitions.fitting(work.job, children)
 
         def parked(db: sqlite3.Connection) -> WriteResult:
-            result = self._claims.park(db, work, marks, now)
+            result = self._claims.park(db, work, progress, now)
             if result.is_ours and result.ends_as is work.job.ends_as:
                 for new in news:
                     self._acceptance.accept(db, new, now, taken)

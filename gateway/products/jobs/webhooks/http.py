@@ -47,7 +47,13 @@ from gateway.products.jobs.webhooks.rules import (
     redelivery_of,
     result_of,
 )
-from gateway.products.jobs.webhooks.service import AttemptResult, Endpoints, HookStanding, RequestedUrls, signed_headers
+from gateway.products.jobs.webhooks.service import (
+    AttemptResult,
+    EndpointHealth,
+    Endpoints,
+    RequestedUrls,
+    signed_headers,
+)
 from gateway.routes import json_response
 
 PAGE: Final = 500
@@ -60,7 +66,7 @@ TEST_TIMEOUT_S: Final = 8.0
 _UNDELIVERED: Final = (JobState.FAILED, JobState.EXPIRED)
 
 
-class WebhookDesk:
+class WebhookAdmin:
     """Shows and serves endpoints by their names; `(requests)` stands for all URLs of requests."""
 
     def __init__(
@@ -215,7 +221,7 @@ class WebhookDesk:
             raise NotFound(f"'{name[:64]}' is no webhook; there are: {', '.join(known[:20])}.", param="name")
 
 
-def _state(standing: HookStanding, now: float) -> str:
+def _state(standing: EndpointHealth, now: float) -> str:
     if standing.is_disabled:
         return "disabled"
     if standing.is_gone:
@@ -244,10 +250,10 @@ MOST_SINCE_S: Final = 366 * 86_400.0
 log = logging.getLogger("gateway.admin")
 
 
-def webhook_routes(policies: Policies, desk: WebhookDesk | None, clock: Clock) -> list[BaseRoute]:
+def webhook_routes(policies: Policies, desk: WebhookAdmin | None, clock: Clock) -> list[BaseRoute]:
     """Returns `GET /admin/webhooks` and `POST /admin/webhooks/{name}/{action}`; without a desk they say that there is none."""
 
-    def desk_of(request: Request) -> WebhookDesk:
+    def desk_of(request: Request) -> WebhookAdmin:
         require_admin(policies, request)
         if desk is None:
             raise JobsOff("This gateway takes no jobs, so there is nothing that webhooks are told.")

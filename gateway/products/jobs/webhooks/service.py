@@ -113,7 +113,7 @@ class DeliveryTurn:
 
 
 @dataclass(slots=True)
-class HookStanding:
+class EndpointHealth:
     """How one endpoint does."""
 
     in_flight: int = 0
@@ -187,7 +187,7 @@ class Endpoints:
         self._webhooks = webhooks
         self._monotonic = monotonic
         self.outward = outward
-        self._standings: dict[str, tuple[WebhookRules, HookStanding]] = {}
+        self._standings: dict[str, tuple[WebhookRules, EndpointHealth]] = {}
 
     def find(self, name: str) -> WebhookRules | None:
         """Returns an endpoint that is in force."""
@@ -215,11 +215,11 @@ class Endpoints:
 
         return DeliveryTurn(rules.name, rules.name, rules.url, rules.secrets, self.outward, gone_ends_it=False, end=end)
 
-    def standing(self, rules: WebhookRules) -> HookStanding:
+    def standing(self, rules: WebhookRules) -> EndpointHealth:
         """Returns how an endpoint does, as long as its entry is the same."""
         known = self._standings.get(rules.name)
         if known is None or known[0] != rules:
-            known = self._standings[rules.name] = rules, HookStanding()
+            known = self._standings[rules.name] = rules, EndpointHealth()
         return known[1]
 
     def _segment(self, rules: WebhookRules, now: float) -> SegmentRules:
@@ -227,7 +227,7 @@ class Endpoints:
         is_silent = standing.is_off or standing.rests_until > now
         return SegmentRules(rules.segment, concurrency=0 if is_silent else standing.most)
 
-    def _note(self, rules: WebhookRules, standing: HookStanding, attempt: AttemptResult, began_at: float) -> None:
+    def _note(self, rules: WebhookRules, standing: EndpointHealth, attempt: AttemptResult, began_at: float) -> None:
         standing.note(attempt, began_at, self._monotonic())
         if attempt.result is DeliveryResult.GONE and not standing.is_gone:
             standing.is_gone = True
@@ -285,7 +285,7 @@ class RequestedUrls:
         self._secrets_of = secrets_of
         self._monotonic = monotonic
         self._outward = outward
-        self._standings: OrderedDict[Place, HookStanding] = OrderedDict()
+        self._standings: OrderedDict[Place, EndpointHealth] = OrderedDict()
         self._by_tenant: Counter[str] = Counter()
         self.last: deque[AttemptResult] = deque(maxlen=LAST_RESULTS)
         """The last attempts at all of them."""
@@ -339,16 +339,16 @@ class RequestedUrls:
 
         return DeliveryTurn(REQUESTED, f"at {origin}", url, secrets, self._outward, gone_ends_it=True, end=end)
 
-    def _standing(self, place: Place) -> HookStanding:
+    def _standing(self, place: Place) -> EndpointHealth:
         standing = self._standings.get(place)
         if standing is None:
             if len(self._standings) >= MOST_HOSTS:
                 self._forget_one()
-            standing = self._standings[place] = HookStanding()
+            standing = self._standings[place] = EndpointHealth()
         self._standings.move_to_end(place)
         return standing
 
-    def _forget_if_plain(self, place: Place, standing: HookStanding) -> None:
+    def _forget_if_plain(self, place: Place, standing: EndpointHealth) -> None:
         """A host that takes what it gets, and gets nothing now, needs no memory; nor does one whose line is over."""
         is_plain = not standing.in_flight and not standing.throttled and standing.line_ends_at <= self._monotonic()
         if is_plain and self._standings.get(place) is standing:

@@ -25,7 +25,7 @@ COMMENT = b": nothing new\n\n"
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 
-class ResponseDoor:
+class ResponseEndpoint:
     """Serves calls of Responses; `serve` is the pipeline's `handle`."""
 
     def __init__(

@@ -181,7 +181,7 @@ class FollowingReader:
         """Is told that there is news."""
         self.woken.set()
 
-    def hear(self) -> None:
+    def on_message(self) -> None:
         """Is told that the log has grown: of one who reads what there is here that is no news."""
         if self._lives.find(self.job.id) is None:
             self.woken.set()

@@ -118,7 +118,7 @@ PAGE_BYTES = 1024 * 1024
 class LogReader(Protocol):
     """Reads a log."""
 
-    def hear(self) -> None:
+    def on_message(self) -> None:
         """Is told that the log has grown."""
         ...
 
@@ -167,7 +167,7 @@ class SharedLog:
         """The looks under way may have missed what is new."""
         self._looks.clear()
         for reader in tuple(self.readers):
-            reader.hear()
+            reader.on_message()
 
     def _next_look(self) -> Timer:
         return self._clock.call_at(self._clock.monotonic() + LOOK_S, self._look_again)

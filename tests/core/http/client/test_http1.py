@@ -391,7 +391,7 @@ async def test_an_interim_answer_restarts_the_first_byte_clock(new: NewTransport
 class Noted:
     """Who wants to hear of signs of life."""
 
-    sign_at = 0.0
+    last_activity_at = 0.0
 
 
 @pytest.mark.parametrize("sign", [b"HTTP/1.1 103 Early Hints\r\n\r\n", OK[:20], OK[:1]])
@@ -405,12 +405,12 @@ async def test_whatever_comes_before_the_head_is_a_sign_of_life(
         request = httpx.Request("POST", server.url, content=b"{}", extensions={"timeout": TIMEOUTS, "signs": noted})
         clock.advance(1.0)
         task = asyncio.ensure_future(fetch(transport, request))
-        await until(lambda: noted.sign_at == clock())
+        await until(lambda: noted.last_activity_at == clock())
         seen_at = clock()
         clock.advance(1.0)
         gate.set()
         await task
-        assert noted.sign_at == seen_at
+        assert noted.last_activity_at == seen_at
 
 
 async def test_a_stalled_body_is_a_read_timeout(new: NewTransport, clock: FakeClock) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.http.client.wire.redaction import MIN_BYTES, Seam, Secrets, secrets_of
+from gateway.core.http.client.wire.redaction import MIN_BYTES, SecretMasker, Secrets, secrets_of
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Answer, UpstreamFailed
@@ -34,7 +34,7 @@ PROVIDER = Provider("main", "openai", "https://main.test/v1", api_key=KEY, secre
 
 def in_cuts(secrets: Secrets, text: bytes, cuts: Iterable[int]) -> list[bytes]:
     """What goes on of a text that comes in pieces, piece by piece."""
-    seam = Seam(secrets)
+    seam = SecretMasker(secrets)
     edges = [0, *sorted(cuts), len(text)]
     return [*(seam.feed(text[a:b]) for a, b in itertools.pairwise(edges)), seam.end()]
 
@@ -66,7 +66,7 @@ def test_short_texts_and_stand_ins_are_words(text: str) -> None:
 
 def test_a_beginning_waits_for_the_next_block_and_nothing_else_does() -> None:
     """An event that is whole goes at once; of one that ends in what may be a secret, only that is kept."""
-    seam = Seam(Secrets([KEY]))
+    seam = SecretMasker(Secrets([KEY]))
 
     assert seam.feed(b'data: {"a": 1}\n\n') == b'data: {"a": 1}\n\n'
     assert seam.feed(b"data: your key sk-pr") == b"data: your key "
@@ -103,7 +103,7 @@ def test_cuts_change_nothing(pieces: Sequence[str], cuts: Sequence[int]) -> None
 def test_no_more_is_held_back_than_may_be_a_secret(said: str, cuts: list[int]) -> None:
     """What is kept is always how a secret begins."""
     secrets = Secrets(SHORT)
-    seam, text = Seam(secrets), said.encode()
+    seam, text = SecretMasker(secrets), said.encode()
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
 
     for a, b in itertools.pairwise(edges):

@@ -10,7 +10,7 @@ import orjson
 from gateway.core.snapshot.snapshot import Provider
 from gateway.products.batches.native.formats import (
     NeverSent,
-    NotToldYet,
+    PendingResult,
     ProviderRefused,
     RemoteBatch,
     read_message_batch,
@@ -73,7 +73,7 @@ class InlineBatches(ScriptedBatches):
             elif is_ours(orjson.loads(texts[-1])["custom_id"]):
                 return shown
         if is_open:
-            raise NotToldYet("one may be it")
+            raise PendingResult("one may be it")
         return None
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:

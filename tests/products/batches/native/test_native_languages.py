@@ -27,7 +27,9 @@ def speaking_chat(*providers: str) -> PolicySnapshot:
     """A policy in which these providers have no Responses, declared or learned."""
     policy = snapshot()
     model = policy.models["m"]
-    targets = tuple(replace(one, detours=ELSEWHERE) if one.provider in providers else one for one in model.targets)
+    targets = tuple(
+        replace(one, converters_by_path=ELSEWHERE) if one.provider in providers else one for one in model.targets
+    )
     return replace(policy, models={**policy.models, "m": replace(model, targets=targets, plan=targets)})
 
 

@@ -15,7 +15,6 @@ from gateway.products.batches.native.rules import (
     BatchThere,
     Done,
     Failed,
-    FileThere,
     Gone,
     NotListed,
     Part,
@@ -24,6 +23,7 @@ from gateway.products.batches.native.rules import (
     Refused,
     Unsent,
     Unsure,
+    UploadedFile,
     _turn,
 )
 
@@ -53,7 +53,7 @@ BATCHES = st.builds(
     code=st.sampled_from(["", "token_limit_exceeded", "invalid_json_line"]),
 )
 EVENTS: st.SearchStrategy[PartEvent] = st.one_of(
-    st.builds(FileThere, st.just("file-1")),
+    st.builds(UploadedFile, st.just("file-1")),
     st.builds(BatchThere, BATCHES),
     st.just(NotListed()),
     st.just(Gone()),
@@ -82,7 +82,7 @@ def fits(part: Part, event: PartEvent) -> bool:
             )
         case PartPhase.CREATING:
             is_for_looks, is_for_asking = isinstance(event, NotListed), isinstance(event, Refused | Unsent)
-            return not isinstance(event, FileThere | Gone | Done) and not (
+            return not isinstance(event, UploadedFile | Gone | Done) and not (
                 is_for_asking if part.is_asked else is_for_looks
             )
         case PartPhase.RECALLING:
@@ -90,7 +90,7 @@ def fits(part: Part, event: PartEvent) -> bool:
                 isinstance(event, BatchThere | NotListed) if part.is_asked else isinstance(event, Done | Refused)
             )
         case PartPhase.WORKING:
-            return not isinstance(event, FileThere | Done | Unsent)
+            return not isinstance(event, UploadedFile | Done | Unsent)
         case PartPhase.CANCELLING:
             return isinstance(event, Failed) or (
                 isinstance(event, Done | Refused) is not part.is_asked and not _is_file(event)
@@ -99,7 +99,7 @@ def fits(part: Part, event: PartEvent) -> bool:
 
 
 def _is_file(event: PartEvent) -> bool:
-    return isinstance(event, FileThere)
+    return isinstance(event, UploadedFile)
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=300), st.lists(st.booleans(), min_size=300, max_size=300))
@@ -110,7 +110,7 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
     part, now, asked_at, may_exist = begun(), 0.0, 0.0, False
     for event, is_wanted in zip(events, wants, strict=False):
         now = max(now, part.due)
-        part = parts.wanted_back(part, now, "late") if is_wanted else part
+        part = parts.recall(part, now, "late") if is_wanted else part
         if not fits(part, event):
             continue
         if part.phase is PartPhase.CREATING and not part.is_asked:
@@ -151,7 +151,7 @@ def test_where_lines_go_along_it_asks_again_only_when_none_was_seen_for_long(
     part, now, seen_none_since, may_exist = begun(is_inline=True), 0.0, 0.0, False
     for event, is_wanted in zip(events, wants, strict=False):
         now = max(now, part.due)
-        part = parts.wanted_back(part, now, "late") if is_wanted and now > 2000 else part
+        part = parts.recall(part, now, "late") if is_wanted and now > 2000 else part
         if not fits(part, event):
             continue
         assert part.phase not in (PartPhase.UPLOADING, PartPhase.RECALLING)
@@ -181,7 +181,7 @@ def test_a_part_that_is_wanted_back_ends_whatever_is_heard_again_and_again(
     for event in events:
         part = parts.advanced(parts.asked(part), event, now, 15.0) if fits(part, event) else part
         now = max(now, part.due)
-    part = parts.wanted_back(part, now, "late")
+    part = parts.recall(part, now, "late")
     rounds = 0
     while not part.is_over:
         rounds += 1

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.products.batches.guards import MOST_CRASHES
 from gateway.products.jobs.calls.ports import StoredRequest
-from gateway.products.jobs.dead_letters.replay.replay import Again, LetterFilter, ReplaySpec, replay_job
+from gateway.products.jobs.dead_letters.replay.replay import LetterFilter, ReplayFactory, ReplaySpec, replay_job
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
 from gateway.products.jobs.dead_letters.rules import DeadGroup, LetterState, derived_letter_id
 from gateway.products.jobs.dead_letters.service import DeadLetterService
@@ -42,7 +42,7 @@ def runner(stage: Stage) -> Callable[[JobStore], Callable[[RunningWork], Awaitab
     """What runs calls, chunks and replays on a store."""
 
     def of(store: JobStore) -> Callable[[RunningWork], Awaitable[None]]:
-        replays = ReplayJobs(store, Again(store, stage.blobs, stage.clock, lambda: stage.rules), stage.clock)
+        replays = ReplayJobs(store, ReplayFactory(store, stage.blobs, stage.clock, lambda: stage.rules), stage.clock)
 
         async def run_piece(running: RunningWork) -> None:
             is_replay = running.work.job.kind is JobKind.REPLAY
@@ -240,7 +240,7 @@ def test_a_delivery_is_replayed_under_the_id_that_its_webhook_knows() -> None:
         await stage.store.finish(work, JobEnd(JobState.FAILED, JobError("webhook_failed", "500", clock.wall())))
         letter = await stage.store.dead.find(derived_letter_id("msg_1", None))
         assert letter is not None
-        again = Again(stage.store, stage.blobs, clock, lambda: RULES)
+        again = ReplayFactory(stage.store, stage.blobs, clock, lambda: RULES)
         new = await again.job_of(letter, ReplaySpec(to_model="ignored"))
 
         assert new is not None

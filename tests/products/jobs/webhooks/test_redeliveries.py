@@ -8,7 +8,7 @@ from typing import Any, cast
 from gateway.core.clock import Clock
 from gateway.products.jobs.model import ClaimedWork, JobKind, JobState
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.rules import WebhookRules, deliveries_of
 from gateway.products.jobs.webhooks.service import Endpoints, RequestedUrls
 from tests.support.job_stores import Jobs
@@ -23,14 +23,14 @@ class WallClock:
         self.wall = jobs.wall
 
 
-def desk_over(jobs: Jobs) -> WebhookDesk:
+def desk_over(jobs: Jobs) -> WebhookAdmin:
     async def store() -> JobStore:
         return jobs.store
 
     nobody: Any = None
     endpoints = Endpoints(lambda: HOOKS, lambda: 0.0, nobody)
     requested = RequestedUrls(lambda: True, lambda _key: (), lambda: 0.0, nobody)
-    return WebhookDesk(lambda: HOOKS, endpoints, requested, store, cast(Clock, WallClock(jobs)))
+    return WebhookAdmin(lambda: HOOKS, endpoints, requested, store, cast(Clock, WallClock(jobs)))
 
 
 async def fail_all(jobs: Jobs) -> list[ClaimedWork]:

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JOB, JobState, new_id
-from gateway.products.jobs.webhooks.http import WebhookDesk
+from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.webhooks.rules import REQUESTED
 from tests.products.jobs.webhooks.hooks import Hooks, hook
@@ -26,11 +26,11 @@ def _long_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LOOK_S", 60.0)
 
 
-def desk_of(hooks: Hooks) -> WebhookDesk:
+def desk_of(hooks: Hooks) -> WebhookAdmin:
     async def store() -> Any:
         return hooks.stage.store
 
-    return WebhookDesk(lambda: hooks.rules, hooks.endpoints, hooks.requested, store, hooks.clock)
+    return WebhookAdmin(lambda: hooks.rules, hooks.endpoints, hooks.requested, store, hooks.clock)
 
 
 def test_what_has_failed_is_told_again_once_under_its_old_id() -> None:

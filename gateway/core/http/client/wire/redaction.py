@@ -201,7 +201,7 @@ class Secrets:
         return max(_overlap(block, needle) for needle in self._needles)
 
 
-class Seam:
+class SecretMasker:
     """Masks a body that comes in blocks: what may be the beginning of a secret waits for the next block, and nothing else."""
 
     __slots__ = ("_is_masked", "_secrets", "ends", "kept", "probes")
@@ -238,7 +238,7 @@ class MaskedChunks:
 
     __slots__ = ("_error", "_next", "_seam")
 
-    def __init__(self, chunks: AsyncIterator[bytes], seam: Seam) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], seam: SecretMasker) -> None:
         self._next = chunks.__anext__
         self._seam = seam
         self._error: Exception | None = None

@@ -17,7 +17,14 @@ import httpx
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
 from gateway.core.http.client.pools.pools import certificate_error, explain
 from gateway.core.http.client.transport import ERRORS, Http1Transport
-from gateway.core.http.client.wire.redaction import OF_MESSAGES, MaskedChunks, Seam, Secrets, phase_of, secrets_of
+from gateway.core.http.client.wire.redaction import (
+    OF_MESSAGES,
+    MaskedChunks,
+    SecretMasker,
+    Secrets,
+    phase_of,
+    secrets_of,
+)
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -72,7 +79,7 @@ class HttpAnswer:
 
     def mask_body(self, secrets: Secrets) -> None:
         """Mask these in all that comes."""
-        self.chunks = MaskedChunks(self.chunks, Seam(secrets))
+        self.chunks = MaskedChunks(self.chunks, SecretMasker(secrets))
 
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
@@ -175,7 +182,7 @@ class Wire:
         request = EncodedRequest(head, body, None, len(body), outgoing.method != "HEAD")
         return self._own.exchange(request, timeouts, address.origin, outgoing.signs, self)
 
-    def hear(self, exchange: Exchange) -> None:
+    def on_message(self, exchange: Exchange) -> None:
         """What `Http1Transport.exchange` does before it hands the answer out."""
         if self._secrets is not None:
             exchange.secrets = self._secrets

@@ -57,7 +57,7 @@ class SaidLine(NamedTuple):
     lost: tuple[tuple[str, str], ...] = ()
 
 
-class LineWording:
+class LineTranslator:
     """Of one part. Made anew for each use: the policy in force says how."""
 
     def __init__(self, policy: PolicySnapshot, job: Job, part: Part, url: str, now: float) -> None:
@@ -181,7 +181,7 @@ class WrittenInput(NamedTuple):
 
 
 async def write_input(
-    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int], wording: LineWording, *, is_inline: bool
+    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int], wording: LineTranslator, *, is_inline: bool
 ) -> WrittenInput:
     """Writes a chunk's lines without results as a provider gets them, in a file or as one request.
 
@@ -204,7 +204,7 @@ async def write_input(
         await writer.abort()
 
 
-async def _said(job: Job, line: InputLine, wording: LineWording) -> bytes | None:
+async def _said(job: Job, line: InputLine, wording: LineTranslator) -> bytes | None:
     """Returns one line in the provider's words; a long one is not worked on at one go with others."""
     name, body = line_id(job.id, line.number), read_line(line.text).body
     if not wording.converts or len(body) < LARGE_BYTES:
@@ -271,7 +271,7 @@ class ProviderAnswers:
         part: Part,
         provider: Provider,
         policy: PolicySnapshot,
-        wording: LineWording,
+        wording: LineTranslator,
         factor: float,
     ) -> None:
         """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one.
@@ -279,7 +279,7 @@ class ProviderAnswers:
         Raises ProviderRefused, Unreachable, JobsUnavailable, ClaimLost.
         """
         rates = _rates(policy, running.work.job.marks[MODELS][0], part)
-        taking = _Taking(running, chunk, await self._names(running, chunk), wording, rates, factor)
+        taking = _ResultCollector(running, chunk, await self._names(running, chunk), wording, rates, factor)
         taking.is_inline = part.is_inline
         for file_id in (part.output, part.errors):
             if file_id:
@@ -304,7 +304,9 @@ class ProviderAnswers:
             log.exception("job %s: its input cannot be read any more; answers to it cannot be kept", job.id)
             return {}
 
-    async def _read(self, taking: _Taking, content: AsyncIterator[bytes], policy: PolicySnapshot, part: Part) -> None:
+    async def _read(
+        self, taking: _ResultCollector, content: AsyncIterator[bytes], policy: PolicySnapshot, part: Part
+    ) -> None:
         cutter = LineCutter(MOST_LINE_BYTES)
         async for piece in content:
             for _, text in cutter.feed(piece):
@@ -314,7 +316,7 @@ class ProviderAnswers:
         for _, text in cutter.end():
             taking.take(text)
 
-    async def _commit(self, taking: _Taking, policy: PolicySnapshot, part: Part) -> None:
+    async def _commit(self, taking: _ResultCollector, policy: PolicySnapshot, part: Part) -> None:
         answers, bodies_of = taking.answers, await self._bodies(taking)
         taking.answers, taking.size = [], 0
         results = []
@@ -327,7 +329,7 @@ class ProviderAnswers:
                 results = []
         await self._commit_some(taking.running, results, policy, part)
 
-    async def _bodies(self, taking: _Taking) -> dict[int, bytes]:
+    async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
         if not taking.wording.converts or not taking.answers:
             return {}
@@ -358,7 +360,7 @@ class ProviderAnswers:
         await asyncio.sleep(0)
 
 
-class _Taking:
+class _ResultCollector:
     """The answers of one part on their way."""
 
     def __init__(
@@ -366,7 +368,7 @@ class _Taking:
         running: RunningWork,
         chunk: int,
         names: dict[int, str],
-        wording: LineWording,
+        wording: LineTranslator,
         rates: Rates | None,
         factor: float,
     ) -> None:

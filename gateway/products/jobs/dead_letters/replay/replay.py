@@ -184,13 +184,13 @@ def why_not_again(job: Job, letter: DeadLetter | None) -> str:
     return f"has not failed: it is {job.state}; send it anew"
 
 
-def job_again(
-    letter: DeadLetter, original: Job, payload: bytes, spec: ReplaySpec, now: float, lasts_s: float
+def replay_job_for(
+    dead_letter: DeadLetter, original: Job, payload: bytes, spec: ReplaySpec, now: float, lasts_s: float
 ) -> NewJob | None:
     """Returns the job that runs a call or a delivery again; None: it cannot be sent to another model."""
     about = {name: value for name, value in original.about.items() if name not in _NOT_AGAIN}
     model = original.model
-    if letter.kind is LetterKind.DELIVERY:
+    if dead_letter.kind is LetterKind.DELIVERY:
         about[MESSAGE_ID] = original.about.get(MESSAGE_ID, original.id)
         lasts_s = DEADLINE_S
     elif spec.to_model:
@@ -200,13 +200,13 @@ def job_again(
         payload, model = told, spec.to_model
     job = replace(
         original,
-        id=id_of_replay(letter, letter.replays + 1),
+        id=id_of_replay(dead_letter, dead_letter.replays + 1),
         model=model,
         state=JobState.QUEUED,
         created_at=now,
         run_at=now,
         deadline=now + lasts_s,
-        about={**about, REPLAYS: letter.id, CLASS: letter.error_class},
+        about={**about, REPLAYS: dead_letter.id, CLASS: dead_letter.error_class},
         ends_as=None,
         is_paused=False,
         attempts=0,
@@ -282,7 +282,7 @@ AT_ONCE = 100
 """Letters of a page."""
 
 
-class Again:
+class ReplayFactory:
     """Makes the jobs that run dead letters again."""
 
     def __init__(self, store: JobStore, blobs: Blobs, clock: Clock, rules: Callable[[], JobRules]) -> None:
@@ -301,7 +301,7 @@ class Again:
         payload = await self._store.dead.payload(letter.id)
         if original is None or payload is None:
             return None
-        return job_again(letter, original, payload, spec, now, rules.deadline_s)
+        return replay_job_for(letter, original, payload, spec, now, rules.deadline_s)
 
     async def payload(self, letter: DeadLetter) -> bytes | None:
         """Returns what was to be done; None: it is gone. Raises JobsUnavailable."""

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Final
 
 from gateway.core.clock import Clock
-from gateway.products.jobs.dead_letters.replay.replay import Again, ReplaySpec, is_due, letters_of, spec_of
+from gateway.products.jobs.dead_letters.replay.replay import ReplayFactory, ReplaySpec, is_due, letters_of, spec_of
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import JobEnd, JobState, JobsUnavailable
 from gateway.products.jobs.store import JobStore
@@ -32,7 +32,7 @@ log = logging.getLogger("gateway.jobs")
 class ReplayJobs:
     """Runs jobs of kind `replay`."""
 
-    def __init__(self, store: JobStore, again: Again, clock: Clock) -> None:
+    def __init__(self, store: JobStore, again: ReplayFactory, clock: Clock) -> None:
         self._store = store
         self._again = again
         self._clock = clock

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.snapshot.snapshot import Provider
-from gateway.products.batches.native.formats import FULL, NeverSent, NotToldYet, ProviderRefused
+from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused
 from gateway.products.batches.native.providers import HttpProviderBatches
 from gateway.products.jobs.webhooks.outward import Unreachable
 from tests.support.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
@@ -144,10 +144,10 @@ async def test_a_message_batch_is_found_by_its_results_among_those_of_as_many_li
     said += [batch("other", lines=3), batch("known"), batch("a"), batch("old", at="2026-11-22T10:00:00Z"), batch("b")]
     assert (await find(), looked) == (None, ["a"])
     said.insert(0, batch("open", is_over=False))
-    with pytest.raises(NotToldYet):
+    with pytest.raises(PendingResult):
         await find()
     said[0] = batch("untold")
-    with pytest.raises(NotToldYet):
+    with pytest.raises(PendingResult):
         await find()
     said[0] = batch("b")
     assert (await find(), looked) == ("b", ["a", "untold", "b"])
