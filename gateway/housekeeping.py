@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gateway.admin import operations as insight
-from gateway.admin import views
+from gateway.admin import operations, views
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import Clock
@@ -213,7 +212,7 @@ class Housekeeping:
     def fill_gauges(self) -> None:
         """Sets the gauges of levels, which are only looked at when somebody asks for metrics."""
         admission, telemetry, now = self.admission, self.telemetry, self.clock.monotonic()
-        rows = insight.limit_rows(admission, now)
+        rows = operations.limit_rows(admission, now)
         gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.names.is_named(n)}
         telemetry.set_limits(
             {name: row.level for name, row in rows},
@@ -222,7 +221,7 @@ class Housekeeping:
         )
         queue = admission.queue
         pauses = {name: gate.pauses.count for name, gate in gates.items()}
-        telemetry.set_queue(queue.occupancy.depth, insight.oldest_s(admission, now), queue.occupancy.bytes, pauses)
+        telemetry.set_queue(queue.occupancy.depth, operations.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_suspects(views.suspects(admission))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.core import peek as passthrough
+from gateway.core import peek
 from gateway.core.edge.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.core.http.connection import HotEndpoints
@@ -124,7 +124,7 @@ class PassThrough(Route):
         self._policies = policies
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if not passthrough.is_relayed(self._policies.current, scope["path"]):
+        if not peek.is_relayed(self._policies.current, scope["path"]):
             return Match.NONE, {}
         return super().matches(scope)
 
@@ -145,7 +145,7 @@ def build_front(
         routes += [Route(path, sockets.realtime, methods=["GET"]) for path in PATHS]
         routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
     routes += generate_routes(GenerateDoor(edge, meter), policies)
-    routes.append(PassThrough(policies, Served(edge, passthrough.OTHER)))
+    routes.append(PassThrough(policies, Served(edge, peek.OTHER)))
     return Front(edge, hot, build_app(routes, meter), session_paths)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
-from gateway.core import retry_budgets as budgets
 from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.call import CacheOutcome, Call, CallRecord
@@ -19,8 +18,7 @@ from gateway.core.errors import GatewayError, InternalError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
-from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of
-from gateway.core.retry_budgets import cost_usd as retry_budgets_cost_usd
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import Attempt, Gap, Usage, shown
@@ -48,7 +46,7 @@ class CostEstimates:
     def usd(self, call: Call, target: Target) -> float | None:
         """Returns what an attempt at the target is estimated to cost; None: not priced."""
         usage = self.usage(call, target)
-        return retry_budgets_cost_usd(target.find_rates(upstream_model(call, target)), usage.input, usage.output)
+        return token_cost_usd(target.find_rates(upstream_model(call, target)), usage.input, usage.output)
 
     def price(self, call: Call, budget_usd: float) -> Price:
         """Returns what the call may cost its key: at the dearest of the model's own targets, where some are priced."""
@@ -100,7 +98,7 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
     if target is None or usage is None:
         return None
     rates = target.find_rates(upstream_model(call, target))
-    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written, usage.cache_written_1h)
+    return token_cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written, usage.cache_written_1h)
 
 
 class Accounts:

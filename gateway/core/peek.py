@@ -22,7 +22,7 @@ from gateway.core.openai.bodies import (
     MultipartError,
     boundary_of,
     digest_in_steps,
-    find_fields,
+    find_form_fields,
     find_in_steps,
     is_parsed,
     large_of,
@@ -151,7 +151,7 @@ def _of_generated(config: object) -> tuple[int | None, bool]:
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:
     try:
-        found = find_fields(body, form_boundary(content_type), ("model", "stream"))
+        found = find_form_fields(body, form_boundary(content_type), ("model", "stream"))
     except MultipartError as exc:
         raise malformed_form(exc) from None
     return read_form(body, found["model"], found["stream"])

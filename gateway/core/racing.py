@@ -271,7 +271,7 @@ def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
 
 Ended = Callable[[bool], None]
 """Called when a move has ended; the argument is true if it ended with an answer."""
-log_moving = logging.getLogger("gateway")
+log = logging.getLogger("gateway")
 
 
 class MovedAttempt:
@@ -390,7 +390,7 @@ class Failover:
         except GatewayError:
             self._end(copy)  # a retry that was booked was never sent; the first attempt goes on
         except Exception:
-            log_moving.exception("moving a call failed")
+            log.exception("moving a call failed")
             self._end(copy)
             return
         if move.opened is not None:
@@ -442,7 +442,7 @@ RETRIP_S = 30.0
 """A breaker that was closed although its target is still suspect is opened again after this time, in seconds."""
 FORGET_S = 3600.0
 """A target at which no call has waited for this long is forgotten, in seconds."""
-log = logging.getLogger("gateway.health")
+health_log = logging.getLogger("gateway.health")
 
 
 class Hanging(NamedTuple):
@@ -600,7 +600,7 @@ class Suspects:
         if suspect is None:
             heard.suspicion = Suspicion(why, now)
             suspect = self._suspects[heard] = Suspect(breaker, now, waited_at=now)
-            log.warning("%s is suspect: %s", breaker.name, why)
+            health_log.warning("%s is suspect: %s", breaker.name, why)
         if now - suspect.tripped_at >= RETRIP_S and any(self._can_move(one, now) for one in group):
             suspect.tripped_at = now
             breaker.trip(f"suspect: {why}", now, self._draw())
@@ -640,7 +640,7 @@ class Suspects:
         del self._suspects[heard]
         heard.suspicion = None
         breaker = suspect.breaker
-        log.warning("%s is no longer suspect: it has answered", breaker.name)
+        health_log.warning("%s is no longer suspect: it has answered", breaker.name)
         breaker.probe_soon(self._clock.monotonic())
 
 

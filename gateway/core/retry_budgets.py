@@ -197,7 +197,7 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
-def cost_usd(
+def token_cost_usd(
     rates: Rates | None,
     input_tokens: int,
     output_tokens: int,

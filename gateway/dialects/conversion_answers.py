@@ -86,11 +86,11 @@ def events_of(message: Json) -> bytes:
     if "usage" in message:
         ended["usage"] = _object(message["usage"])
         opened["usage"] = message["usage"] | {name: 0 for name in ("output_tokens",) if name in message["usage"]}
-    frames = [_frame("message_start", {"message": opened})]
+    frames = [_messages_frame("message_start", {"message": opened})]
     for index, block in enumerate(blocks):
-        frames += [_frame(kind, {"index": index, **fields}) for kind, fields in _block_events(_object(block))]
-    frames.append(_frame("message_delta", ended))
-    frames.append(_frame("message_stop", {}))
+        frames += [_messages_frame(kind, {"index": index, **fields}) for kind, fields in _block_events(_object(block))]
+    frames.append(_messages_frame("message_delta", ended))
+    frames.append(_messages_frame("message_stop", {}))
     return b"".join(frames)
 
 
@@ -189,7 +189,7 @@ def _block_events(block: Json) -> Iterator[tuple[str, Json]]:
     yield "content_block_stop", {}
 
 
-def _frame(kind: str, fields: Json) -> bytes:
+def _messages_frame(kind: str, fields: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
 
 
@@ -200,8 +200,7 @@ def _frame(kind: str, fields: Json) -> bytes:
 # from 0; every item, part and text that begins also ends, and ends as it stands in the whole answer.
 
 
-ResponsesJson = dict[str, Any]
-Event = tuple[str, ResponsesJson]
+Event = tuple[str, Json]
 
 _LAST: Mapping[str, str] = {"response.completed": "completed", "response.incomplete": "incomplete"}
 """The events that end an answer, with the answer's status."""
@@ -232,7 +231,7 @@ _NOT_YET = ("usage", "completed_at", "incomplete_details", "output_text")
 """The fields that a response lacks at its beginning."""
 
 
-def last_response(frames: bytes) -> ResponsesJson | None:
+def last_response(frames: bytes) -> Json | None:
     """Returns the response that a stream ends with, complete or incomplete; None when it ends in no such way."""
     for name, status in _LAST.items():
         event = event_json(_event_around(frames, frames.rfind(b'"%b"' % name.encode())))
@@ -242,7 +241,7 @@ def last_response(frames: bytes) -> ResponsesJson | None:
     return None
 
 
-def response_of(frames: bytes) -> ResponsesJson | None:
+def response_of(frames: bytes) -> Json | None:
     """Returns the whole answer of these frames. Some providers leave its output to the events before."""
     response = last_response(frames)
     if response is None:
@@ -255,7 +254,7 @@ def response_of(frames: bytes) -> ResponsesJson | None:
     return response if isinstance(response["output"], list) else None
 
 
-def _finished_items(frames: bytes) -> list[ResponsesJson] | None:
+def _finished_items(frames: bytes) -> list[Json] | None:
     """Returns all items in their order; None when one of them has not ended."""
     begun: set[Any] = set()
     done: dict[Any, Any] = {}
@@ -281,7 +280,7 @@ def _event_around(frames: bytes, at: int) -> bytes:
     return next(split_events(frames[start:]))
 
 
-def frames_of(body: ResponsesJson) -> bytes | None:
+def frames_of(body: Json) -> bytes | None:
     """Returns the events of a whole answer; None when it has not ended, or is none."""
     name = next((name for name, status in _LAST.items() if status == body.get("status")), None)
     output = body.get("output")
@@ -298,12 +297,12 @@ def _is_item(item: Any) -> bool:
     return all(isinstance(each, list) and all(isinstance(part, dict) for part in each) for each in parts)
 
 
-def _responses_frame(kind: str, number: int, fields: ResponsesJson) -> bytes:
+def _responses_frame(kind: str, number: int, fields: Json) -> bytes:
     event = {"type": kind, "sequence_number": number, **fields}
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event))
 
 
-def _events(last: str, body: ResponsesJson, output: list[ResponsesJson]) -> Iterator[Event]:
+def _events(last: str, body: Json, output: list[Json]) -> Iterator[Event]:
     begun = body | {name: None for name in _NOT_YET if name in body} | {"status": "in_progress", "output": []}
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
@@ -316,7 +315,7 @@ def _events(last: str, body: ResponsesJson, output: list[ResponsesJson]) -> Iter
     yield last, {"response": body}
 
 
-def _opened(item: ResponsesJson) -> ResponsesJson:
+def _opened(item: Json) -> Json:
     """Returns an item as it is at its beginning."""
     opened = item | {"status": "in_progress"} if "status" in item else dict(item)
     opened |= {name: [] for name in ("content", "summary") if item.get(name)}
@@ -326,7 +325,7 @@ def _opened(item: ResponsesJson) -> ResponsesJson:
     return opened
 
 
-def _item_events(item: ResponsesJson, place: ResponsesJson) -> Iterator[Event]:
+def _item_events(item: Json, place: Json) -> Iterator[Event]:
     kind = item["type"]
     before, after = _STEPS.get(kind, ((), ())) if item.get("status", "completed") == "completed" else ((), ())
     for step in before:
@@ -342,14 +341,14 @@ def _item_events(item: ResponsesJson, place: ResponsesJson) -> Iterator[Event]:
         yield f"response.{kind}.{step}", place
 
 
-def _summary_events(part: ResponsesJson, place: ResponsesJson) -> Iterator[Event]:
+def _summary_events(part: Json, place: Json) -> Iterator[Event]:
     yield "response.reasoning_summary_part.added", place | {"part": _emptied(part, "text")}
     if isinstance(part.get("text"), str):
         yield from _text_events("reasoning_summary_text", "text", part["text"], place)
     yield "response.reasoning_summary_part.done", place | {"part": part}
 
 
-def _part_events(part: ResponsesJson, place: ResponsesJson) -> Iterator[Event]:
+def _part_events(part: Json, place: Json) -> Iterator[Event]:
     field, name = _PART_TEXTS.get(str(part.get("type")), ("", ""))
     yield "response.content_part.added", place | {"part": _emptied(part, field)}
     told = {"logprobs": part.get("logprobs") or []} if name == "output_text" else {}
@@ -364,13 +363,13 @@ def _part_events(part: ResponsesJson, place: ResponsesJson) -> Iterator[Event]:
     yield "response.content_part.done", place | {"part": part}
 
 
-def _emptied(part: ResponsesJson, field: str) -> ResponsesJson:
+def _emptied(part: Json, field: str) -> Json:
     """Returns a part as it is at its beginning."""
     empty = part | {name: [] for name in ("annotations", "logprobs") if part.get(name)}
     return empty | {field: ""} if isinstance(part.get(field), str) else empty
 
 
-def _text_events(name: str, field: str, text: str, place: ResponsesJson) -> Iterator[Event]:
+def _text_events(name: str, field: str, text: str, place: Json) -> Iterator[Event]:
     for at in range(0, len(text), PIECE_LENGTH):
         yield f"response.{name}.delta", place | {"delta": text[at : at + PIECE_LENGTH]}
     yield f"response.{name}.done", place | {field: text}

@@ -30,7 +30,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
-from gateway.dialects.gemini import places as gemini
+from gateway.dialects.gemini import places
 from gateway.dialects.places import at_converse, at_count, at_invoke
 
 # A way from a caller's language to a target's, on bytes: what goes there, what comes back, and what a 404 means.
@@ -254,12 +254,12 @@ _PREDICTS_TEXTS: Final = 250
 _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     ("embeddings", "generate"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsOverGenerate"),
-        gemini.place_of_embeddings,
+        places.place_of_embeddings,
         most_texts=lambda _facts: _GEMINIS_TEXTS,
     ),
     ("embeddings", "vertex"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsAtVertex"),
-        gemini.place_of_embeddings_at_vertex,
+        places.place_of_embeddings_at_vertex,
         most_texts=lambda facts: _GEMINIS_TEXTS if facts.model.embeds == "gemini" else _PREDICTS_TEXTS,
     ),
     ("embeddings", "converse"): _Direct(
@@ -272,18 +272,18 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
         (_ENVELOPE, "MessagesAtBedrock"), at_invoke, {_BETAS: "anthropic_beta"}, keeps_bytes=True
     ),
     ("messages", "claude_at_vertex"): _Direct(
-        (_ENVELOPE, "MessagesAtVertex"), gemini.place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
+        (_ENVELOPE, "MessagesAtVertex"), places.place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
     ),
     (COUNTS, "claude"): _Direct((_CLAUDE_COUNTS, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
     (COUNTS, "claude_at_vertex"): _Direct(
-        (_CLAUDE_COUNTS, "CountsAtVertex"), gemini.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
+        (_CLAUDE_COUNTS, "CountsAtVertex"), places.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
     ),
     (COUNTS, OPENAIS_COUNTS): _Direct(
         ("gateway.dialects.openai.translators", "CountsOfResponses"),
         lambda _model, _is_stream: "/responses/input_tokens",
     ),
-    (COUNTS, "generate"): _Direct((_GEMINI_COUNTS, "CountsOfGenerate"), gemini.place_of_counts),
-    (COUNTS, "vertex"): _Direct((_GEMINI_COUNTS, "CountsAtVertexAI"), gemini.place_of_counts_at_vertex),
+    (COUNTS, "generate"): _Direct((_GEMINI_COUNTS, "CountsOfGenerate"), places.place_of_counts),
+    (COUNTS, "vertex"): _Direct((_GEMINI_COUNTS, "CountsAtVertexAI"), places.place_of_counts_at_vertex),
 }
 """By the caller's endpoint and the target's language, where one leads straight to the other."""
 
@@ -291,10 +291,10 @@ _PLACES: Final[Mapping[str, Place]] = {
     "chat": lambda _model, _is_stream: PATHS["chat"],
     "responses": lambda _model, _is_stream: PATHS["responses"],
     "messages": lambda _model, _is_stream: PATHS["messages"],
-    "generate": gemini.place_of_gemini,
-    "vertex": gemini.place_at_vertex,
+    "generate": places.place_of_gemini,
+    "vertex": places.place_at_vertex,
     "converse": at_converse,
-    "claude_at_vertex": gemini.place_of_claude_at_vertex,
+    "claude_at_vertex": places.place_of_claude_at_vertex,
 }
 _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version", b"2023-06-01"),)}
 """What a language wants said besides, by its name. Of Anthropic's versions the older one takes all that the newer one does, and

@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 
 log = logging.getLogger("gateway.store")
 
-FIRST_DELAY_S, LAST_DELAY_S = 0.1, 0.3
+FIRST_PROBE_DELAY_S, LAST_PROBE_DELAY_S = 0.1, 0.3
 """Seconds between two probes, doubling, less up to half by chance so that replicas do not probe in step."""
 MOST_PATIENCE_S = 1.0
 """The cap in seconds on a probe's timeout, which doubles from the store's: a slow handshake must still succeed."""
@@ -101,7 +101,7 @@ class ServerHealth:
                 self._mark_back()
 
     def _delay_s(self) -> float:
-        return delay_s(FIRST_DELAY_S, LAST_DELAY_S, self._tries - 1) if self._tries else 0.0
+        return delay_s(FIRST_PROBE_DELAY_S, LAST_PROBE_DELAY_S, self._tries - 1) if self._tries else 0.0
 
     def _patience_s(self) -> float:
         patience_s: float = min(MOST_PATIENCE_S, self._timeout_s * 2 ** min(self._tries - 1, 10))
@@ -159,7 +159,7 @@ ASK_AFTER_S = 2.0
 """Seconds of silence before the server is pinged."""
 PATIENCE_S = 1.0
 """Seconds that the server has for the reply to the ping, and for a connection."""
-SUBSCRIBER_FIRST_DELAY_S, SUBSCRIBER_LAST_DELAY_S = 0.05, 1.0
+FIRST_RECONNECT_DELAY_S, LAST_RECONNECT_DELAY_S = 0.05, 1.0
 DEAF_AFTER = 5
 """Failed attempts in a row, while the store is up, before the log tells of it."""
 
@@ -195,7 +195,7 @@ class Subscriber:
             except Exception as error:  # noqa: BLE001 - any error: the subscription is renewed
                 self._tries += 1
                 self._failed(error)
-            await asyncio.sleep(delay_s(SUBSCRIBER_FIRST_DELAY_S, SUBSCRIBER_LAST_DELAY_S, self._tries))
+            await asyncio.sleep(delay_s(FIRST_RECONNECT_DELAY_S, LAST_RECONNECT_DELAY_S, self._tries))
 
     def _failed(self, error: Exception) -> None:
         self._failed_attempts = self._failed_attempts + 1 if self._is_up() else 0

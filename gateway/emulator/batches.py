@@ -27,7 +27,7 @@ MOST_FILES = 10_000
 _WINDOW_S = 86_400
 _BOUNDARY = re.compile(rb'boundary="?([^";]+)')
 _FILENAME = re.compile(rb'filename="([^"]*)"')
-_LIMIT = re.compile(r"[1-9][0-9]{0,4}")
+_MAX_5_DIGITS = re.compile(r"[1-9][0-9]{0,4}")
 _FIELD = re.compile(rb'name="([^"]*)"')
 AnswerLine = Callable[[EmulatedEndpoint, dict[str, Any]], EmulatedReply | Stream]
 """Answers the body of a line. Raises ProblemError."""
@@ -241,7 +241,7 @@ def _page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> EmulatedRe
     entries = entries[::-1]
     ids = [one["id"] for one in entries]
     start = ids.index(asked["after"]) + 1 if asked.get("after") in ids else 0
-    limit = int(asked["limit"]) if _LIMIT.fullmatch(asked.get("limit", "")) else 20
+    limit = int(asked["limit"]) if _MAX_5_DIGITS.fullmatch(asked.get("limit", "")) else 20
     page = entries[start : start + limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return json_reply({"object": "list", "data": page, **ends, "has_more": start + limit < len(entries)})
@@ -256,7 +256,7 @@ def _page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> EmulatedRe
 MOST_REQUESTS = 100_000
 _PATH = re.compile(r"(?:/anthropic)?(?:/v1)?/messages/batches(?:/([^/]+))?(?:/(cancel|results))?")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_MESSAGE_BATCHES_LIMIT = re.compile(r"[1-9][0-9]{0,3}")
+_MAX_4_DIGITS = re.compile(r"[1-9][0-9]{0,3}")
 AnswerMessage = Callable[[bytes], EmulatedReply | Stream]
 """Answers the body of a call of Messages. Raises ProblemError."""
 
@@ -405,7 +405,7 @@ class EmulatedMessageBatches:
         """Returns a page of the list, newest first."""
         ids = list(self.batches)[::-1]
         start = ids.index(asked["after_id"]) + 1 if asked.get("after_id") in ids else 0
-        limit = int(asked["limit"]) if _MESSAGE_BATCHES_LIMIT.fullmatch(asked.get("limit", "")) else 20
+        limit = int(asked["limit"]) if _MAX_4_DIGITS.fullmatch(asked.get("limit", "")) else 20
         page = ids[start : start + limit]
         ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
         return json_reply({"data": [self._shown(one) for one in page], "has_more": start + limit < len(ids), **ends})

@@ -23,7 +23,7 @@ from gateway.emulator.problems import EmulatedProblem, ProblemError, objects, re
 
 Blocks = Sequence[Mapping[str, Any]]
 _EVERYWHERE = frozenset({"type", "cache_control"})
-_TURNS_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
+_BLOCK_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "text": _EVERYWHERE | {"text", "citations"},
         "image": _EVERYWHERE | {"source", "transformations"},
@@ -106,11 +106,11 @@ def _content(message: Mapping[str, Any], where: str, *, is_last: bool) -> Blocks
 def check_block(block: Mapping[str, Any], where: str, role: str) -> None:
     """Raises ProblemError for a block that the API refuses at this place."""
     kind = block.get("type")
-    known = _TURNS_FIELDS.get(str(kind))
+    known = _BLOCK_FIELDS.get(str(kind))
     if known is None:
         if isinstance(kind, str) and (kind.endswith("_tool_result") or kind in ("server_tool_use", "container_upload")):
             return
-        tags = ", ".join(f"'{each}'" for each in _TURNS_FIELDS)
+        tags = ", ".join(f"'{each}'" for each in _BLOCK_FIELDS)
         raise refused(f"{where}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}")
     unknown = sorted(set(block) - known)
     if unknown:
@@ -127,7 +127,7 @@ def check_block(block: Mapping[str, Any], where: str, role: str) -> None:
         case "tool_result":
             _check_tool_result(block, f"{where}.tool_result")
         case "thinking":
-            _turns_check_thinking(block, where)
+            _check_thinking_block(block, where)
         case "redacted_thinking" if not isinstance(block.get("data"), str) or not block["data"]:
             raise refused(f"{where}.redacted_thinking.data: Field required")
 
@@ -180,7 +180,7 @@ def _check_tool_result(block: Mapping[str, Any], where: str) -> None:
             check_block(each, f"{where}.content.{place}", "user")
 
 
-def _turns_check_thinking(block: Mapping[str, Any], where: str) -> None:
+def _check_thinking_block(block: Mapping[str, Any], where: str) -> None:
     thought, signature = block.get("thinking"), block.get("signature")
     if not isinstance(thought, str):
         raise refused(f"{where}.thinking.thinking: Field required")
@@ -323,7 +323,7 @@ class MessagesReader:
         _check_system(data.get("system"))
         _check_tools(data)
         _check_sampling(data, self.version)
-        _check_thinking(data, turns, cap)
+        _check_thinking_order(data, turns, cap)
         _check_rest(data)
         segments = segments_of(data, turns)
         if sum(segment.keep_s is not None for segment in segments) > _MOST_MARKS:
@@ -464,7 +464,7 @@ def _check_sampling(data: Mapping[str, Any], version: str) -> None:
             raise refused(f"{name}: range: {low:g}..{'' if high is None else format(high, 'g')}")
 
 
-def _check_thinking(data: Mapping[str, Any], turns: Sequence[tuple[str, Blocks]], cap: int | None) -> None:
+def _check_thinking_order(data: Mapping[str, Any], turns: Sequence[tuple[str, Blocks]], cap: int | None) -> None:
     thinking = data.get("thinking")
     if thinking is None:
         return

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
-from gateway.emulator import converse as embeddings
-from gateway.emulator import problems as refusing
+from gateway.emulator import converse, problems
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.batches import is_of_batches
@@ -71,10 +70,10 @@ class NativeEndpoint:
 
     def request(self, body: bytes, deployment: str | None) -> CheckedRequest:
         """Returns the checked call; raises ProblemError."""
-        data = refusing.read_object(body, self.language)
+        data = problems.read_object(body, self.language)
         model = deployment or self.model or data.get("model")
         if not isinstance(model, str) or not model:
-            raise refusing.refused("model: Field required")
+            raise problems.refused("model: Field required")
         return self.read(data, model)
 
 
@@ -117,7 +116,7 @@ def list_models(language: str, path: str, served: Sequence[str]) -> EmulatedRepl
     name = path.rpartition("/models")[2].strip("/")
     shown = [name] if name else list(served or (_CLAUDES if language == "messages" else _GEMINIS))
     if name and served and name not in served:
-        raise ProblemError(refusing.unknown_model(language, name))
+        raise ProblemError(problems.unknown_model(language, name))
     if language == "generate":
         models = [_gemini_model(each) for each in shown]
         return json_reply(models[0] if name else {"models": models})
@@ -133,9 +132,9 @@ def _expect(method: str, path: str, wanted: str) -> None:
 
 def _check_version(version: bytes) -> None:
     if not version:
-        raise refusing.refused("anthropic-version: header is required")
+        raise problems.refused("anthropic-version: header is required")
     if version.decode("latin-1") not in VERSIONS:
-        raise refusing.refused(f'anthropic-version: "{version.decode("latin-1")}" is not a valid version')
+        raise problems.refused(f'anthropic-version: "{version.decode("latin-1")}" is not a valid version')
 
 
 def _messages(version: str, *, is_count: bool) -> NativeEndpoint:
@@ -154,24 +153,24 @@ def _generate(model: str, verb: str, query: bytes, *, at_vertex: bool) -> Native
         is_sse = parse_qs(query.decode("latin-1")).get("alt") == ["sse"]
         return NativeEndpoint("generate", verb, read_generate, stream_generate if is_sse else stream_array, model)
     if at_vertex and verb == "batchEmbedContents":
-        return NativeEndpoint("generate", verb, embeddings.read_texts, embeddings.answer_batch_embed, model)
+        return NativeEndpoint("generate", verb, converse.read_texts, converse.answer_batch_embed, model)
     found = _VERBS.get(verb)
     if found is None:
-        raise refusing.refused(f"models/{model}:{verb} is not supported.", 404)
+        raise problems.refused(f"models/{model}:{verb} is not supported.", 404)
     return NativeEndpoint("generate", verb, *found, model)
 
 
 def _converse(model: str, verb: str) -> NativeEndpoint:
     if verb in ("invoke", "invoke-with-response-stream"):
         if verb == "invoke" and "titan-embed" in model:
-            return NativeEndpoint("converse", verb, embeddings.read_titan, embeddings.answer_titan, model)
+            return NativeEndpoint("converse", verb, converse.read_titan, converse.answer_titan, model)
         if verb == "invoke" and "cohere.embed" in model:
-            return NativeEndpoint("converse", verb, embeddings.read_cohere, embeddings.answer_cohere, model)
+            return NativeEndpoint("converse", verb, converse.read_cohere, converse.answer_cohere, model)
         answer = answer_invoked if verb == "invoke" else stream_invoked
         return NativeEndpoint("converse", verb, _read_invoked, answer, model)
     found = _OPERATIONS.get(verb)
     if found is None:
-        raise ProblemError(refusing.unknown_model("converse", f"{model}/{verb}"))
+        raise ProblemError(problems.unknown_model("converse", f"{model}/{verb}"))
     return NativeEndpoint("converse", verb, *found, model)
 
 
@@ -179,22 +178,22 @@ def _read_carried(data: dict[str, Any], model: str) -> CheckedRequest:
     """Reads a Messages call that another cloud carries: the version is in the body, the model in the path."""
     version = data.pop("anthropic_version", None)
     if version not in _BODY_VERSIONS:
-        raise refusing.refused("anthropic_version: Field required")
+        raise problems.refused("anthropic_version: Field required")
     if "model" in data:
-        raise refusing.refused("model: Extra inputs are not permitted")
+        raise problems.refused("model: Extra inputs are not permitted")
     data.pop("anthropic_beta", None)
     return MessagesReader("2023-06-01")(data, model)
 
 
 def _read_carried_count(data: dict[str, Any], model: str) -> CheckedRequest:
     if data.pop("anthropic_version", None) not in _BODY_VERSIONS:
-        raise refusing.refused("anthropic_version: Field required")
+        raise problems.refused("anthropic_version: Field required")
     return MessagesReader("2023-06-01", True)(data, model)
 
 
 def _read_invoked(data: dict[str, Any], model: str) -> CheckedRequest:
     if "stream" in data:
-        raise refusing.refused("stream: Extra inputs are not permitted")
+        raise problems.refused("stream: Extra inputs are not permitted")
     return _read_carried(data, model)
 
 
@@ -208,7 +207,7 @@ def _read_converse_count(data: dict[str, Any], model: str) -> CheckedRequest:
         body = b64decode(str(told.get("body")), validate=True) if isinstance(told, dict) else b"{}"
     except BadBase64Error:
         body = b""
-    return _read_carried(refusing.read_object(body, "converse"), model)
+    return _read_carried(problems.read_object(body, "converse"), model)
 
 
 def _answer_converse_count(request: CheckedRequest, _writer: Writer) -> EmulatedReply:
@@ -219,9 +218,9 @@ _VERBS: Mapping[str, tuple[Read, Answer]] = MappingProxyType(
     {
         "generateContent": (read_generate, answer_generate),
         "countTokens": (read_count, answer_count),
-        "embedContent": (embeddings.read_embed, embeddings.answer_embed),
-        "batchEmbedContents": (embeddings.read_batch_embed, embeddings.answer_batch_embed),
-        "predict": (embeddings.read_predict, embeddings.answer_predict),
+        "embedContent": (converse.read_embed, converse.answer_embed),
+        "batchEmbedContents": (converse.read_batch_embed, converse.answer_batch_embed),
+        "predict": (converse.read_predict, converse.answer_predict),
     }
 )
 _OPERATIONS: Mapping[str, tuple[Read, Answer]] = MappingProxyType(

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from gateway.core.ports import Later, NewsItem
 from gateway.drivers.redis.link import Link, StoreRefused, load_script
-from gateway.features.reuse.redis.lru import Now as LruNow
+from gateway.features.reuse.redis.lru import WallTime
 from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
 
 # Limits that replicas share, counted in Redis: one script per limit and request, one round trip for all requests of a moment.
@@ -481,7 +481,7 @@ class Registry:
 
     __slots__ = ("_cursor", "_has_warned", "_key", "_link", "_noted", "_now", "found")
 
-    def __init__(self, link: Link, key: bytes, now: LruNow) -> None:
+    def __init__(self, link: Link, key: bytes, now: WallTime) -> None:
         self._link = link
         self._key = key
         self._now = now

@@ -18,7 +18,7 @@ from gateway.core.errors import CircuitOpen
 from gateway.core.health.breaker.breaker import Breaker
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.target_health.target_health import TargetHealth
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Retries
 from tests.e2e.conftest import StartGateway
@@ -271,7 +271,7 @@ async def test_draining_sends_those_who_wait_away() -> None:
     """With the reason: nobody knows how long it will last."""
     bench = Bench([ScriptedUpstream()], limits=[Limits(max_concurrency=1)])
     gate = bench.admission.gates.lines["p0/m"].gate
-    grant = entry.reserve(gate, gate.cost_of(0, None), bench.clock.now)
+    grant = reservation.reserve(gate, gate.cost_of(0, None), bench.clock.now)
     assert grant is not None
     task = await held(bench)
 

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gateway import process as interpreter
+from gateway import process
 from tests.bench import load
 from tests.bench.measure import HIGH, STEADY_PER_S, Direct, Effort, Latency, Round, Steady
 from tests.bench.systems import ROOT, SHARING
@@ -118,7 +118,7 @@ _PARTS = ("p50_ms", "p99_ms")
 
 def doubts(results: Results) -> list[str]:
     """What makes this run less than trustworthy; empty for a quiet machine."""
-    found = [doubt] if (doubt := interpreter.doubt()) else []
+    found = [doubt] if (doubt := process.doubt()) else []
     if results.cores[0] == results.cores[1]:
         found.append("one core only: the load shares it with the system, so rates and latencies mean little")
     for name, rounds in results.rounds.items():
@@ -148,7 +148,7 @@ def _machine(results: Results) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "interpreter": {"path": os.path.realpath(sys.executable), "doubt": interpreter.doubt()},
+        "interpreter": {"path": os.path.realpath(sys.executable), "doubt": process.doubt()},
         "load_generator": load.generator(),
         "packages": {name: version(name) for name in names},
     }

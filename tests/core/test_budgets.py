@@ -17,7 +17,7 @@ from gateway.core.retry_budgets import (
     Spending,
     allows_spending,
     attempts_by_cost,
-    cost_usd,
+    token_cost_usd,
 )
 from gateway.core.snapshot.snapshot import Rates
 from tests.rows import rows
@@ -257,13 +257,13 @@ def test_a_price_is_tokens_times_rates() -> None:
     """What was read from the cache at its own rate; unknown is not nothing."""
     rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
 
-    assert cost_usd(rates, 1000, 500) == pytest.approx(0.006)
-    assert cost_usd(rates, 1000, 500, cached_tokens=400) == pytest.approx(0.0056)
-    assert cost_usd(rates, 0, 0) == 0.0
-    assert cost_usd(None, 1000, 500) is None
+    assert token_cost_usd(rates, 1000, 500) == pytest.approx(0.006)
+    assert token_cost_usd(rates, 1000, 500, cached_tokens=400) == pytest.approx(0.0056)
+    assert token_cost_usd(rates, 0, 0) == 0.0
+    assert token_cost_usd(None, 1000, 500) is None
     written = Rates(rates.input_usd, rates.output_usd, rates.cached_input_usd, 2 * rates.input_usd)
-    assert cost_usd(written, 1000, 0, cache_written=400) == pytest.approx(1400 * rates.input_usd)
-    assert cost_usd(rates, 1000, 0, cache_written=400) == cost_usd(rates, 1000, 0)
+    assert token_cost_usd(written, 1000, 0, cache_written=400) == pytest.approx(1400 * rates.input_usd)
+    assert token_cost_usd(rates, 1000, 0, cache_written=400) == token_cost_usd(rates, 1000, 0)
     longer = replace(written, cache_write_1h_usd=3 * rates.input_usd)
-    assert cost_usd(longer, 1000, 0, 0, 400, 100) == pytest.approx(1500 * rates.input_usd)
-    assert cost_usd(written, 1000, 0, 0, 400, 100) == cost_usd(written, 1000, 0, 0, 400)
+    assert token_cost_usd(longer, 1000, 0, 0, 400, 100) == pytest.approx(1500 * rates.input_usd)
+    assert token_cost_usd(written, 1000, 0, 0, 400, 100) == token_cost_usd(written, 1000, 0, 0, 400)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core import error_tables as error_body
+from gateway.core import error_tables
 from gateway.core.error_tables import (
     BODY_BYTES,
     TEXT_CHARS,
@@ -413,7 +413,7 @@ def test_work_is_bounded_whatever_the_size(body: bytes, monkeypatch: pytest.Monk
             parsed.append(len(text))
             return loads(text)
 
-    monkeypatch.setattr(error_body, "orjson", Counted)
+    monkeypatch.setattr(error_tables, "orjson", Counted)
 
     wording = read_body(body).wording
 

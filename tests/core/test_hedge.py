@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.core.call import Reply
 from gateway.core.errors import InvalidRequest
 from gateway.core.health.target_health.target_health import UNHEALTHY
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.racing import CANCELLED
@@ -495,7 +495,7 @@ async def test_a_second_never_waits() -> None:
 
     serving = await track.begin()
     other = track.bench.admission
-    taken = entry.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
+    taken = reservation.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
     assert taken is not None
     await track.late()
     assert other.queue.occupancy.calls == 0
@@ -512,7 +512,7 @@ async def test_the_same_target_where_nobody_else_is_free() -> None:
     track = Track(limits=[Limits(), Limits(max_concurrency=1)])
 
     serving = await track.begin()
-    taken = entry.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
+    taken = reservation.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
     assert taken is not None
     await track.late()
     assert [len(wire.sent) for wire in track.wires] == [2, 0]

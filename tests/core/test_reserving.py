@@ -22,7 +22,7 @@ from gateway.core.openai.usage import costs_nothing
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
 from gateway.core.snapshot.snapshot import Key, Rates
 from gateway.core.types import Endpoint
-from gateway.features import background_charges as deferred
+from gateway.features import background_charges
 from tests.core.fleet import Replica, SharedPools
 from tests.rows import rows
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
@@ -309,7 +309,7 @@ async def test_a_stream_that_goes_on_without_its_client_is_charged_as_reserved(b
 
 
 async def test_of_very_many_the_oldest_stay_as_they_were_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "MOST", 2)
+    monkeypatch.setattr(background_charges, "MOST", 2)
     made = [(later(), response("queued", id=f"resp_{number}")) for number in range(3)]
     shown = [(asked_for(f"resp_{number}"), response("completed", USED, f"resp_{number}")) for number in range(3)]
 

@@ -14,13 +14,15 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.demo.record import Trial
-from gateway.demo.show import show as show_module
+from gateway.demo.show import show
 from gateway.demo.show.show import Display, show_outage
 from gateway.demo.storm.clients import Ask, plain_client
 from gateway.demo.storm.storm import (
     ACTS,
     ATTEMPTS,
+    DIRECT,
     QUIET,
+    THROUGH,
     Act,
     Outage,
     World,
@@ -29,8 +31,6 @@ from gateway.demo.storm.storm import (
     run_outage,
     tries_told,
 )
-from gateway.demo.storm.storm import OUTAGE_DIRECT as DIRECT
-from gateway.demo.storm.storm import OUTAGE_THROUGH as THROUGH
 from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from tests.demo.support import Terminal
@@ -124,7 +124,7 @@ async def test_both_worlds_meet_the_same_and_only_one_has_a_way_out() -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the demo call with a client that does not wait."""
-    monkeypatch.setattr(show_module, "choose_client", lambda: ("a scripted client", hasty_client))
+    monkeypatch.setattr(show, "choose_client", lambda: ("a scripted client", hasty_client))
 
 
 def test_it_ends_with_a_table_and_a_chart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_client_that_cannot_start_leaves_nothing_behind(monkeypatch: pytest.Mo
     def broken(*_arguments: object, **_habits: object) -> AbstractAsyncContextManager[Ask]:
         raise OSError("no client today")
 
-    monkeypatch.setattr(show_module, "choose_client", lambda: ("none", broken))
+    monkeypatch.setattr(show, "choose_client", lambda: ("none", broken))
     terminal = Terminal()
 
     with pytest.raises(OSError, match="no client today"):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.bedrock import answer as module
+from gateway.dialects.bedrock import answer
 from gateway.dialects.bedrock.answer import Frame, FrameReader, headers_in
 from tests.dialects.aws_frames import event, exception, frame
 
@@ -66,7 +66,7 @@ def test_each_bit_is_under_a_sum() -> None:
 
 
 def test_a_frame_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_FRAME_BYTES", 100)
+    monkeypatch.setattr(answer, "MOST_FRAME_BYTES", 100)
     assert read(frame(b"x" * 84))[1] is None
     assert read(frame(b"x" * 85)[:12])[1] == "a frame is longer than 100 bytes"
 

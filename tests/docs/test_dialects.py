@@ -9,11 +9,10 @@ from functools import cache
 import pytest
 
 from gateway.core.types import How
-from gateway.dialects.anthropic import in_gaps as messages
-from gateway.dialects.anthropic import out_thoughts as anthropic
-from gateway.dialects.bedrock import gaps as bedrock
+from gateway.dialects.anthropic import in_gaps, out_thoughts
+from gateway.dialects.bedrock import gaps
 from gateway.dialects.gemini import in_gaps as generate
-from gateway.dialects.gemini import out_gaps as gemini
+from gateway.dialects.gemini import out_gaps
 from tests.docs.support import PAGES, ROOT, rows, section, words
 
 DIALECTS = ROOT / "gateway/dialects"
@@ -36,11 +35,11 @@ SHARED = ("schema_tools/tools",)
 FIELDS = ("schema_tools/outline", "schema_tools/schema")
 EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {
-    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), anthropic.CHAT_ONLY),
-    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
-    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
+    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), out_thoughts.CHAT_ONLY),
+    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), out_gaps.CHAT_ONLY),
+    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), gaps.CHAT_ONLY),
     "docs/generate.md": ("## What does not arrive elsewhere", GENERATE, generate.AT_TOP),
-    "docs/messages.md": ("## What does not arrive elsewhere", MESSAGES, messages.MESSAGES_ONLY),
+    "docs/messages.md": ("## What does not arrive elsewhere", MESSAGES, in_gaps.MESSAGES_ONLY),
 }
 """By page: where its table is, the modules that make the gaps, and the table of fields that no model knows."""
 ANY = "…"

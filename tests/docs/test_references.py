@@ -12,7 +12,7 @@ import pytest
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
 from gateway.core.calllog import CallLog
-from gateway.core.openai import headers as crossing
+from gateway.core.openai import headers
 from gateway.core.retry.retry import DENIALS
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import ErrorClass
@@ -95,7 +95,7 @@ def header_names() -> frozenset[str]:
         parts = set(path.with_suffix("").parts)
         if path.parts[-2] != "gateway" and (not parts & CROSSED or parts & ASKING):
             continue
-        is_list = path.samefile(crossing.__file__)
+        is_list = path.samefile(headers.__file__)
         for text in constants(told, bytes):
             assert isinstance(text, bytes)
             found.update(part for part in text.split() if is_list or HEADER.fullmatch(part))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from gateway.drivers import blobs_redis as blobs_module
+from gateway.drivers import blobs_redis
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.batches.finish import PartialFile, PartialFiles
@@ -285,7 +285,7 @@ async def test_a_blob_whose_safety_nobody_knows_gets_its_name_again(
     redis_url: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the server that has its slot then; it is whole, and counted once."""
-    monkeypatch.setattr(blobs_module, "COMMITS_S", (0.0,))
+    monkeypatch.setattr(blobs_redis, "COMMITS_S", (0.0,))
     safety = _Unsure(times)
     blobs = blobs_in(redis_url, "one", safety=safety)
     if times == 2:

@@ -18,7 +18,7 @@ import trustme
 from redis.crc import key_slot
 
 import gateway.drivers.redis_cluster as redis_server_module
-from gateway.drivers import redis_health as subscriber
+from gateway.drivers import redis_health
 from gateway.drivers.redis import job
 from gateway.drivers.redis.connect import PATIENCE_S, address_of, always, connect, master_of
 from gateway.drivers.redis.job import OperationCounts, StoreCommand
@@ -618,8 +618,8 @@ async def test_a_lost_subscription_is_made_anew(a_redis: RedisServer, link: Link
 
 async def test_a_silent_subscription_is_found_out(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks alive and hears nothing: the server is asked now and then, and no answer ends it."""
-    monkeypatch.setattr(subscriber, "ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(subscriber, "PATIENCE_S", 0.25)
+    monkeypatch.setattr(redis_health, "ASK_AFTER_S", 0.05)
+    monkeypatch.setattr(redis_health, "PATIENCE_S", 0.25)
     async with proxied(a_redis.port) as proxy, linked(proxy.url) as link, hearing(link, lambda _: None) as joined:
         before = proxy.accepted
         proxy.blackhole()
@@ -639,7 +639,7 @@ def pings(server: RedisServer) -> int:
 
 async def test_a_quiet_subscription_goes_on(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has said that it is there, so it is not made anew."""
-    monkeypatch.setattr(subscriber, "ASK_AFTER_S", 0.02)
+    monkeypatch.setattr(redis_health, "ASK_AFTER_S", 0.02)
     async with linked(a_redis.url) as link, hearing(link, lambda _: None) as joined:
         before = pings(a_redis)
 

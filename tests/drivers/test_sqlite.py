@@ -17,10 +17,8 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import StoreBounds
-from gateway.drivers import sqlite as file
-from gateway.drivers import sqlite as thread
+from gateway.drivers import sqlite
 from gateway.drivers.sqlite_store import eviction
-from gateway.drivers.sqlite_store import eviction as schema
 from gateway.drivers.sqlite_store.eviction import STATE_FILE
 from gateway.drivers.sqlite_store.opening import open_file
 from gateway.drivers.sqlite_store.store import SqliteStore
@@ -233,7 +231,7 @@ def said_to_nobody(work: Callable[[], object]) -> str:
 def test_a_file_of_version_0_becomes_ours(path: str) -> None:
     """One that was begun, and never filled: the process died while it made it."""
     db = sqlite3.connect(path)
-    db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    db.execute(f"PRAGMA application_id = {eviction.APPLICATION_ID}")
     db.close()
 
     db, starts = open_file(path, STATE_FILE, connect=connect_hastily)
@@ -261,7 +259,7 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
 
 async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: str, wall: Wall) -> None:
     """Whose they were was not known; what they take was, and counts from the first moment."""
-    before = STATE_FILE.migrations[: STATE_FILE.migrations.index(schema._SHARES)]
+    before = STATE_FILE.migrations[: STATE_FILE.migrations.index(eviction._SHARES)]
     db, _ = open_file(path, replace(STATE_FILE, migrations=before), connect=connect_hastily)
     for number in range(50):
         old = (digest(number), b"f" * 32, wall() + 600, 8192, b"", b"")
@@ -376,7 +374,7 @@ async def test_what_is_put_while_the_file_is_asked_is_not_overwritten_by_it(path
 
 async def test_a_log_that_has_become_long_is_begun_anew(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever kept sqlite from doing so by itself."""
-    monkeypatch.setattr(file, "LOG_BYTES", 500 * KIB)
+    monkeypatch.setattr(sqlite, "LOG_BYTES", 500 * KIB)
     store = opened(path, wall)
     await ticked(store, 1)
     before = size_of(path + "-wal")
@@ -561,7 +559,7 @@ async def test_cache_writes_are_dropped_when_the_disk_is_too_slow(
     path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded, and the drops are counted; what is dropped is still hot."""
-    monkeypatch.setattr(thread, "QUEUED_BYTES", 64 * KIB)
+    monkeypatch.setattr(sqlite, "QUEUED_BYTES", 64 * KIB)
     disk = Disk()
     store = opened(path, wall, disk=disk)
     gate = held_back(disk, "COMMIT")

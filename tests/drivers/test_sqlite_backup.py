@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.drivers import sqlite as file
+from gateway.drivers import sqlite
 from gateway.drivers.sqlite_store.store import SqliteStore
 from tests.support.conformance import KIB, ROOMY, Wall, digest, kept, settle
 from tests.support.sqlite_support import Disk, connect_hastily
@@ -52,7 +52,7 @@ async def test_a_copy_is_a_state_file_of_its_own(tmp_path: Path) -> None:
 
 async def test_calls_go_on_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and writes are done between its pages, and what was written meanwhile is in the copy."""
-    monkeypatch.setattr(file, "COPIED_PAGES", 1)
+    monkeypatch.setattr(sqlite, "COPIED_PAGES", 1)
     store, copy = opened(tmp_path / "state.db"), tmp_path / "copy.db"
     await fill(store, 0, 100)
 
@@ -91,7 +91,7 @@ async def test_a_store_that_has_ended_says_so(tmp_path: Path) -> None:
 
 async def test_an_end_in_the_middle_lets_the_copy_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for before the end is there after it."""
-    monkeypatch.setattr(file, "COPIED_PAGES", 1)
+    monkeypatch.setattr(sqlite, "COPIED_PAGES", 1)
     store, copy = opened(tmp_path / "state.db"), tmp_path / "copy.db"
     await fill(store, 0, 50)
     copying = asyncio.ensure_future(store.backup(str(copy)))

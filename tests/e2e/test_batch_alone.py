@@ -14,7 +14,7 @@ import pytest
 from gateway.cli.main import main
 from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
-from gateway.products.batches import http as shown_batches
+from gateway.products.batches import http
 from gateway.products.jobs.cli import own_gateway
 from tests.e2e.batches import asked_of, input_of, line, names
 from tests.e2e.durable import with_jobs
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("_alone")
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens where a gateway would: port 1 is never given away."""
     monkeypatch.setattr(own_gateway, "DEFAULT_URL", NOBODY)
-    monkeypatch.setattr(shown_batches, "POLL_AFTER_MS", 20)
+    monkeypatch.setattr(http, "POLL_AFTER_MS", 20)
 
 
 @pytest.fixture

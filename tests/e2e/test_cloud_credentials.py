@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.credentials.sources import sources as live
+from gateway.credentials.sources import sources
 from tests.credentials.wire.servers import Asked, Said, is_signed, serving
 from tests.credentials.wire.test_aws import ENDS, imds
 from tests.e2e.conftest import StartGateway
@@ -94,7 +94,7 @@ async def test_a_file_that_comes_late_heals(
 ) -> None:
     """Until then each call has one clear error, or its fallback; no breaker opens, and no restart or reload is needed."""
     caplog.set_level("INFO", "gateway.credentials")
-    monkeypatch.setattr(live, "WATCH_S", 0.01)
+    monkeypatch.setattr(sources, "WATCH_S", 0.01)
     token = b'{"access_token": "ya29.minted-token", "expires_in": 3600}'
     path = tmp_path / "late.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.products.jobs.dead_letters import service as keeping
+from gateway.products.jobs.dead_letters import service
 from tests.e2e.batches import begin, line
 from tests.e2e.batches import end_of as end_of_batch
 from tests.e2e.conftest import StartGateway
@@ -37,7 +37,7 @@ async def failed_jobs(gateway: Running, number: int) -> list[str]:
 @pytest.fixture
 async def gateway(start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     """A gateway with jobs, in which a failure of the provider is one of the job."""
-    monkeypatch.setattr(keeping, "COUNT_S", 0.05)
+    monkeypatch.setattr(service, "COUNT_S", 0.05)
     folder = policies(tmp_path, jobs=QUICK, retries={"attempts": 1})
     return await start(with_jobs(tmp_path, policies=folder, admin={"key": ADMIN_KEY}))
 

@@ -18,7 +18,7 @@ import pytest
 import trustme
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
-from gateway.products.jobs.webhooks import outward as public_address
+from gateway.products.jobs.webhooks import outward
 from tests.e2e.batches import begin, end_of, line
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, NIGHTLY, WEB, ask, new_job, policies, result_of, take, with_jobs
@@ -178,7 +178,7 @@ async def test_a_name_that_stands_for_this_machine_is_never_connected_to(
     monkeypatch.setattr(socket, "getaddrinfo", lying)
     there = Receiver(OK)
     async with _listening(there.handle) as port:
-        monkeypatch.setattr(public_address, "PORTS", (443, 8443, port))
+        monkeypatch.setattr(outward, "PORTS", (443, 8443, port))
         place = policies(tmp_path, jobs={"allow_request_urls": True})
         gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place))
         await take(gateway.url, new_job(webhook=f"https://{HOST}:{port}/in?t=s3cret"))

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.products.jobs import worker as engine
+from gateway.products.jobs import worker
 from gateway.products.jobs.http import events as job_events
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
@@ -608,7 +608,7 @@ async def test_a_file_that_cannot_be_made_turns_off_jobs_and_nothing_else(
     start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """503 names the way out and is counted, the log the remedy, once; plain calls go on, jobs when the folder is there."""
-    monkeypatch.setattr(engine, "RETRY_S", 0.0)
+    monkeypatch.setattr(worker, "RETRY_S", 0.0)
     gateway = await start(with_jobs(tmp_path / "missing"))
     requests = (new_job(), post(CHAT, chat(), WEB, ASYNC), get("/v1/jobs", WEB), get("/v1/jobs/job_gw1", WEB))
     refused = [await ask(gateway.url, one) for one in requests]

@@ -17,7 +17,7 @@ import pytest
 from gateway.cli.main import main
 from gateway.cli.operate import AdminRefused
 from gateway.emulator.config.config import parse_rule
-from gateway.products.batches import http as shown_batches
+from gateway.products.batches import http
 from gateway.products.batches.files_http import UploadForm
 from gateway.products.jobs.cli import caller as patience
 from gateway.products.jobs.cli.caller import (
@@ -39,7 +39,7 @@ from tests.e2e.replaying import hold
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at often, and nobody's key is in the environment."""
-    monkeypatch.setattr(shown_batches, "POLL_AFTER_MS", 20)
+    monkeypatch.setattr(http, "POLL_AFTER_MS", 20)
     monkeypatch.setattr(patience, "AGAIN_S", 0.02)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 

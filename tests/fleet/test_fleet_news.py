@@ -15,7 +15,7 @@ from gateway.core.health.target_health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import NewsItem
 from gateway.core.snapshot.snapshot import Counting, Model, Target
-from gateway.fleet import news as hand_news
+from gateway.fleet import news
 from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.fleet.news import (
     FIRST_GO,
@@ -731,7 +731,7 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
 
 def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept again soon, and for as long as it holds; nobody hears of what he knows, and at last nobody says anything."""
-    monkeypatch.setattr(hand_news, "HAND_S", 600.0)
+    monkeypatch.setattr(news, "HAND_S", 600.0)
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.admission.fair_queue import FairQueue, Next
 from gateway.core.admission.queue.queue import DelayQueue, Held
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.target_limits.gate import Gate
@@ -78,7 +78,7 @@ def test_it_sees_a_deadline_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that lets nobody through for a while."""
-    wait_for = entry.wait_for
+    wait_for = reservation.wait_for
 
     def slow(
         gate: Gate,
@@ -93,7 +93,7 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0.5
         return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
-    monkeypatch.setattr(entry, "wait_for", slow)
+    monkeypatch.setattr(reservation, "wait_for", slow)
 
     _, oracle = looked_at()
 

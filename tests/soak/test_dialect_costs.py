@@ -14,7 +14,7 @@ from functools import partial
 import orjson
 import pytest
 
-from gateway import process as interpreter
+from gateway import process
 from gateway.credentials.aws import SigV4, hash_of
 from gateway.credentials.google import AwsKeys
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint
@@ -24,7 +24,7 @@ from tests.soak.languages import MODELS, ROUNDS, TARGETS, TURNS, WORDS, Json, Wa
 
 pytestmark = pytest.mark.soak
 
-SLOWER = 1.0 if interpreter.doubt() is None else 1.33
+SLOWER = 1.0 if process.doubt() is None else 1.33
 """An interpreter without optimisations takes a third more."""
 TEXT_US, DELTA_US, TWO_STEPS_US, CALL_US = 5.0, 8.0, 10.0, 30.0
 """The last one is for a call that comes whole, in one event, and goes out in several, over two conversions; it has no bar."""

@@ -16,7 +16,7 @@ from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.snapshot.route_plan import targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
 from gateway.core.types import Clocks, Endpoint
-from gateway.dialects.http import door as generate
+from gateway.dialects.http import door
 from gateway.features.degrade.lower import FIELDS_AT
 from gateway.features.grouping.bodies import RESULTS
 from gateway.features.output.rules import CHECKED, OutputRule
@@ -51,7 +51,7 @@ def explain(
 
     Raises the GatewayError that the request would be answered with.
     """
-    endpoint, body = generate.asked_at(path, body) or (_endpoint(path), body)
+    endpoint, body = door.asked_at(path, body) or (_endpoint(path), body)
     key = _key(policy, key_name)
     peeked = peek(endpoint, body, {})
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
@@ -192,7 +192,7 @@ def _endpoint(path: str) -> Endpoint:
     found = next((one for one in ENDPOINTS if path in (one.path, "/v1" + one.path)), None)
     if found is None:
         raise NotFound(
-            f"Unknown path {path}; known: {', '.join((*('/v1' + one.path for one in ENDPOINTS), generate.KNOWN))}."
+            f"Unknown path {path}; known: {', '.join((*('/v1' + one.path for one in ENDPOINTS), door.KNOWN))}."
         )
     return found
 

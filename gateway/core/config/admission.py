@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from gateway.core.config import prices as tokenizers
+from gateway.core.config import prices
 from gateway.core.config.fields.check import check, check_sets
 from gateway.core.config.fields.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.core.config.schema import AdmissionSet, CountingEntry, Entry, Kind, ProviderEntry, Windows
@@ -141,8 +141,8 @@ def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
     """Reads every set of admission.yaml; None: the file does not exist."""
     sets = check_sets(AdmissionSet, document)
     for name, entry in sets.items():
-        if document is not None and entry.tokenizer == "exact" and not tokenizers.is_installed():
-            document.complain((name, "tokenizer"), tokenizers.NOT_INSTALLED)
+        if document is not None and entry.tokenizer == "exact" and not prices.is_installed():
+            document.complain((name, "tokenizer"), prices.NOT_INSTALLED)
     return {
         name: AdmissionRules(
             include_usage=entry.include_usage,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from genai_prices.types import Provider as Seller
 
 
-MAX_REMEMBERED = 4096
+MAX_REMEMBERED_PRICES = 4096
 MAX_NAME_CHARS = 200
 
 Audio = tuple[float | None, float | None, float | None]
@@ -53,7 +53,7 @@ def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates |
     is_native = provider.dialect not in ("openai", "azure")
     """Names may have something around them then: `models/gemini-x`, or `anthropic.claude-x` at Bedrock's own Messages."""
 
-    @lru_cache(maxsize=MAX_REMEMBERED)
+    @lru_cache(maxsize=MAX_REMEMBERED_PRICES)
     def look_up(model: str) -> Rates | None:
         if seller is None:
             return None
@@ -129,8 +129,7 @@ NOT_INSTALLED: Final = (
     "pip install 'llm-gateway-sidecar[tokenizer]')"
 )
 LOAD_S: Final = 10.0
-TOKENIZERS_MAX_REMEMBERED: Final = 4096
-TOKENIZERS_MAX_NAME_CHARS: Final = 200
+MAX_REMEMBERED_COUNTERS: Final = 4096
 WHOLE_CHARS: Final = 32_768
 """Characters above which a text is counted by samples: a megabyte would block the event loop for half a second."""
 
@@ -171,13 +170,13 @@ def load_tokenizers(models: Iterable[str | None], *, wait_s: float = LOAD_S) -> 
     names = sorted({name for name in wanted.values() if name is not None})
     counts, failures = _load_all(names, tiktoken.get_encoding, wait_s)
 
-    @lru_cache(maxsize=TOKENIZERS_MAX_REMEMBERED)
+    @lru_cache(maxsize=MAX_REMEMBERED_COUNTERS)
     def look_up(model: str) -> CountTokens | None:
         return counts.get(name_of(model) or "")
 
     unknown = [model for model, name in wanted.items() if model is not None and name is None]
     return Tokenizers(
-        lambda model: look_up(model) if len(model) <= TOKENIZERS_MAX_NAME_CHARS else None,
+        lambda model: look_up(model) if len(model) <= MAX_NAME_CHARS else None,
         (
             *failures,
             *([f"no tokenizer is known for {', '.join(unknown)}: the heuristic counts there"] if unknown else ()),

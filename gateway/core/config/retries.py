@@ -40,27 +40,27 @@ from gateway.core.types import LANES, ErrorClass, Lane
 # A model picks a set, and its targets get it; fields that a set leaves out have built-in values.
 
 
-_BREAKERS_BUILT_IN: Final = BreakerRules()
+_BREAKER_DEFAULTS: Final = BreakerRules()
 _HIGHEST = LANES[0]
 
 
 class BreakersSet(Entry):
     """A set of breakers.yaml."""
 
-    enabled: Flag = _BREAKERS_BUILT_IN.is_enabled
-    consecutive_failures: Count = _BREAKERS_BUILT_IN.consecutive_failures
-    failure_rate_percent: Share = _BREAKERS_BUILT_IN.failure_rate_percent
-    min_calls: Count = _BREAKERS_BUILT_IN.min_calls
-    window: PositiveDuration = _BREAKERS_BUILT_IN.window_s
-    slow_rate_percent: Share = _BREAKERS_BUILT_IN.slow_rate_percent
-    slow_factor: Factor = _BREAKERS_BUILT_IN.slow_factor
-    slow_at_least: PositiveDuration = _BREAKERS_BUILT_IN.slow_at_least_s
-    slow_at_most: PositiveDuration = _BREAKERS_BUILT_IN.slow_at_most_s
-    open_for: PositiveDuration = _BREAKERS_BUILT_IN.open_s
-    max_open_for: PositiveDuration = _BREAKERS_BUILT_IN.max_open_s
-    jitter_percent: Percent = _BREAKERS_BUILT_IN.jitter_percent
-    probes: Count = _BREAKERS_BUILT_IN.probes
-    ramp: Duration = _BREAKERS_BUILT_IN.ramp_s
+    enabled: Flag = _BREAKER_DEFAULTS.is_enabled
+    consecutive_failures: Count = _BREAKER_DEFAULTS.consecutive_failures
+    failure_rate_percent: Share = _BREAKER_DEFAULTS.failure_rate_percent
+    min_calls: Count = _BREAKER_DEFAULTS.min_calls
+    window: PositiveDuration = _BREAKER_DEFAULTS.window_s
+    slow_rate_percent: Share = _BREAKER_DEFAULTS.slow_rate_percent
+    slow_factor: Factor = _BREAKER_DEFAULTS.slow_factor
+    slow_at_least: PositiveDuration = _BREAKER_DEFAULTS.slow_at_least_s
+    slow_at_most: PositiveDuration = _BREAKER_DEFAULTS.slow_at_most_s
+    open_for: PositiveDuration = _BREAKER_DEFAULTS.open_s
+    max_open_for: PositiveDuration = _BREAKER_DEFAULTS.max_open_s
+    jitter_percent: Percent = _BREAKER_DEFAULTS.jitter_percent
+    probes: Count = _BREAKER_DEFAULTS.probes
+    ramp: Duration = _BREAKER_DEFAULTS.ramp_s
     hold_for: Section = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -108,7 +108,7 @@ def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerR
 def _hold_for_s(entry: HoldEntry) -> dict[Lane, float]:
     """Returns the seconds of every lane; the highest lane has those of `interactive` where it is not named itself."""
     said_s = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
-    merged = {**_BREAKERS_BUILT_IN.hold_for_s, **said_s}
+    merged = {**_BREAKER_DEFAULTS.hold_for_s, **said_s}
     return {**merged, _HIGHEST: said_s.get(_HIGHEST, merged["interactive"])}
 
 

@@ -125,7 +125,7 @@ FORGET_S = 120.0
 """Seconds over which the times of a target that nobody uses are doubted more and more."""
 SHORTEST_S, LONGEST_S = 2.0**-10, 2.0**13
 """Times between these two are told apart: a millisecond to two hours."""
-LATENCY_MIN_SAMPLES = 20
+QUANTILE_MIN_SAMPLES = 20
 
 _OCTAVES = int(log2(LONGEST_S / SHORTEST_S))
 _HALF_LIFE = 200
@@ -176,14 +176,14 @@ class Latency:
         """Returns the seconds that a target with nothing in flight may be hoped to take: the older the news, the fewer."""
         return self.peak_ewma(now) * exp((self._at - now) / FORGET_S)
 
-    def quantile(self, p: float, min_samples: int = LATENCY_MIN_SAMPLES) -> float | None:
+    def quantile(self, p: float, min_samples: int = QUANTILE_MIN_SAMPLES) -> float | None:
         """Returns the seconds within which the share `p` (above 0, to 1) of answers began, +-10 %; None: too few measured."""
         if self.count < max(min_samples, 1):
             return None
         return self._histogram.quantile(p)
 
 
-MIN_SAMPLES = 10
+USUAL_TIMES_MIN_SAMPLES = 10
 """Fewer answers do not tell what is usual."""
 UNKNOWN_MEDIAN_S = 2.0
 """Seconds that the next target is taken to need, if its times are unknown."""
@@ -215,9 +215,9 @@ UNKNOWN = UsualTimes(None, None)
 
 def usual_of(times: Latency | None) -> UsualTimes:
     """Returns what is usual by the answers that were measured; `UNKNOWN` where they are too few."""
-    if times is None or times.count < MIN_SAMPLES:
+    if times is None or times.count < USUAL_TIMES_MIN_SAMPLES:
         return UNKNOWN
-    return UsualTimes(times.quantile(0.5, MIN_SAMPLES), times.quantile(0.95, MIN_SAMPLES))
+    return UsualTimes(times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES), times.quantile(0.95, USUAL_TIMES_MIN_SAMPLES))
 
 
 def room_s(left_s: float, usual: UsualTimes, following: UsualTimes, *, thinks: bool) -> float:

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from gateway.core.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.core.http import writing as framing
+from gateway.core.http import writing
 from gateway.core.http.connection import ClientConnection, HotEndpoints, Notice, Refused, sweep_connections
 from gateway.core.http.writing import AnyCycle, AsgiCycle, Cycle, refusal_bytes
 from gateway.core.render import new_request_id
@@ -160,9 +160,9 @@ class GatewayProtocol(ClientConnection):
         if offered_at is not None:
             self._stay(data[offered_at:])
         if self.head_since is not None and self._lacks_version(data):
-            self._refuse(framing.no_version())
-        elif self._loose_bytes > framing.MAX_HEAD_BYTES:
-            self._refuse(framing.trailers_too_large() if self._is_reading_body() else framing.head_too_large())
+            self._refuse(writing.no_version())
+        elif self._loose_bytes > writing.MAX_HEAD_BYTES:
+            self._refuse(writing.trailers_too_large() if self._is_reading_body() else writing.head_too_large())
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -174,7 +174,7 @@ class GatewayProtocol(ClientConnection):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        head_is_small = max(self._loose_bytes, self._piece_bytes) <= framing.MAX_HEAD_BYTES  # so seldom is it counted
+        head_is_small = max(self._loose_bytes, self._piece_bytes) <= writing.MAX_HEAD_BYTES  # so seldom is it counted
         self.head_since = self.idle_since = None
         self._loose_bytes = 0
         parser, headers = self.parser, self.headers
@@ -184,7 +184,7 @@ class GatewayProtocol(ClientConnection):
             version == "1.1"
             and b"host" in index
             and b"transfer-encoding" not in index
-            and len(headers) <= framing.MAX_HEADERS
+            and len(headers) <= writing.MAX_HEADERS
         )
         if not is_plain or not head_is_small or self._is_offer:
             self._check_head(version, index)
@@ -198,7 +198,7 @@ class GatewayProtocol(ClientConnection):
             if b"expect" in index:
                 cycle.waiting_for_100_continue = _expects(headers)
         if self._coding is not None:
-            self.headers = framing.Trailers()  # type: ignore[assignment]  # all that the parser's callbacks do is append
+            self.headers = writing.Trailers()  # type: ignore[assignment]  # all that the parser's callbacks do is append
         previous, self.cycle = self.cycle, cycle
         if previous is None or previous.response_complete:
             self._start(cycle)
@@ -236,10 +236,10 @@ class GatewayProtocol(ClientConnection):
         if b"transfer-encoding" in index:
             self._coding = b", ".join([value for name, value in headers if name == b"transfer-encoding"])
         self._refusal = self._fault_of_head(version, has_host=b"host" in index)
-        if self._refusal is None and len(headers) > framing.MAX_HEADERS:
-            self._refusal = HeadersTooLarge(f"The request has more than {framing.MAX_HEADERS} headers.")
+        if self._refusal is None and len(headers) > writing.MAX_HEADERS:
+            self._refusal = HeadersTooLarge(f"The request has more than {writing.MAX_HEADERS} headers.")
         if self._refusal is None and self._is_offer:
-            self._refusal = framing.fault_of_offer(
+            self._refusal = writing.fault_of_offer(
                 self.parser.get_method(), headers, has_sessions=self.url.partition(b"?")[0] in self._session_paths
             )
         if self._refusal is not None:
@@ -262,7 +262,7 @@ class GatewayProtocol(ClientConnection):
     def on_message_complete(self) -> None:
         """The peer's leaving is noticed from here on, however large the body was."""
         cycle = self.cycle
-        if cycle is None or (self._is_offer and framing.body_framing(cycle.headers)):
+        if cycle is None or (self._is_offer and writing.body_framing(cycle.headers)):
             return  # the parser takes what follows for another protocol; `_stay` reads the body
         self._loose_bytes = 0
         cycle.more_body = False
@@ -277,12 +277,12 @@ class GatewayProtocol(ClientConnection):
 
     def _fault_of_head(self, version: str, *, has_host: bool) -> GatewayError | None:
         """What is wrong with a head that is not plainly right."""
-        if framing.head_bytes(self.url, self.headers) > framing.MAX_HEAD_BYTES:
-            return framing.head_too_large()
+        if writing.head_bytes(self.url, self.headers) > writing.MAX_HEAD_BYTES:
+            return writing.head_too_large()
         if version == "1.1" and not has_host:
             return InvalidRequest("An HTTP/1.1 request needs a Host header.", code="invalid_http")
-        fault = framing.fault_of_version(version)
-        return fault if fault is not None or self._coding is None else framing.fault_of_coding(self._coding)
+        fault = writing.fault_of_version(version)
+        return fault if fault is not None or self._coding is None else writing.fault_of_coding(self._coding)
 
     def _lacks_version(self, piece: bytes) -> bool:
         """Whether the line that ends with this piece is a whole request of HTTP/0.9, whose client waits for an answer now.
@@ -307,7 +307,7 @@ class GatewayProtocol(ClientConnection):
         if cycle is None:
             return
         cycle.keep_alive = False
-        lines = framing.body_framing(cycle.headers)
+        lines = writing.body_framing(cycle.headers)
         if not lines:
             self._reading_stopped = True
             return
@@ -324,9 +324,9 @@ class GatewayProtocol(ClientConnection):
         """Why the parser gave up: a refusal of ours that stopped it, or malformed HTTP."""
         if self._refusal is not None:
             return self._refusal
-        if isinstance(stopped.__context__, framing.TrailersTooLarge):
-            return framing.trailers_too_large()
-        return framing.not_http(str(stopped))
+        if isinstance(stopped.__context__, writing.TrailersTooLarge):
+            return writing.trailers_too_large()
+        return writing.not_http(str(stopped))
 
     def _drop(self, count: int, most: int) -> None:
         """Forget this many bytes that nobody will read; who sends more than `most` of them is cut off."""
@@ -379,7 +379,7 @@ class _BodyReader:
     def __init__(self, connection: GatewayProtocol) -> None:
         self.on_body = connection.on_body
         self._connection = connection
-        self._trailers = framing.Trailers()
+        self._trailers = writing.Trailers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Also called for the few lines that it was given as a head."""

@@ -13,7 +13,7 @@ from gateway.core.edge.served import refuse_pages
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
-from gateway.features.runs import step as run_parts
+from gateway.features.runs import step
 
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 SDK_MARGIN_S = 0.15
@@ -29,11 +29,11 @@ _ONE_ONLY = frozenset(
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
     b"x-gateway-step x-gateway-step-on-change x-gateway-strict "
     b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
-).union(run_parts.HEADERS)
+).union(step.HEADERS)
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
     b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage x-gateway-strict".split()
-).union(run_parts.HEADERS)
+).union(step.HEADERS)
 """What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
 
 

@@ -20,7 +20,7 @@ from gateway.core.health.target_health.target_health import UNHEALTHY, Permit
 from gateway.core.limits.bucket import take_all
 from gateway.core.limits.estimate import NOTHING, Cost, charged_output
 from gateway.core.limits.headers import read_limit_headers
-from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table import limit_table
 from gateway.core.limits.target_limits.gate import ESTIMATE_TOLERANCE, LONGEST_HOLD_S, MARGIN, RESUME_S, Gate, ResumeCap
 from gateway.core.retry_budgets import Retry
 from gateway.core.types import ErrorClass, RawHeaders, Usage
@@ -386,7 +386,7 @@ def admit(
     if wait_s == inf:
         return inf
     if wait_s != 0.0:
-        levels.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, keep_percent, keep_requests)
+        limit_table.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, keep_percent, keep_requests)
     if gate.discovery.search is not None:
         gate.discovery.search.want(now)
     if not gate.health.is_clear:
@@ -481,7 +481,7 @@ def _resume(gate: Gate, now: float, paused_until: float) -> None:
         gate.news.burst(gate.name, table.burst.burst, now)
     if now - paused_until > RESUME_S:
         return
-    levels.hold_back(gate.limits, now)
+    limit_table.hold_back(gate.limits, now)
     if gate.discovery.search is not None:
         gate.discovery.search.resumed(now)
     for counts_requests in (True, False):  # tokens where nobody counts requests
@@ -548,7 +548,7 @@ def _slow_down(grant: Reservation, delay_s: float | None, now: float, *, is_for_
     if not discovery.refused(grant.at, now, is_current=grant.epoch == pauses.epoch):
         return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
     is_first = pauses.refused(grant.epoch)
-    if is_for_tokens or not levels.burst_refused(gate.limits, now, is_first=is_first):
+    if is_for_tokens or not limit_table.burst_refused(gate.limits, now, is_first=is_first):
         discovery.count_unexplained()  # else too many went at once: no word on the rate
     if delay_s is not None:
         gate.pause(pauses.believed_s(delay_s), now)

@@ -14,8 +14,15 @@ from typing import Any
 import orjson
 
 from gateway.core.limits.estimate import estimate_large
-from gateway.core.openai.json_edit import Contents, Field, Outline, insert_field, remove_fields, replace_field
-from gateway.core.openai.json_edit import find_fields as json_edit_find_fields
+from gateway.core.openai.json_edit import (
+    Contents,
+    Field,
+    Outline,
+    find_fields,
+    insert_field,
+    remove_fields,
+    replace_field,
+)
 from gateway.core.openai.usage import Needs, needs_of_fields
 from gateway.core.types import Edit, Spliced
 
@@ -70,11 +77,11 @@ class BodyEdits:
         """Returns the body, a JSON object, with the edits made, and the names of the fields that it has lost by them."""
         dropped = []
         for name in self.drop:
-            if _may_have(body, name) and (fields := json_edit_find_fields(body, name)):
+            if _may_have(body, name) and (fields := find_fields(body, name)):
                 body = remove_fields(body, fields)
                 dropped.append(name)
         for name, value in self.set:
-            if _may_have(body, name) and (fields := json_edit_find_fields(body, name)):
+            if _may_have(body, name) and (fields := find_fields(body, name)):
                 body = replace_field(remove_fields(body, fields[:-1]), name, value)
             else:
                 body = insert_field(body, name, value)
@@ -183,7 +190,7 @@ def boundary_of(content_type: bytes) -> bytes:
     return found.group(1) or found.group(2)
 
 
-def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
+def find_form_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
     """Returns the offsets of the values of all fields with these names. Raises MultipartError on a malformed body."""
     steps = find_in_steps(body, boundary, names)
     while True:
@@ -195,7 +202,7 @@ def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
 
 
 def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Generator[None, None, Spans]:
-    """Does the same as `find_fields`, in steps of a millisecond or two between which the caller can let others run."""
+    """Does the same as `find_form_fields`, in steps of a millisecond or two between which the caller can let others run."""
     spans: Spans = {name: [] for name in names}
     for part in parts_in_steps(body, boundary):
         if part is None:

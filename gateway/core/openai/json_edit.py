@@ -32,9 +32,9 @@ _ESCAPED_LETTER = re.compile(
 )  # encoders escape accents and controls, never the letters of a field's name
 _LETTERS = re.compile(r"[A-Za-z_]+")
 _NO_FIELDS = re.compile(rb"\s*}")
-_MARK = b"\0"  # never in JSON, where it is escaped
+_KEY_MARK = b"\0"  # never in JSON, where it is escaped
 _BRACES = bytes.maketrans(b"[]", b"{}")
-_NO_STRUCTURE = bytes(set(range(256)).difference(b'"{}[]' + _MARK))
+_NO_STRUCTURE = bytes(set(range(256)).difference(b'"{}[]' + _KEY_MARK))
 
 
 class Field(NamedTuple):
@@ -97,9 +97,9 @@ def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
     A walk over the tokens would block the loop for seconds when a body has millions, so whole passes in C take away what
     does not count: escapes, then all but brackets and quotes, then strings (every other piece between quotes).
     """
-    bare = key.sub(_MARK, body).replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACES, _NO_STRUCTURE)
+    bare = key.sub(_KEY_MARK, body).replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACES, _NO_STRUCTURE)
     brackets = b"".join(bare.replace(b'""', b"").split(b'"')[::2])
-    pieces = brackets.split(_MARK)[:-1]
+    pieces = brackets.split(_KEY_MARK)[:-1]
     rises = {piece: piece.count(b"{") - piece.count(b"}") for piece in set(pieces)}
     return list(accumulate(map(rises.__getitem__, pieces)))
 
@@ -196,14 +196,14 @@ PIECE_BYTES = 32_768
 FIRST_PIECE_BYTES = 1_024
 """The first piece of a value, for most values are short."""
 
-_SPACE = b" \t\r\n"
+_WHITESPACE = b" \t\r\n"
 _NUMBER = b"0123456789+-.eE"
-_OUTSIDE = _SPACE + _NUMBER + b'"{}[]:,truefalsn'
+_OUTSIDE = _WHITESPACE + _NUMBER + b'"{}[]:,truefalsn'
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_"
 _FOLD = bytes.maketrans(b"[]", b"{}")
 _NO_BRACKET = bytes(set(range(256)).difference(b"{}[]"))
 _RISE = [{0x7B: 1, 0x7D: -1}.get(byte, 0) for byte in range(256)]
-_JSON_TEXT_MARK = re.compile(rb'"[^"]*+"?|[{}\[\]]')
+_STRING_OR_BRACKET = re.compile(rb'"[^"]*+"?|[{}\[\]]')
 _NUMBERS = re.compile(rb"(?:(?<=\[)|\A),++(?=\]|\Z)")
 _ESCAPE = b"\0\0"  # as long as what it stands for, and nothing that may stand outside a string
 
@@ -327,7 +327,7 @@ class Container:
             if max(heights) > MAX_DEPTH:
                 raise too_deep()
             self._depth = heights[-1]
-        tight = bare.translate(None, _SPACE)
+        tight = bare.translate(None, _WHITESPACE)
         if b'""' in self._last + tight or tight.translate(None, _OUTSIDE):
             raise MalformedJson("what stands between its strings is no JSON")
         self._tally.count(tight, self._last)
@@ -345,7 +345,7 @@ class Container:
     def _bracket(self, piece: bytes, number: int) -> int:
         """Returns the end of the bracket with this number, from 1; brackets in strings do not count."""
         start = piece.index(b'"') + 1 if self._in_string else 0
-        brackets = (mark for mark in _JSON_TEXT_MARK.finditer(piece, start) if piece[mark.start()] != 0x22)
+        brackets = (mark for mark in _STRING_OR_BRACKET.finditer(piece, start) if piece[mark.start()] != 0x22)
         return next(islice(brackets, number - 1, None)).end()
 
 
@@ -379,7 +379,7 @@ READ = frozenset(("model", "stream", "stream_options", *_BOUNDS, *_ABILITIES, *_
 _MAX_KEY_BYTES = 1_024  # of what is longer none is ours, however it is spelled
 _FIELDS_A_STEP = 32
 _HASHED_BYTES = 262_144
-_OUTLINE_SPACE = re.compile(rb"[ \t\r\n]*+")
+_WHITESPACE_RUN = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
 _PICTURES = re.compile(rb'"(?:image_url|input_image|image|computer_screenshot|document)"')
 _WORD_BYTES = 32
@@ -507,7 +507,7 @@ class _OutlineReader:
     def space(self, at: int) -> Steps:
         """Returns the end of the white space that may begin at `at`."""
         while True:
-            found = _OUTLINE_SPACE.match(self.body, at, at + PIECE_BYTES)
+            found = _WHITESPACE_RUN.match(self.body, at, at + PIECE_BYTES)
             end = at if found is None else found.end()
             if end < at + PIECE_BYTES:
                 return end

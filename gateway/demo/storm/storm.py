@@ -21,8 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.demo.record import Now as RecordNow
-from gateway.demo.record import Run, Sleep, Trial, keep_calling
+from gateway.demo.record import Now, Run, Sleep, Trial, keep_calling
 from gateway.demo.storm.clients import API_KEY, MODEL, Ask, CallFailedError, Client, Connect, Habits
 from gateway.emulator.app.call import Stats
 from gateway.emulator.config.config import EmulatorConfig, parse_rule
@@ -119,10 +118,10 @@ def _entry(base_url: str) -> dict[str, str]:
 # worlds have the same faults at the same time, and both apps have the same client.
 
 
-OUTAGE_DIRECT, OUTAGE_THROUGH = "straight to the provider", "through the gateway"
 ATTEMPTS = "x-gateway-attempts"
 _REFUSED = re.compile(r"primary/\S+:connection\(0\.0s\)")  # failed at once: nothing listened there
 _WARM_UP_CALLS = 4
+DIRECT, THROUGH = "straight to the provider", "through the gateway"
 _OUTAGE_PACE = EmulatorConfig(ttft_s=0.2, tokens_per_second=50.0, output_tokens=8, recorded_requests=0)
 
 
@@ -193,11 +192,11 @@ async def run_outage(
     outage: Outage,
     connect: Client,
     begin: Callable[[list[Trial]], None],
-    now: RecordNow = time.monotonic,
+    now: Now = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Trial]:
     """Runs both worlds at the same time; `begin` gets their trials before the first call, to show their progress."""
-    trials = [Trial(name, outage.calls, outage.late_s) for name in (OUTAGE_DIRECT, OUTAGE_THROUGH)]
+    trials = [Trial(name, outage.calls, outage.late_s) for name in (DIRECT, THROUGH)]
     begin(trials)
     async with AsyncExitStack() as stack:
         direct, through = trials
@@ -205,7 +204,7 @@ async def run_outage(
             await _straight(stack, outage, direct, connect),
             await _through_gateway(stack, outage, through, connect),
         ]
-        await _outage_warm_up(worlds)
+        await _warm_up_worlds(worlds)
         _begin(worlds, now())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(play(outage, worlds, now, sleep))
@@ -220,7 +219,7 @@ def _begin(worlds: Iterable[World], now: float) -> None:
         world.primary.emulator.reset()  # what flaps, flaps in step
 
 
-async def play(outage: Outage, worlds: Iterable[World], now: RecordNow, sleep: Sleep) -> None:
+async def play(outage: Outage, worlds: Iterable[World], now: Now, sleep: Sleep) -> None:
     """Sets the faults of each act at its time."""
     began_at = now()
     for start, end in _scenes(outage.acts):
@@ -277,19 +276,16 @@ def _habits(outage: Outage, sent: Callable[[], None]) -> Habits:
     return Habits(is_streamed=lambda number: number % 2 == 1, timeout_s=outage.timeout_s, sent=sent)
 
 
-async def _outage_warm_up(worlds: Iterable[World]) -> None:
+async def _warm_up_worlds(worlds: Iterable[World]) -> None:
     """Makes a client's first calls, which load half of its package, before the outage."""
     for world in worlds:
         first = (world.ask(-1 - number) for number in range(_WARM_UP_CALLS))
         await asyncio.gather(*first, return_exceptions=True)  # if they fail, so will those that count
 
 
-DIRECT, THROUGH = "straight to the provider", "through the gateway"
 _FILES_PER_CALL = 4  # two connections of two ends each, all in this process
 _TICK_S = 0.02
-_PACE = EmulatorConfig(ttft_s=0.2, tokens_per_second=200.0, output_tokens=40)
-
-Now = Callable[[], float]
+_STORM_PACE = EmulatorConfig(ttft_s=0.2, tokens_per_second=200.0, output_tokens=40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +295,7 @@ class Storm:
     calls: int = 300
     rpm: int = 600
     burst: int = 10
-    pace: EmulatorConfig = _PACE
+    pace: EmulatorConfig = _STORM_PACE
     """The pace of the provider's answers."""
 
     @property

@@ -32,8 +32,7 @@ from gateway.demo.show.show import (
     workflow_chart,
 )
 from gateway.demo.storm.clients import API_KEY, MODEL, AskFailedError, Caller, connections
-from gateway.demo.storm.storm import OUTAGE_DIRECT as DIRECT
-from gateway.demo.storm.storm import OUTAGE_THROUGH as THROUGH
+from gateway.demo.storm.storm import DIRECT, THROUGH
 from gateway.demo.workflow import program
 from gateway.demo.workflow.program import RUN, STEP
 from gateway.demo.workflow.reckoning import (

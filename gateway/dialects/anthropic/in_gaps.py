@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic import in_request as request
-from gateway.dialects.anthropic import in_request as thinking
+from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.base import (
     MOST_NAMED,
@@ -131,9 +130,9 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     most, model = body.get("max_tokens"), facts.model
     if type(most) is int and most == 0:
         found.append(Gap("max_tokens", How.REFUSED, "the target does not fill its cache without an answer"))
-    elif type(most) is int and most > 0 and request.bound(body, facts) < most:
+    elif type(most) is int and most > 0 and in_request.bound(body, facts) < most:
         found.append(Gap("max_tokens", How.APPROXIMATED, f"the model answers with {model.max_output} at most"))
-    for name in request.unsampled(body, facts):
+    for name in in_request.unsampled(body, facts):
         if (value := body.get(name)) is not None and (value != 1 or value is True):  # 1 is what holds without it
             found.append(Gap(name, How.DROPPED, "the model takes none"))
     if body.get("top_k") is not None and not facts.takes_details:
@@ -149,8 +148,8 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
         found.append(Gap("service_tier", How.DROPPED, _HINT))
     elif tier is not None and tier not in ("auto", "standard_only"):
         found.append(Gap("service_tier", How.DROPPED, "no such tier is known"))
-    schema = request.schema_asked(body)
-    if schema is not None and not request.is_strict(schema, facts):
+    schema = in_request.schema_asked(body)
+    if schema is not None and not in_request.is_strict(schema, facts):
         found.append(Gap("output_config.format", How.APPROXIMATED, "the target holds to no optional properties"))
     if schema is None and (body.get("output_format") or object_of(body.get("output_config")).get("format")):
         found.append(Gap("output_config.format", How.REFUSED, "it is no JSON Schema"))
@@ -163,7 +162,7 @@ def _gaps_of_thinking(body: Json, facts: ServerFacts) -> list[Gap]:
     found = []
     given = object_of(body.get("thinking"))
     kind, effort = text_of(given.get("type")), object_of(body.get("output_config")).get("effort")
-    told = request.effort_for(body, facts)
+    told = in_request.effort_for(body, facts)
     if kind == "disabled":
         if told != "none" and facts.model.thinking != "none":
             found.append(Gap("thinking", How.APPROXIMATED, "the model thinks as little as it can"))
@@ -199,7 +198,7 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
                 found.append(Gap(f"tools.{name if name in _OF_TOOLS else 'other'}", How.DROPPED, _HINT))
         if tool.get("allowed_callers") not in (None, ["direct"]):
             found.append(Gap("tools.allowed_callers", How.DROPPED, "only the model calls tools there"))
-        if not request.holds_arguments(tool, facts):
+        if not in_request.holds_arguments(tool, facts):
             found.append(Gap("tools.strict", How.DROPPED, "the target holds to no optional properties"))
         if len(text_of(tool.get("name"))) > ids.MOST_NAME and not facts.takes_details:
             found.append(Gap("tools.name", How.APPROXIMATED, "it is shortened for the target, and whole in its answer"))
@@ -217,7 +216,7 @@ def _gaps_of_system(given: Any, facts: ServerFacts) -> list[Gap]:
     blocks = [{"type": "text", "text": given}] if isinstance(given, str) else objects(given)
     for block in blocks:
         text = text_of(block.get("text"))
-        if "x-anthropic" in text.lower() and request.BILLING.search(text):
+        if "x-anthropic" in text.lower() and in_request.BILLING.search(text):
             found.append(
                 Gap("system", How.APPROXIMATED, "the line by which a client is billed at Anthropic is left out")
             )
@@ -234,7 +233,7 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
             found.append(Gap("messages.citations", How.DROPPED, "chat completions say no such thing"))
     elif kind == "tool_result":
         _add_gaps_of_result(found, block, facts)
-    elif kind in thinking.THOUGHTS:
+    elif kind in in_request.THOUGHTS:
         _add_gap_of_thought(found, block, facts)
     elif kind in _SOURCES:
         _add_gaps_of_file(found, kind, block, facts)
@@ -273,7 +272,7 @@ def _add_gaps_of_result(found: list[Gap], block: Json, facts: ServerFacts) -> No
 
 
 def _add_gap_of_thought(found: list[Gap], block: Json, facts: ServerFacts) -> None:
-    held = thinking.held_by(thinking.signature_of(block))
+    held = in_request.held_by(in_request.signature_of(block))
     has_words = bool(block.get("thinking"))
     if facts.takes_details and (held != {} or facts.takes_reasoning):
         return

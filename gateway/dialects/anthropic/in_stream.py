@@ -14,7 +14,7 @@ import orjson
 
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.core.types import Gap
-from gateway.dialects.anthropic import in_request as thinking
+from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import answer, ids
 from gateway.dialects.anthropic.in_answer.answer import TEXT, THINKING, MessageBlocks, ToolUse, event, message_of_chat
 from gateway.dialects.anthropic.in_gaps import gaps_of
@@ -29,7 +29,7 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.openai import responses_answer as chat
+from gateway.dialects.openai import responses_answer
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.sse.shapes import message_error
 
@@ -43,7 +43,7 @@ class ChatAsMessages(ConvertingReader):
         super().__init__()
         self._sent = sent
         self._has_begun = False
-        self._blocks = MessageBlocks(is_to_mark=thinking.is_to_mark(sent.asked))
+        self._blocks = MessageBlocks(is_to_mark=in_request.is_to_mark(sent.asked))
         self._calls: list[ToolUse] = []
         self._ids: set[str] = set()
         """Those of the calls."""
@@ -74,7 +74,7 @@ class ChatAsMessages(ConvertingReader):
             made = self._more(choice)
             if made is not None:
                 return made
-        return self._read_odd(event) if chat.first_choice(said).get("finish_reason") else self._take(said)
+        return self._read_odd(event) if responses_answer.first_choice(said).get("finish_reason") else self._take(said)
 
     def _more(self, choice: Json) -> bytes | None:
         """Reads a piece that only brings more of what has begun; None: it says something else, or other things, too."""
@@ -124,7 +124,7 @@ class ChatAsMessages(ConvertingReader):
         if not self._has_begun and ("choices" in said or "usage" in said):
             self._begin(made, said)
         self._usage = answer.usage_of(said) or self._usage
-        choice = chat.first_choice(said)
+        choice = responses_answer.first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):
             made.append(self._telling(self._take_delta, delta))
@@ -149,7 +149,7 @@ class ChatAsMessages(ConvertingReader):
         made.append(event("message_start", message=answer.begun(self._sent, said) | {"usage": usage}, **mark))
 
     def _take_delta(self, made: list[bytes], delta: Json) -> None:
-        thought, text = chat.words_in(delta)
+        thought, text = responses_answer.words_in(delta)
         details = objects(delta.get("reasoning_details"))
         if thought or details:
             self._blocks.think(made, thought, details)
@@ -158,18 +158,18 @@ class ChatAsMessages(ConvertingReader):
         if refusal := text_of(delta.get("refusal")):
             self._is_refused = True
             self._blocks.say(made, refusal)
-        for piece in chat.pieces_in(delta):
+        for piece in responses_answer.pieces_in(delta):
             self._piece(made, piece)
 
     def _piece(self, made: list[bytes], piece: Json) -> None:
         """Takes a piece of a call."""
         call = self._call_of(piece)
-        named = chat.named_in(piece)
+        named = responses_answer.named_in(piece)
         if not call.id and (id := text_of(piece.get("id"))) and id not in self._ids:
             call.id = id  # of calls of one id, only the first can be answered by it
             self._ids.add(id)
         call.extra = call.extra or object_of(piece.get("extra_content"))
-        name, text = text_of(named.get("name")), chat.argument_in(named)
+        name, text = text_of(named.get("name")), responses_answer.argument_in(named)
         call.name = call.name or self._names.get(name, name)
         self._blocks.add_to_call(made, call, text)
 
@@ -179,7 +179,7 @@ class ChatAsMessages(ConvertingReader):
         if not isinstance(index, int):
             index = len(self._calls) if id or not self._calls else self._calls[-1].index
         call = self._by_index.get(index)
-        if call is not None and id and call.id not in ("", id) and chat.named_in(piece).get("name"):
+        if call is not None and id and call.id not in ("", id) and responses_answer.named_in(piece).get("name"):
             call = None
         if call is None:
             call = self._by_index[index] = ToolUse(index, answer.call_id(self._sent, len(self._calls)))

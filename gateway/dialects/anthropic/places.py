@@ -17,7 +17,7 @@ import orjson
 
 from gateway.core.openai.sse import error_json, json_object
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic import out_thoughts as gaps
+from gateway.dialects.anthropic import out_thoughts
 from gateway.dialects.anthropic.out_answer import MessagesAsChat, chat_of_message
 from gateway.dialects.anthropic.out_request.options import ChatOptions, messages_body
 from gateway.dialects.anthropic.out_request.tools import picture_url
@@ -240,9 +240,9 @@ class ChatOverMessages:
 
 def _gaps(body: Json, facts: ServerFacts, settled: ChatOptions) -> Sequence[Gap]:
     keeps, recalled = settled.keeps_thoughts, settled.recalled
-    found = settled.gaps + gaps.gaps_at_top(body) + gaps_of_names(body, CLAUDES)
-    found += gaps.gaps_of_recalled(recalled, keeps_thoughts=keeps)
-    return once(found + gaps.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps))
+    found = settled.gaps + out_thoughts.gaps_at_top(body) + gaps_of_names(body, CLAUDES)
+    found += out_thoughts.gaps_of_recalled(recalled, keeps_thoughts=keeps)
+    return once(found + out_thoughts.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps))
 
 
 # Claude at Vertex AI for callers of chat completions: Messages in the cloud's envelope.

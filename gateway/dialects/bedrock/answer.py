@@ -37,7 +37,7 @@ _FINISH: Final = {
     "tool_use": "tool_calls",
 }
 """The finish reason of a chat completion, by why the model stopped; all others are a `stop`."""
-_MALFORMED: Final = ("malformed_model_output", "malformed_tool_use")
+_MALFORMED_REASONS: Final = ("malformed_model_output", "malformed_tool_use")
 NO_ARGUMENTS: Final = "{}"
 OWN_FORMAT: Final = "bedrock-converse-v1"
 """Of encrypted thoughts that are no text, as Anthropic's are, under Bedrock's base64."""
@@ -132,7 +132,7 @@ def finish_of(reason: Any, *, has_calls: bool) -> str:
 
     A limit or a filter is never taken for calls (NousResearch/hermes-agent#43478).
     """
-    if reason in _MALFORMED:
+    if reason in _MALFORMED_REASONS:
         raise MalformedAnswer(f"the model's answer could not be read ({reason})")
     finish = _FINISH.get(text_of(reason), "stop")
     return "tool_calls" if finish == "stop" and has_calls else finish
@@ -340,7 +340,7 @@ def headers_in(head: bytes) -> Mapping[str, str]:
 
 
 _AFTER: Final = b'},"finish_reason":null}]}\n\n'
-_STREAM_MALFORMED: Final = TOO_LONG
+_UNREADABLE: Final = TOO_LONG
 
 
 class _OpenUse:
@@ -390,9 +390,7 @@ class ConverseAsChat:
             except orjson.JSONEncodeError:
                 made.append(self._fail(UNSAYABLE))
         if (fault := self._frames.fault) is not None and not self._is_over:
-            made.append(
-                self._fail({"message": f"the provider's stream cannot be read: {fault}", "code": _STREAM_MALFORMED})
-            )
+            made.append(self._fail({"message": f"the provider's stream cannot be read: {fault}", "code": _UNREADABLE}))
         return made[0] if len(made) == 1 else b"".join(made)
 
     def close(self, *, is_clean: bool) -> bytes:
@@ -408,7 +406,7 @@ class ConverseAsChat:
             return self._fail(error_of(headers, payload))
         said = json_object(payload)
         if said is None:
-            return self._fail({"message": "an event of the provider's is no JSON object", "code": _STREAM_MALFORMED})
+            return self._fail({"message": "an event of the provider's is no JSON object", "code": _UNREADABLE})
         place = said.get("contentBlockIndex")
         number = place if type(place) is int else 0
         if event == "contentBlockDelta":
@@ -429,7 +427,7 @@ class ConverseAsChat:
             try:
                 self._finish = finish_of(said.get("stopReason"), has_calls=self._calls > 0)
             except MalformedAnswer as error:
-                return self._fail({"message": str(error), "code": _STREAM_MALFORMED})
+                return self._fail({"message": str(error), "code": _UNREADABLE})
         if event == "metadata":
             return self._begin() + self._end(said)
         return b""
@@ -497,7 +495,7 @@ class ConverseAsChat:
         try:
             made = with_own_name(tool_call(block, is_whole=False), self._sent.names)
         except MalformedAnswer as error:
-            return self._fail({"message": str(error), "code": _STREAM_MALFORMED})
+            return self._fail({"message": str(error), "code": _UNREADABLE})
         self._tools[place] = tool = _OpenUse(self._calls)
         self._calls += 1
         return self._delta({"tool_calls": [{"index": tool.index, **made}]})
@@ -514,7 +512,7 @@ class ConverseAsChat:
 
     def _end(self, said: Json) -> bytes:
         if self._finish is None:  # the model was not told to have stopped
-            return self._fail({"message": "the provider ended its answer without a reason", "code": _STREAM_MALFORMED})
+            return self._fail({"message": "the provider ended its answer without a reason", "code": _UNREADABLE})
         self._is_over = True
         made = b"".join(self._close(place) for place in [*self._tools, -1])  # of a server that does not end its blocks
         if self._turn is not None and self._sent.memory is not None:

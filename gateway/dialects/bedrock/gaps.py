@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic import out_thoughts as claudes
+from gateway.dialects.anthropic import out_thoughts
 from gateway.dialects.anthropic.out_request.tools import has_mark, is_blank, mark_of, picture_url
 from gateway.dialects.anthropic.out_thoughts import Recalled, thought_blocks
 from gateway.dialects.base import FieldGaps, Json, ServerFacts, object_of, objects, text_of
@@ -17,7 +17,7 @@ from gateway.dialects.schema_tools.outline import gaps_of_chat, outline
 _HINT: Final = "the target has no such option"
 
 CHAT_ONLY: Final[FieldGaps] = {
-    **{name: row for name, row in claudes.CHAT_ONLY.items() if name != "metadata"},
+    **{name: row for name, row in out_thoughts.CHAT_ONLY.items() if name != "metadata"},
     "cache_control": (How.DROPPED, "marks for the cache stand at parts, messages and tools", ()),
     "safety_identifier": (How.DROPPED, _HINT, ()),
     "user": (How.DROPPED, _HINT, ()),
@@ -50,10 +50,10 @@ def gaps_of_messages(body: Json, facts: ServerFacts, recalled: Recalled, *, keep
     """Returns the gaps among a chat completion's messages; of those `recalled` the thoughts are remembered."""
     is_claude = facts.model.own_fields == "anthropic"
     looks, keeps = outline(body.get("messages")), keeps_thoughts or not is_claude
-    common = claudes.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps, looks=looks)
+    common = out_thoughts.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps, looks=looks)
     found = [gap for gap in common if gap.field != "messages.file"]  # other documents are taken here
     if is_claude:
-        found += claudes.gaps_of_recalled(recalled, keeps_thoughts=keeps_thoughts)
+        found += out_thoughts.gaps_of_recalled(recalled, keeps_thoughts=keeps_thoughts)
     else:
         found += gaps_of_foreign(body.get("messages"), facts.memory)
     caches, beside, later = facts.model.caches, facts.model.beside_results, facts.model.later_system

@@ -19,7 +19,7 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
-from gateway.dialects.gemini import in_request as request
+from gateway.dialects.gemini import in_request
 from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, held_by, inner, listed
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
@@ -130,7 +130,7 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     if not (facts.takes_details or facts.model.sampling):
         found += (
             Gap(f"generationConfig.{name}", How.DROPPED, "the model is not told how to sample")
-            for name in sorted(request.SAMPLING - {"topK"})
+            for name in sorted(in_request.SAMPLING - {"topK"})
             if config.get(name) is not None
         )
     stops = strings(config.get("stopSequences"))
@@ -150,7 +150,7 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
         found.append(Gap("generationConfig.thinkingConfig.thinkingLevel", How.DROPPED, "nobody knows such a level"))
     if type(budget := thinking.get("thinkingBudget")) is int and budget > 0 and not level:
         found.append(Gap("generationConfig.thinkingConfig.thinkingBudget", How.APPROXIMATED, "it becomes an effort"))
-    modalities = request.modalities_of(config)
+    modalities = in_request.modalities_of(config)
     if "audio" in modalities or (modalities and not facts.takes_details):
         found.append(Gap("generationConfig.responseModalities", How.REFUSED, "the target answers with text"))
 
@@ -159,7 +159,7 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     for tool in map(camel, listed(given.get("tools"))):
         for name in tool.keys() - {"functionDeclarations"}:
             found.append(Gap(f"tools.{name if name in _TOOLS else 'other'}", How.REFUSED, _AWAY))
-    for one in request.declarations(given):
+    for one in in_request.declarations(given):
         if not facts.takes_details and OPENAIS.allowed.fullmatch(text_of(one.get("name"))) is None:
             found.append(GAP)
         if one.get("response") is not None or one.get("responseJsonSchema") is not None:
@@ -176,9 +176,9 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     calling = inner(config, "functionCallingConfig")
     if _more(calling, _SAID_OF_CALLING):
         found.append(Gap("toolConfig.functionCallingConfig.other", How.DROPPED, _HINT))
-    if facts.requires_all and text_of(calling.get("mode")).upper() == request.CHECKED:
-        schemas = (request.parameters_of(one) for one in request.declarations(given))
-        if any(request.checked_schema(schema, facts) is None for schema in schemas):
+    if facts.requires_all and text_of(calling.get("mode")).upper() == in_request.CHECKED:
+        schemas = (in_request.parameters_of(one) for one in in_request.declarations(given))
+        if any(in_request.checked_schema(schema, facts) is None for schema in schemas):
             why = "arguments are held to a schema without optional properties alone"
             found.append(Gap("toolConfig.functionCallingConfig.mode", How.DROPPED, why))
     if len(strings(calling.get("allowedFunctionNames"))) > 1:

@@ -17,7 +17,7 @@ from gateway.dialects.base import (
     once,
     text_of,
 )
-from gateway.dialects.gemini import out_gaps as gaps
+from gateway.dialects.gemini import out_gaps
 from gateway.dialects.gemini.out_answer import GenerateAsChat, chat_of_generated, with_echoes
 from gateway.dialects.gemini.out_request import GenerateOptions, generate_body
 from gateway.dialects.memory import gaps_of_foreign
@@ -50,7 +50,7 @@ class ChatOverGenerate:
 def _gaps(body: Json, echoed: Json, facts: ServerFacts, settled: GenerateOptions) -> Sequence[Gap]:
     """`echoed` is the request with what was remembered of it."""
     found = gaps_of_foreign(body.get("messages"), facts.memory) + gaps_of_names(body, GEMINIS)
-    return once(found + settled.gaps + gaps.gaps_at_top(echoed) + gaps.gaps_of_messages(echoed, facts))
+    return once(found + settled.gaps + out_gaps.gaps_at_top(echoed) + out_gaps.gaps_of_messages(echoed, facts))
 
 
 # Questions for the tokens of a request of Messages, put to models of Google's: what they would be sent is counted there.

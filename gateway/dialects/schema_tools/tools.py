@@ -24,7 +24,7 @@ from gateway.dialects.base import Json, object_of, objects
 # finds the same beginning again.
 
 
-_TOOL_NAMES_HASHED_BYTES: Final = 6
+_NAME_DIGEST_BYTES: Final = 6
 _ODD: Final = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
@@ -41,7 +41,7 @@ class NameForm(NamedTuple):
             return name
         plain = _ODD.sub("_", name)
         plain = plain if plain[:1].isalpha() else f"_{plain}"
-        hashed = blake2b(name.encode(errors="surrogatepass"), digest_size=_TOOL_NAMES_HASHED_BYTES).hexdigest()
+        hashed = blake2b(name.encode(errors="surrogatepass"), digest_size=_NAME_DIGEST_BYTES).hexdigest()
         return f"{plain[: self.most - len(hashed) - 1]}_{hashed}"
 
 
@@ -153,7 +153,7 @@ def _renamed_calls(message: Any, changed: Mapping[str, str]) -> Any:
     return made
 
 
-_HASHED_BYTES: Final = 12
+_ID_DIGEST_BYTES: Final = 12
 _OF_OLD: Final = "call_of_message_"
 """Begins the id of a call in the old form, which has none: the number of its message makes it."""
 
@@ -255,7 +255,7 @@ def safe_id(id: str, allowed: re.Pattern[str]) -> str:
     """
     if allowed.fullmatch(id):
         return id
-    return f"call_{blake2b(id.encode(errors='surrogatepass'), digest_size=_HASHED_BYTES).hexdigest()}"
+    return f"call_{blake2b(id.encode(errors='surrogatepass'), digest_size=_ID_DIGEST_BYTES).hexdigest()}"
 
 
 def _want_none(wanted: dict[str, str], asked: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gateway.core.ports import TENANTS_SHARE
 from gateway.drivers.redis.link import Link, StoreRefused
-from gateway.features.reuse.redis.lru import Now, SharedLru
+from gateway.features.reuse.redis.lru import SharedLru, WallTime
 from gateway.fleet.redis import Registry
 
 MOST_KNOWN = 4096
@@ -26,7 +26,7 @@ class TenantRecords:
 
     __slots__ = ("bytes", "entries", "fence", "lru", "name", "running")
 
-    def __init__(self, link: Link, name: bytes, now: Now) -> None:
+    def __init__(self, link: Link, name: bytes, now: WallTime) -> None:
         base = link.key("records", name)
         self.name = name
         self.lru = SharedLru(link, base, now)
@@ -44,7 +44,7 @@ class TenantRecords:
 class Tenants:
     """The records of all known tenants."""
 
-    def __init__(self, link: Link, now: Now, bound: int) -> None:
+    def __init__(self, link: Link, now: WallTime, bound: int) -> None:
         self.bound = bound
         """The bytes of all tenants together, at most."""
         self.entries = 0

@@ -34,7 +34,7 @@ from gateway.emulator.app.call import (
 from gateway.emulator.batches import EmulatedBatches, EmulatedMessageBatches, is_of_batches
 from gateway.emulator.config.config import EmulatorConfig, Fault, FaultPlan
 from gateway.emulator.config.unannounced import open_native_account
-from gateway.emulator.dialects import dialects as credentials
+from gateway.emulator.dialects import dialects
 from gateway.emulator.dialects.dialects import EmulatedAccount, RequestDemand, identity_of, open_account
 from gateway.emulator.problems import (
     LANGUAGES,
@@ -229,7 +229,7 @@ class Emulator:
         if wanted is None:
             return
         if call.dialect in LANGUAGES:
-            credentials.let_in(call, wanted)
+            dialects.let_in(call, wanted)
         elif (key := _key_of(call).decode("latin-1")) != wanted:
             raise ProblemError(invalid_key(key))
 
@@ -339,7 +339,7 @@ def _filtered(request: CheckedRequest, fault: Fault | None) -> CheckedRequest:
 
 def _key_of(call: EmulatedCall) -> bytes:
     if call.dialect in LANGUAGES:
-        return credentials.key_of(call).encode("latin-1", "replace")
+        return dialects.key_of(call).encode("latin-1", "replace")
     bearer = call.header(b"authorization")
     if bearer[:7].lower() == b"bearer ":
         return bearer[7:].strip()

@@ -16,7 +16,7 @@ from gateway.core.ports import Later
 from gateway.drivers.redis.job import FOLDER, script_of
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone
 from gateway.features.ownership.memory import MemoryObjects, say_that_objects_go
-from gateway.features.reuse.redis.lru import Now
+from gateway.features.reuse.redis.lru import WallTime
 
 PARTS = 16
 AT_ONCE = 64
@@ -38,7 +38,7 @@ DISOWN = objects_script("objects_disown")
 class RedisObjects:
     """Implements `gateway.core.ports.Objects`."""
 
-    def __init__(self, link: Link, background: BackgroundTasks, now: Now, bound: int) -> None:
+    def __init__(self, link: Link, background: BackgroundTasks, now: WallTime, bound: int) -> None:
         self._link = link
         self._background = background
         self._now = now

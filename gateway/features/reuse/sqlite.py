@@ -75,7 +75,7 @@ class SqliteAnswers:
         future: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
         now = self._wall()
         self._thread.ask(
-            lambda db: _answers_read(db, key, group, now), None, lambda found: self._found(future, key, group, found)
+            lambda db: _read_answer(db, key, group, now), None, lambda found: self._found(future, key, group, found)
         )
         return future
 
@@ -90,7 +90,7 @@ class SqliteAnswers:
         size = taken(key, known, kept.body)
         row = (key, kept.group, kept.tenant, kept.model, next(self._uses), kept.stale_until, size, known, kept.body)
         if size <= bound:
-            self._thread.tell(lambda db: _answers_write(db, row, uses), size)
+            self._thread.tell(lambda db: _write_answer(db, row, uses), size)
         else:
             self._thread.tell(lambda db: _drop(db, key, kept.group), len(key))
 
@@ -141,7 +141,7 @@ class SqliteAnswers:
         return [(use, key, group) for (key, group), use in uses.items()]
 
 
-def _answers_read(db: sqlite3.Connection, key: bytes, group: str, now: float) -> Kept | None:
+def _read_answer(db: sqlite3.Connection, key: bytes, group: str, now: float) -> Kept | None:
     row = db.execute(
         "SELECT about, body FROM answers WHERE key = ? AND grp = ? AND expires > ?", (key, group, now)
     ).fetchone()
@@ -157,7 +157,7 @@ def _drop(db: sqlite3.Connection, key: bytes, group: str) -> None:
     db.execute("DELETE FROM answers WHERE key = ? AND grp = ?", (key, group))
 
 
-def _answers_write(db: sqlite3.Connection, row: Sequence[object], uses: Sequence[Use]) -> None:
+def _write_answer(db: sqlite3.Connection, row: Sequence[object], uses: Sequence[Use]) -> None:
     _mark(db, uses)
     db.execute(
         "REPLACE INTO answers (key, grp, tenant, model, used, expires, bytes, about, body) "
@@ -293,7 +293,7 @@ class SqliteRecords:
             self._end(record)
 
         self._thread.ask(
-            lambda db: _write(
+            lambda db: _write_record(
                 db, _RecordRow(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
             ),
             False,
@@ -333,7 +333,7 @@ class SqliteRecords:
                 future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
             self._end(record)
 
-        self._thread.ask(lambda db: _read(db, record[:ID_BYTES], now), None, looked)
+        self._thread.ask(lambda db: _read_record(db, record[:ID_BYTES], now), None, looked)
         return future
 
     def _take(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
@@ -395,14 +395,14 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
         future.set_result(result)
 
 
-def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
+def _read_record(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
     row = db.execute(
         "SELECT fingerprint, about, body FROM records WHERE record = ? AND expires > ?", (record, now)
     ).fetchone()
     return None if row is None else (row[0], restored(row[1], row[2]))
 
 
-def _write(db: sqlite3.Connection, row: _RecordRow) -> bool:
+def _write_record(db: sqlite3.Connection, row: _RecordRow) -> bool:
     db.execute(
         "REPLACE INTO records (record, fingerprint, expires, bytes, about, body, tenant) VALUES (?, ?, ?, ?, ?, ?, ?)",
         row,

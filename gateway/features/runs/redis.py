@@ -221,7 +221,7 @@ MOST_TENANTS = 1_000
 MOST_REPLICAS = 32
 """Of which a run remembers the last change; of more, the first ones are forgotten."""
 TRIES = 20
-SHARED_RUNS_PAGE = 500
+RUNS_AT_ONCE = 500
 _TENANT_AGAIN_S = 60.0
 
 Marks = dict[str, int]
@@ -310,8 +310,8 @@ class SharedRunRecords:
     async def _last_of(self, tenant: str, most: int) -> list[RunRecord]:
         found: list[RunRecord] = []
         runs = await self._link.command(b"ZREVRANGE", self._list(tenant), 0, most - 1)
-        for at in range(0, len(runs), SHARED_RUNS_PAGE):
-            keys = [self._key(tenant, run.decode()) for run in runs[at : at + SHARED_RUNS_PAGE]]
+        for at in range(0, len(runs), RUNS_AT_ONCE):
+            keys = [self._key(tenant, run.decode()) for run in runs[at : at + RUNS_AT_ONCE]]
             records = (_read(raw)[0] for raw in await self._link.command(b"MGET", *keys) if raw is not None)
             found += (record for record in records if record is not None)
             await asyncio.sleep(0)

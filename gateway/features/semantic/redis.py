@@ -25,7 +25,7 @@ from gateway.features.reuse.redis.answers import (
     name_digest,
     owner,
 )
-from gateway.features.reuse.redis.lru import Now, SharedLru, lru_script
+from gateway.features.reuse.redis.lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
 ADD = lru_script("vectors_add", "vectors")
@@ -87,7 +87,7 @@ class RedisVectors:
     """Implements `gateway.core.ports.Vectors`."""
 
     def __init__(
-        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, most: int, news: News
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: WallTime, most: int, news: News
     ) -> None:
         self._link = link
         self._background = background

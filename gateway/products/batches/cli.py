@@ -18,7 +18,7 @@ from typing import Any
 from gateway.cli.arguments.values import DEFAULT_URL
 from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.operate import AdminRefused, safe, save
-from gateway.products.jobs.cli import caller as showing
+from gateway.products.jobs.cli import caller
 from gateway.products.jobs.cli.caller import CallerAnswer, CallerClient, ProgressLine, patiently
 from gateway.products.jobs.cli.own_gateway import caller_for
 
@@ -112,7 +112,7 @@ class FollowedBatch:
         while True:
             answer = patiently(self._look, self._progress)
             batch = answer.fields
-            self._progress.tell(showing.batch_progress(batch, answer.paused))
+            self._progress.tell(caller.batch_progress(batch, answer.paused))
             if batch["status"] in ENDS:
                 return batch
             time.sleep(POLL_S if answer.poll_after_s is None else answer.poll_after_s)
@@ -136,9 +136,9 @@ class FollowedBatch:
         if self._prints_json:
             print(json.dumps(batch, indent=2))
         if batch["status"] == "failed":
-            return fail(showing.batch_problems(batch), UNUSABLE)
+            return fail(caller.batch_problems(batch), UNUSABLE)
         if not self._prints_json:
-            print(showing.batch_end(batch, *written))
+            print(caller.batch_end(batch, *written))
         if is_interrupted:
             return INTERRUPTED
         return OK if batch["status"] == "completed" and not batch["request_counts"]["failed"] else FAILED

@@ -27,8 +27,7 @@ from gateway.core.snapshot.snapshot import Policies
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large
-from gateway.products.jobs.model import FILE as IDS_FILE
-from gateway.products.jobs.model import FileQuery, StoredFile
+from gateway.products.jobs.model import FILE, FileQuery, StoredFile
 from gateway.products.routes.own_routes import head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 
@@ -122,7 +121,7 @@ MOST_FIELD_BYTES = 65_536
 MOST_NAME_CHARS = 255
 STEP_BYTES = 32_768
 """Parsed at a time: bytes that look like the beginning of a boundary are looked at one by one."""
-FILE = "file"
+FILE_FIELD = "file"
 
 
 class UploadForm:
@@ -207,22 +206,22 @@ class UploadForm:
         if kind != b"form-data" or name is None:
             raise malformed_form("a part has no name")
         self._name = name.decode(errors="replace")
-        if self._name == FILE:
+        if self._name == FILE_FIELD:
             if self.filename is not None:
-                raise InvalidRequest("The field 'file' occurs more than once; send one file.", param=FILE)
+                raise InvalidRequest("The field 'file' occurs more than once; send one file.", param=FILE_FIELD)
             self.filename = plain_name(options.get(b"filename", b""))
         elif self._name in self.fields:
             raise InvalidRequest(f"The field '{self._name[:64]}' occurs more than once.", param=self._name[:64])
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._name == FILE:
+        if self._name == FILE_FIELD:
             self._file.append(data[start:end])
             return
         self._count(end - start)
         self._value += data[start:end]
 
     def _part_end(self) -> None:
-        if self._name != FILE:
+        if self._name != FILE_FIELD:
             self.fields[self._name] = self._value.decode(errors="replace")
 
     def _end(self) -> None:
@@ -270,7 +269,7 @@ class FileRoutes:
             ("GET", "/files/{id}/content", self.content),
             ("DELETE", "/files/{id}", self.remove),
         )
-        return own_routes(self._policies, IDS_FILE, table)
+        return own_routes(self._policies, FILE, table)
 
     async def create(self, request: Request) -> Response:
         """Takes an upload."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.products.batches import output as marks
+from gateway.products.batches import output
 from gateway.products.batches.chunk.chunk_input import InputLine
 from gateway.products.batches.input import read_custom_id
 from gateway.products.batches.output import ENDPOINT, INPUT, LineIdentity, unanswered_line
@@ -76,7 +76,7 @@ class Brakes:
 
     def of(self, job: Job) -> ErrorPause:
         """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
-        noted = job.marks.get(marks.BRAKED_BY, "")
+        noted = job.marks.get(output.BRAKED_BY, "")
         return self._brakes.setdefault(job.id, ErrorPause(error_class=noted, noted=noted))
 
     @property
@@ -89,7 +89,7 @@ class Brakes:
         brake = self.of(running.work.job)
         if (told := brake.error_class) != brake.noted:
             brake.noted = told
-            await running.write(lambda: store.note(running.work, {marks.BRAKED_BY: told or None}))
+            await running.write(lambda: store.note(running.work, {output.BRAKED_BY: told or None}))
 
     def forget(self, job_id: str) -> None:
         """Forgets a batch that has ended."""

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core import peek as passthrough
+from gateway.core import peek
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
@@ -31,7 +31,7 @@ from gateway.core.snapshot.route_plan import plan_route
 from gateway.core.snapshot.snapshot import Policies
 from gateway.core.types import LANES, Lane
 from gateway.features.ownership.service import Page, read_page
-from gateway.products.batches import output as marks
+from gateway.products.batches import output
 from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService
 from gateway.products.jobs.calls.ports import ServeCall, read_reply
@@ -102,8 +102,8 @@ class MergedLists:
         policy, scope = self._policies.current, request.scope
         index = parse.index_headers(scope["headers"])
         key, credential = parse.authenticate(policy, index)
-        model = passthrough.relayed_by(policy, key, scope)
-        plan = plan_route(policy, key, model, passthrough.OTHER, is_callers=credential is not None)
+        model = peek.relayed_by(policy, key, scope)
+        plan = plan_route(policy, key, model, peek.OTHER, is_callers=credential is not None)
         headers = self._forwarded.keep(scope["headers"])
         if plan.passes_account:
             headers += self._account.keep(scope["headers"])
@@ -114,7 +114,7 @@ class MergedLists:
         task = asyncio.current_task()
         return Call(
             id=new_request_id(),
-            endpoint=passthrough.OTHER,
+            endpoint=peek.OTHER,
             policy=policy,
             key=key,
             model=plan.model,
@@ -130,7 +130,7 @@ class MergedLists:
             deadline=min(deadline, now + LONGEST_S),
             deadline_is_callers=True,
             method="GET",
-            path=passthrough.passthrough_path(scope),
+            path=peek.passthrough_path(scope),
             query=urlencode({**asked, "limit": str(limit)}).encode(),
             tenant=parse.choose_tenant(key, index),
             task=task,
@@ -185,7 +185,7 @@ def _headers_of(job: Job, files: Headers) -> Headers:
     headers: Headers = [(b"content-type", b"application/json")]
     if not job.state.is_end:
         headers += [(b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS), *files]
-        paused = "operator" if job.is_paused else job.marks.get(marks.BRAKED_BY, "")
+        paused = "operator" if job.is_paused else job.marks.get(output.BRAKED_BY, "")
         if paused:
             headers.append((b"x-gateway-paused", paused.encode()))
     return headers

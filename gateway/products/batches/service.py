@@ -19,7 +19,7 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.types import Lane
-from gateway.products.batches import output as marks
+from gateway.products.batches import output
 from gateway.products.batches.output import BatchRequest, batch_status
 from gateway.products.jobs.model import (
     BATCH,
@@ -54,7 +54,7 @@ from gateway.products.jobs.webhooks.rules import REQUEST_URL
 # What routes may do with batches: make, show, list and cancel them. The tenant is given by the edge.
 
 
-BATCH_SERVICE_NOT_THERE = "There is no such batch; GET /v1/batches lists yours."
+NO_SUCH_BATCH = "There is no such batch; GET /v1/batches lists yours."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class BatchService:
         if file is None or file.purpose != "batch":
             why = "There is no such file" if file is None else f"The file was made for '{file.purpose}'"
             raise InvalidRequest(
-                f"{why}; upload the input with POST /v1/files and the purpose 'batch'.", param=marks.INPUT_FILE
+                f"{why}; upload the input with POST /v1/files and the purpose 'batch'.", param=output.INPUT_FILE
             )
         (accepted,) = await store.accept([self._new_batch(owner, asked, file)])
         _refuse_conflict(accepted)
@@ -152,13 +152,13 @@ class BatchService:
             deadline=now + asked.window_s,
             max_attempts=rules.attempts,
             about={
-                marks.ENDPOINT: asked.endpoint,
-                marks.INPUT_FILE: asked.input_file_id,
-                marks.INPUT: file.blob,
-                marks.WINDOW: asked.window,
-                marks.METADATA: dict(asked.metadata),
-                marks.OUTPUT_LASTS_S: asked.output_lasts_s,
-                marks.BROUGHT_CREDENTIAL: owner.brought_credential,
+                output.ENDPOINT: asked.endpoint,
+                output.INPUT_FILE: asked.input_file_id,
+                output.INPUT: file.blob,
+                output.WINDOW: asked.window,
+                output.METADATA: dict(asked.metadata),
+                output.OUTPUT_LASTS_S: asked.output_lasts_s,
+                output.BROUGHT_CREDENTIAL: owner.brought_credential,
                 **told,
             },
             stage=Stage.CHECK,
@@ -186,7 +186,7 @@ def _refuse_conflict(accepted: Accepted) -> None:
 
 def _batch(job: Job | None) -> Job:
     if job is None or job.kind is not JobKind.BATCH:
-        raise NotFound(BATCH_SERVICE_NOT_THERE, code="object_not_found")
+        raise NotFound(NO_SUCH_BATCH, code="object_not_found")
     return job
 
 
@@ -211,7 +211,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 log = logging.getLogger("gateway.jobs")
 
 BYTES_LOST = "The file is known, but its bytes have been lost. Delete it, and make it again."
-NOT_THERE = "There is no such file; GET /v1/files lists yours."
+NO_SUCH_FILE = "There is no such file; GET /v1/files lists yours."
 
 
 class FileService:
@@ -276,7 +276,7 @@ class FileService:
         """Returns a file of the tenant's. Raises NotFound, JobsUnavailable."""
         file = await (await self._read_store()).files.find(file_id, tenant)
         if file is None:
-            raise NotFound(NOT_THERE, code="object_not_found")
+            raise NotFound(NO_SUCH_FILE, code="object_not_found")
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
@@ -297,7 +297,7 @@ class FileService:
     async def remove(self, file_id: str, tenant: str) -> None:
         """Takes a file away from its tenant. Raises NotFound, JobsUnavailable."""
         if not await (await self._read_store()).files.remove(file_id, tenant):
-            raise NotFound(NOT_THERE, code="object_not_found")
+            raise NotFound(NO_SUCH_FILE, code="object_not_found")
 
     async def _room(self, store: JobStore, tenant: str) -> int:
         """Returns how many bytes more the tenant may have. Raises JobsUnavailable where nobody may have any."""

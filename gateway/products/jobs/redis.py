@@ -47,8 +47,7 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
 from gateway.products.jobs.redis_partitions.durability import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
-from gateway.products.jobs.redis_records import acceptance as places
-from gateway.products.jobs.redis_records import records
+from gateway.products.jobs.redis_records import acceptance, records
 from gateway.products.jobs.redis_records.acceptance import (
     HeardClaims,
     JobPlaces,
@@ -209,12 +208,12 @@ class RedisJobStore:
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         if query.after is None:
-            return await places.page_of(self._partitions, query, None)
+            return await acceptance.page_of(self._partitions, query, None)
         row = await self._places.row(query.after, query.tenant, b"s")
         return (
             JobPage([], has_more=False)
             if row is None
-            else await places.page_of(self._partitions, query, records.seq_of(row[0]))
+            else await acceptance.page_of(self._partitions, query, records.seq_of(row[0]))
         )
 
     async def identity(self) -> str:
@@ -226,7 +225,7 @@ class RedisJobStore:
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
-        return await places.forget_ended(self._partitions, before, most)
+        return await acceptance.forget_ended(self._partitions, before, most)
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Registers `wake`, called when work became ready by this replica; what others make ready the next claim finds."""

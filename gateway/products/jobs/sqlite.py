@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from gateway.core.types import LANES
-from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.dead_letters.sqlite import dead_rows
 from gateway.products.jobs.model import (
@@ -64,13 +64,13 @@ class SqlitePieces:
         ).fetchall()
         db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")
         for (seq,) in held:
-            row = job_rows.get(db, seq)
+            row = sqlite_rows.get(db, seq)
             self._withhold(db, row, now)
             self.stop_if_asked(db, row, now)
 
     def claimed(self, db: sqlite3.Connection, work: ClaimedWork) -> JobRow | None:
         """Returns the job of a claim that holds."""
-        row = job_rows.find(db, work.job.id)
+        row = sqlite_rows.find(db, work.job.id)
         if row is None:
             return None
         held = db.execute(
@@ -105,8 +105,8 @@ class SqlitePieces:
                 ).fetchall()
         for seq, piece in due:
             db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (READY, seq, piece))
-            row = job_rows.get(db, seq)
-            job_rows.keep(db, row, transitions.due(row.job))
+            row = sqlite_rows.get(db, seq)
+            sqlite_rows.keep(db, row, transitions.due(row.job))
         self.readied += len(due)
         return len(due)
 
@@ -116,7 +116,7 @@ class SqlitePieces:
         """Puts the first chunks of a checked batch in the place of CHECK."""
         self._drop_all(db, row)
         db.execute("REPLACE INTO plans (job, total, lines, parallel, next) VALUES (?, ?, ?, ?, 0)", (row.seq, *plan))
-        job_rows.keep(db, row, transitions.begun(row.job, plan, marks))
+        sqlite_rows.keep(db, row, transitions.begun(row.job, plan, marks))
         self._go_on(db, row, now)
 
     def complete(self, db: sqlite3.Connection, row: JobRow, result: ChunkResult, now: float) -> None:
@@ -128,11 +128,11 @@ class SqlitePieces:
 
     def end(self, db: sqlite3.Connection, row: JobRow, end: JobEnd, now: float) -> None:
         """Ends a job: what it needed on its way goes."""
-        job_rows.keep(db, row, transitions.ended(row.job, end, now))
+        sqlite_rows.keep(db, row, transitions.ended(row.job, end, now))
         if end.answer is not None:
-            job_rows.put_answer(db, row, end.answer)
+            sqlite_rows.put_answer(db, row, end.answer)
         if not transitions.keeps_payload(row.job, end.state):
-            job_rows.drop_payload(db, row)
+            sqlite_rows.drop_payload(db, row)
         for column in ("output", "errors"):
             db.execute(
                 f"INSERT OR IGNORE INTO garbage SELECT {column} FROM chunks WHERE job = ? AND {column} != ''",
@@ -143,7 +143,7 @@ class SqlitePieces:
             db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))
         dead_rows.ended(db, row, end)
         self._follow(db, row.job, now)
-        parent = job_rows.find(db, row.job.parent) if row.job.parent else None
+        parent = sqlite_rows.find(db, row.job.parent) if row.job.parent else None
         if parent is not None:
             self._child_ended(db, parent, now)
 
@@ -154,12 +154,12 @@ class SqlitePieces:
         if has_news:
             self.put(db, row, RUN_PIECE, now, now)
         else:
-            job_rows.keep(db, row, transitions.parked(row.job))
+            sqlite_rows.keep(db, row, transitions.parked(row.job))
 
     def _child_ended(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         """Has a run look at its children: at once where it is parked, after its claim where it is claimed."""
         if row.job.state is JobState.WAITING:
-            job_rows.keep(db, row, transitions.woken(row.job))
+            sqlite_rows.keep(db, row, transitions.woken(row.job))
             self.put(db, row, RUN_PIECE, now, now)
         elif not row.job.state.is_end:
             db.execute(f"UPDATE pieces SET news = 1 WHERE job = ? AND state = {CLAIMED}", (row.seq,))
@@ -169,13 +169,13 @@ class SqlitePieces:
         if flag is JobFlag.CANCEL:
             self.stop(db, row, JobState.CANCELLED, now)
         else:
-            job_rows.keep(db, row, transitions.changed(row.job, is_paused=flag is JobFlag.PAUSE))
+            sqlite_rows.keep(db, row, transitions.changed(row.job, is_paused=flag is JobFlag.PAUSE))
             self._withhold(db, row, now)
 
     def stop(self, db: sqlite3.Connection, row: JobRow, as_state: JobState, now: float) -> None:
         """Stops a job, unless it is to stop already."""
         if row.job.ends_as is None:
-            job_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
+            sqlite_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
             if transitions.goes_on_to_stop(row.job):
                 self._hasten(db, row, now)
                 return
@@ -212,7 +212,7 @@ class SqlitePieces:
             if state != before:
                 db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (state, row.seq, piece))
             if state == READY:
-                job_rows.keep(db, row, transitions.due(row.job))
+                sqlite_rows.keep(db, row, transitions.due(row.job))
                 self.readied += before != READY
 
     def _go_on(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
@@ -232,7 +232,7 @@ class SqlitePieces:
 
     def _finalise(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         self._drop_all(db, row)
-        job_rows.keep(db, row, transitions.finalising(row.job))
+        sqlite_rows.keep(db, row, transitions.finalising(row.job))
         self.put(db, row, FINALISE, now, now)
 
     @staticmethod
@@ -311,9 +311,9 @@ class SqliteAcceptance:
             return self._insert(db, new, now, taken)
         row, times = scheduled[0], scheduled[1] + 1
         (reads,) = db.execute("SELECT reads FROM jobs WHERE seq = ?", (row.seq,)).fetchone()
-        before = Replaced(row.job, job_rows.payload_of(db, row), reads)
-        job_rows.keep(db, row, transitions.debounced(row.job, new, now))
-        job_rows.put_payload(db, row, new.payload)
+        before = Replaced(row.job, sqlite_rows.payload_of(db, row), reads)
+        sqlite_rows.keep(db, row, transitions.debounced(row.job, new, now))
+        sqlite_rows.put_payload(db, row, new.payload)
         db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
         db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
         if replaced is not None:
@@ -322,7 +322,7 @@ class SqliteAcceptance:
 
     def _insert(self, db: sqlite3.Connection, new: NewJob, now: float, taken: int) -> Accepted:
         """Takes a job that nothing which is there stands for."""
-        row = job_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
+        row = sqlite_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
         return self._begin(db, row, new, now, 0)
 
     def _begin(self, db: sqlite3.Connection, row: JobRow, new: NewJob, now: float, times: int) -> Accepted:
@@ -344,10 +344,10 @@ class SqliteAcceptance:
         What it had replaced has its place again, unless it has been replaced once more, or has begun.
         """
         for before, revision in reversed(replaced):
-            row = job_rows.find(db, before.job.id)
+            row = sqlite_rows.find(db, before.job.id)
             if row is not None and row.job.revision == revision:
-                job_rows.keep(db, row, replace(before.job, revision=revision + 1))
-                job_rows.put_payload(db, row, before.payload)
+                sqlite_rows.keep(db, row, replace(before.job, revision=revision + 1))
+                sqlite_rows.put_payload(db, row, before.payload)
                 db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (before.reads, row.seq))
                 for (piece,) in db.execute("SELECT piece FROM pieces WHERE job = ?", (row.seq,)).fetchall():
                     self._pieces.put(db, row, piece, before.job.run_at, now)
@@ -357,7 +357,7 @@ class SqliteAcceptance:
         for new in jobs:
             found = db.execute("SELECT seq FROM jobs WHERE id = ? AND taken = ?", (new.job.id, taken)).fetchone()
             if found is not None:
-                job_rows.remove(db, found[0])
+                sqlite_rows.remove(db, found[0])
 
     @staticmethod
     def _known(db: sqlite3.Connection, new: NewJob, now: float) -> Accepted | None:
@@ -366,9 +366,9 @@ class SqliteAcceptance:
             query = "SELECT job, fingerprint FROM dedupe WHERE key = ? AND until > ?"
             found = db.execute(query, (new.dedupe_key, now)).fetchone()
             if found is not None:
-                row = job_rows.get(db, found[0])
+                row = sqlite_rows.get(db, found[0])
                 return Accepted(row.job, is_new=False, is_conflict=found[1] != new.fingerprint)
-        there = job_rows.find(db, new.job.id)
+        there = sqlite_rows.find(db, new.job.id)
         return None if there is None else Accepted(there.job, is_new=False)
 
     @staticmethod
@@ -377,7 +377,7 @@ class SqliteAcceptance:
         if not new.debounce_key:
             return None
         found = db.execute(_SCHEDULED, (new.debounce_key, JobState.SCHEDULED)).fetchone()
-        return None if found is None else (job_rows.get(db, found[0]), found[1])
+        return None if found is None else (sqlite_rows.get(db, found[0]), found[1])
 
 
 STEP = 200
@@ -441,7 +441,7 @@ class SqliteClaims:
         ).fetchall()
         given: list[ClaimedWork | None] = []
         for seq, piece, claims in ready:
-            row = job_rows.get(db, seq)
+            row = sqlite_rows.get(db, seq)
             if transitions.is_overdue(row.job, now):
                 self._pieces.stop(db, row, JobState.EXPIRED, now)
                 return [*given, None]
@@ -451,8 +451,8 @@ class SqliteClaims:
                 "WHERE job = ? AND piece = ?",
                 (fence, seq, piece),
             )
-            job_rows.keep(db, row, transitions.started(row.job, now))
-            given.append(ClaimedWork(row.job, piece, fence, claims + 1, job_rows.payload_of(db, row)))
+            sqlite_rows.keep(db, row, transitions.started(row.job, now))
+            given.append(ClaimedWork(row.job, piece, fence, claims + 1, sqlite_rows.payload_of(db, row)))
         return given
 
     def unclaim(self, db: sqlite3.Connection, fences: Sequence[int]) -> None:
@@ -464,7 +464,7 @@ class SqliteClaims:
             ).fetchone()
             if found is not None:
                 seq, piece, ready_at, claims = found
-                row = job_rows.get(db, seq)
+                row = sqlite_rows.get(db, seq)
                 self._pieces.put(db, row, piece, ready_at, ready_at, claims=claims - 1)
                 self._pieces.stop_if_asked(db, row, ready_at)
 
@@ -479,7 +479,7 @@ class SqliteClaims:
         if found is None:
             return NOT_OURS
         seq, is_held = found
-        return written(job_rows.get(db, seq).job) if is_held else WriteResult(True)
+        return written(sqlite_rows.get(db, seq).job) if is_held else WriteResult(True)
 
     def give_back(
         self, db: sqlite3.Connection, work: ClaimedWork, at: float, now: float, error: JobError | None, is_attempt: bool
@@ -491,7 +491,7 @@ class SqliteClaims:
         (claims,) = db.execute(
             "SELECT claims FROM pieces WHERE job = ? AND piece = ?", (row.seq, work.piece)
         ).fetchone()
-        job_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
+        sqlite_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
         self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - 1))
         self._pieces.stop_if_asked(db, row, now)
         return written(row.job)
@@ -501,7 +501,7 @@ class SqliteClaims:
         row = self._pieces.claimed(db, work)
         if row is None or row.job.kind is not JobKind.RUN:
             return NOT_OURS
-        job_rows.keep(db, row, transitions.noted(row.job, marks))
+        sqlite_rows.keep(db, row, transitions.noted(row.job, marks))
         self._pieces.park(db, row, now)
         return written(row.job)
 
@@ -526,7 +526,7 @@ class SqliteClaims:
         for result in results:
             line, failed, text, *counts = result
             added = db.execute(
-                f"INSERT OR IGNORE INTO lines (job, chunk, {job_rows.LINE_COLUMNS}) "
+                f"INSERT OR IGNORE INTO lines (job, chunk, {sqlite_rows.LINE_COLUMNS}) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (row.seq, work.piece, line, failed, text, *counts),
             )
@@ -535,26 +535,26 @@ class SqliteClaims:
         if fresh:
             db.execute("UPDATE pieces SET claims = 1 WHERE job = ? AND piece = ?", (row.seq, work.piece))
             tally = transitions.counted(row.job.tally, fresh)
-            job_rows.keep(db, row, transitions.changed(row.job, tally=tally))
+            sqlite_rows.keep(db, row, transitions.changed(row.job, tally=tally))
             lines = {result.line for result in fresh}
             dead_rows.add(db, [letter for letter in dead if letter.line in lines])
         return written(row.job)
 
     def results(self, db: sqlite3.Connection, job_id: str, chunk: int | None = None) -> list[LineResult]:
         """Returns the results of the lines of a chunk, or of all chunks that are not complete, in the order of lines."""
-        row = job_rows.find(db, job_id)
+        row = sqlite_rows.find(db, job_id)
         if row is None:
             return []
         found = db.execute(
-            f"SELECT {job_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "
+            f"SELECT {sqlite_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "
             "ORDER BY chunk, line",
             (row.seq, chunk, chunk),
         )
-        return [job_rows.line_result(line) for line in found.fetchall()]
+        return [sqlite_rows.line_result(line) for line in found.fetchall()]
 
     def chunks(self, db: sqlite3.Connection, job_id: str) -> list[ChunkResult]:
         """Returns the complete chunks of a batch, in order."""
-        row = job_rows.find(db, job_id)
+        row = sqlite_rows.find(db, job_id)
         if row is None:
             return []
         query = "SELECT chunk, output, output_bytes, errors, errors_bytes FROM chunks WHERE job = ? ORDER BY chunk"
@@ -565,7 +565,7 @@ class SqliteClaims:
         row = self._pieces.claimed(db, work)
         if row is None:
             return NOT_OURS
-        job_rows.keep(db, row, transitions.noted(row.job, marks))
+        sqlite_rows.keep(db, row, transitions.noted(row.job, marks))
         return written(row.job)
 
     def complete_chunk(self, db: sqlite3.Connection, work: ClaimedWork, result: ChunkResult, now: float) -> WriteResult:
@@ -588,7 +588,7 @@ class SqliteClaims:
         """Lets time pass: the rest of the work while there is much of it, then what is known."""
         due = db.execute("SELECT seq FROM jobs WHERE due <= ? ORDER BY due LIMIT ?", (now, STEP)).fetchall()
         for (seq,) in due:
-            self._pieces.stop(db, job_rows.get(db, seq), JobState.EXPIRED, now)
+            self._pieces.stop(db, sqlite_rows.get(db, seq), JobState.EXPIRED, now)
         if len(due) == STEP or self._pieces.promote(db, now, STEP) == STEP:
             return Rest(lambda db: self.tick(db, now))
         db.execute("DELETE FROM dedupe WHERE key IN (SELECT key FROM dedupe WHERE until <= ? LIMIT ?)", (now, STEP))

@@ -20,7 +20,7 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.features.output.judging import FairTurns, NotATurn
 from gateway.features.runs.rules import RunOutcome, told
-from gateway.products.batches import output as marks
+from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
 from gateway.products.jobs.calls.ports import TellRun, tell_nobody
 from gateway.products.jobs.model import (
@@ -90,7 +90,7 @@ from gateway.products.pipelines.templates.splitting import Count, Hurry, TooLong
 # with items are a blob, one a line, that a batch reads.
 
 
-CHILDREN_HEADERS = (("content-type", "application/json"),)
+JSON_HEADERS = (("content-type", "application/json"),)
 FILES_LAST_S = 86_400.0
 """The answers to items are kept so long behind the run's deadline."""
 PIECE_BYTES = 262_144
@@ -119,7 +119,7 @@ class RunChildren:
 
     async def _call(self, run: Job, plan: PipelinePlan, start: StepStart, now: float) -> NewJob:
         (body,) = start.requests
-        about = {"endpoint": PATHS[start.endpoint], "headers": CHILDREN_HEADERS, **_about(plan, start)}
+        about = {"endpoint": PATHS[start.endpoint], "headers": JSON_HEADERS, **_about(plan, start)}
         job = replace(_child(run, start, now, JobKind.CALL), about=about, model=start.models[0])
         rules = self._rules_of(job)
         attempts = rules.attempts if start.step.retries is None else start.step.retries + 1
@@ -129,16 +129,16 @@ class RunChildren:
 
     async def _batch(self, work: ClaimedWork, plan: PipelinePlan, start: StepStart, now: float) -> NewJob:
         job = _child(work.job, start, now, JobKind.BATCH)
-        blob = f"{marks.batch_folder(job.id)}/input.{work.fence}"
+        blob = f"{output.batch_folder(job.id)}/input.{work.fence}"
         await self._write(blob, start)
         about = {
-            marks.ENDPOINT: PATHS[start.endpoint],
-            marks.INPUT_FILE: "",
-            marks.INPUT: blob,
-            marks.WINDOW: f"{job.deadline - now:.0f}s",
-            marks.METADATA: {},
-            marks.OUTPUT_LASTS_S: work.job.deadline - now + FILES_LAST_S,
-            marks.BROUGHT_CREDENTIAL: False,
+            output.ENDPOINT: PATHS[start.endpoint],
+            output.INPUT_FILE: "",
+            output.INPUT: blob,
+            output.WINDOW: f"{job.deadline - now:.0f}s",
+            output.METADATA: {},
+            output.OUTPUT_LASTS_S: work.job.deadline - now + FILES_LAST_S,
+            output.BROUGHT_CREDENTIAL: False,
             ITEMS: len(start.requests),
             UNASKED: start.failed,
             AT_ONCE: start.step.max_concurrency,
@@ -294,8 +294,8 @@ class RunLooks:
         """Returns a step with items as the files of its parts have it. Raises JobsUnavailable."""
         parts = [children[step.name, part] for part in StepPart if part <= state.part]
         most = None if step.on_failure.model else MOST_INLINE_BYTES  # of no use but as an example
-        answered = [await self._read(child, marks.OUTPUT_FILE) for child in parts]
-        failed = [await self._read(child, marks.ERROR_FILE, most) if state.failed else b"" for child in parts]
+        answered = [await self._read(child, output.OUTPUT_FILE) for child in parts]
+        failed = [await self._read(child, output.ERROR_FILE, most) if state.failed else b"" for child in parts]
         if sum(map(len, (*answered, *failed))) > MOST_INLINE_BYTES:
             return await asyncio.to_thread(state_of_items, step, state, answered, failed)
         return state_of_items(step, state, answered, failed)
@@ -329,7 +329,7 @@ def _state_of_batch(step: Step, part: StepPart, child: Job, first: Job) -> StepS
 
 
 def _has_lines(child: Job) -> bool:
-    return marks.INDEX in child.marks and child.state in (JobState.SUCCEEDED, JobState.EXPIRED)
+    return output.INDEX in child.marks and child.state in (JobState.SUCCEEDED, JobState.EXPIRED)
 
 
 def _error_of(step: Step, child: Job | None) -> StepError | None:
@@ -377,7 +377,6 @@ judge a condition for each of many items, takes its time. One at a time, and ten
 threads that compute, and the event loop would wait for all of them whenever it goes on."""
 ITEM_BYTES = 200
 """What an item of a list is taken for."""
-HEADERS = (("content-type", "application/json"),)
 log = logging.getLogger("gateway.jobs")
 
 
@@ -484,7 +483,7 @@ class PipelineRuns:
         job = running.work.job
         tally = look.tally._replace(completed=len(plan.steps) - look.tally.failed)
         body = answer_body(carried.endpoint, job.id, plan.model_name, end.output, tally, self._clock.wall())
-        answer = StoredAnswer(200, [*HEADERS, *run_headers(job.id, look.steps)], body)
+        answer = StoredAnswer(200, [*JSON_HEADERS, *run_headers(job.id, look.steps)], body)
         marks = {SETTLED: len(plan.steps)}
         if await running.finish(self._store, JobEnd(JobState.SUCCEEDED, None, answer, tally, marks, is_attempt=True)):
             self._tell_of(job, is_ok=True)
@@ -496,7 +495,7 @@ class PipelineRuns:
         is_spent = why.error_class == RUN_BUDGET_EXCEEDED
         message = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
         error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, message, self._clock.wall())
-        headers = [*HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
+        headers = [*JSON_HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
         answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
         tally = added(job.tally, children) if look is None else look.tally
         if await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True)):

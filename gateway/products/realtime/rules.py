@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.openai.usage import read_usage
-from gateway.core.retry_budgets import cost_usd
+from gateway.core.retry_budgets import token_cost_usd
 from gateway.core.snapshot.snapshot import Provider, Rates
 from gateway.core.types import EMULATOR, SpokenUsage, Usage
 
@@ -131,7 +131,7 @@ def _code_of(error: object) -> str:
 
 def session_usd(rates: Rates | None, usage: Usage) -> float | None:
     """Returns the price of the tokens in US dollars; None: the model has no price."""
-    usd = cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
+    usd = token_cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
     if usd is None or rates is None or not isinstance(usage, SpokenUsage):
         return usd
     fresh = usage.audio_input - usage.audio_cached

@@ -26,7 +26,7 @@ from gateway.products.jobs.model import derived_response_id
 
 _KEPT: Final = frozenset(("completed", "incomplete"))
 _LAST: Final = frozenset(("response.completed", "response.incomplete"))
-_KEPT_EVENTS_EVENT_END: Final = (b"\n\n", b"\r\n\r\n")
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 
 
 class KeptEvents:
@@ -49,11 +49,9 @@ class KeptEvents:
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the events of this chunk up to that of the end."""
-        if self._pending or not chunk.endswith(_KEPT_EVENTS_EVENT_END):
+        if self._pending or not chunk.endswith(_EVENT_ENDS):
             self._pending += chunk
-            cut = max(
-                self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _KEPT_EVENTS_EVENT_END
-            )
+            cut = max(self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _EVENT_ENDS)
             chunk = bytes(self._pending[:cut])
             del self._pending[:cut]
         if b'"response"' not in chunk:
@@ -109,7 +107,6 @@ _REPLACED: Final = frozenset(("response.created", "response.queued"))
 _NUMBER: Final = re.compile(rb'"sequence_number": ?(\d+)')
 _DIGITS: Final = re.compile(rb" ?\d+")
 _DELTA: Final = re.compile(rb'\{"type": ?"(response\.[a-z_.]+\.delta)"')
-_EVENT_END: Final = (b"\n\n", b"\r\n\r\n")
 
 
 class EndlessEvent(ValueError):
@@ -164,11 +161,11 @@ class OwnEvents:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the events that this chunk of a provider's stream has completed. Raises EndlessEvent."""
-        if not self._pending and chunk.endswith(_EVENT_END):
+        if not self._pending and chunk.endswith(_EVENT_ENDS):
             block = chunk
         else:
             self._pending += chunk
-            cut = max(self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _EVENT_END)
+            cut = max(self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _EVENT_ENDS)
             if not cut:
                 if len(self._pending) > MOST_HELD_BYTES:
                     raise EndlessEvent(f"an event has more than {MOST_HELD_BYTES} bytes")

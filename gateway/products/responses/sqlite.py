@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.sqlite import HELD
 from gateway.products.jobs.sqlite_rows import Rest
@@ -42,7 +42,7 @@ def append(db: sqlite3.Connection, work: ClaimedWork, part: LogPart, bounds: Kep
     elif place == "cut":
         db.execute("DELETE FROM events WHERE job = ?", (seq,))
         db.execute(_KEEP, (seq, work.fence, 0, 0, 1))
-    return written(job_rows.get(db, seq).job) if is_held else WriteResult(True)
+    return written(sqlite_rows.get(db, seq).job) if is_held else WriteResult(True)
 
 
 def read(db: sqlite3.Connection, job_id: str, tenant: str, after: int, most_bytes: int) -> LogPage | None:

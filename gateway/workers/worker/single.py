@@ -8,8 +8,7 @@ import logging
 import signal
 from collections.abc import Mapping
 
-from gateway import __version__
-from gateway import process as interpreter
+from gateway import __version__, process
 from gateway.app import Gateway
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.core.types import Server
@@ -49,7 +48,7 @@ def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens
     log.info("gateway %s %s %s%s, models: %s", __version__, does, url, crew, models)
     for notice in policy.notices:
         log.warning("%s", notice)
-    slow = interpreter.doubt()
+    slow = process.doubt()
     if slow is not None:
         log.warning("%s", slow)
 

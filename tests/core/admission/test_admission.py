@@ -22,8 +22,7 @@ from gateway.core.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.core.limits import reservation as entry
-from gateway.core.limits import reservation as refusal
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.snapshot.snapshot import Counting
@@ -435,11 +434,11 @@ async def test_those_who_never_come_back_make_nobodys_wait_endless() -> None:
 async def test_a_deadline_that_passes_in_the_queue_is_told_at_its_moment() -> None:
     """A pause that grew after the call was held: 504, not a moment late, with how long it has waited."""
     bench = Bench([ScriptedUpstream(slow_down(20))])
-    grants = [entry.reserve(bench.admission.gates.lines["p0/m"].gate, Cost(), bench.clock.now) for _ in range(1)]
+    grants = [reservation.reserve(bench.admission.gates.lines["p0/m"].gate, Cost(), bench.clock.now) for _ in range(1)]
     task = await start(bench)
     await pass_time(bench, 1)
     assert grants[0] is not None
-    refusal.refused(grants[0], Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=60), [], bench.clock.now, 0.0)
+    reservation.refused(grants[0], Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=60), [], bench.clock.now, 0.0)
 
     await pass_time(bench, 28.999)
     assert not task.done()
@@ -538,9 +537,9 @@ async def test_a_fallback_that_was_only_thought_to_be_free_is_waited_for() -> No
     )
     line = bench.admission.gates.lines["p0/m"]
     await bench.serve()
-    grant = entry.reserve(line.gate, Cost(), bench.clock.now)
+    grant = reservation.reserve(line.gate, Cost(), bench.clock.now)
     assert grant is not None
-    refusal.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=20), [], bench.clock.now, 0.0)
+    reservation.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=20), [], bench.clock.now, 0.0)
     first = await start(bench, stream=True)
     task = await start(bench)
     assert not task.done()

@@ -15,7 +15,7 @@ from gateway.core.admission import gates as gates_module
 from gateway.core.admission.queue.queue import Held, Option, WaitingLine
 from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import LimitsAre, Target
@@ -230,7 +230,7 @@ def test_who_is_in_use_stays_and_the_rest_is_bounded() -> None:
     """The longest unused is forgotten first; while many are in use there are more, and fewer again afterwards."""
     bench = Bench([ScriptedUpstream()])
     target, gates = wildcard(bench), bench.admission.gates
-    busy = entry.reserve(gates.line(target, bench.call(model_name="busy")).gate, Cost(), bench.clock.now)
+    busy = reservation.reserve(gates.line(target, bench.call(model_name="busy")).gate, Cost(), bench.clock.now)
     assert busy is not None
 
     for number in range(3 * MOST_NAMED):
@@ -244,7 +244,7 @@ def test_who_is_in_use_stays_and_the_rest_is_bounded() -> None:
         bench.clock.now += 0.01
         gate = gates.line(target, bench.call(model_name=f"busy-{number}")).gate
         assert gate.name == f"p0/busy-{number}"
-        grants.append(entry.reserve(gate, Cost(), bench.clock.now))
+        grants.append(reservation.reserve(gate, Cost(), bench.clock.now))
     assert len(gates.lines) >= 2 * MOST_NAMED
     for grant in grants:
         assert grant is not None
@@ -273,7 +273,7 @@ def test_a_name_that_was_forgotten_keeps_its_pause_and_its_levels() -> None:
     paused.leave_alone(100.0, bench.clock.now)
     spent.exhaust(100.0, bench.clock.now)
     for _ in range(30):
-        grant = entry.reserve(used, Cost(), bench.clock.now)
+        grant = reservation.reserve(used, Cost(), bench.clock.now)
         assert grant is not None
         grant.settle(None, bench.clock.now)
     ends = paused.pauses.ends_at, spent.pauses.quota_until
@@ -307,7 +307,7 @@ async def test_gates_that_are_dropped_leave_nothing_to_collect(kind: str) -> Non
     def use(number: int) -> None:
         who = {"credential": b"%d" % number} if kind == "callers" else {"model_name": f"name-{number}"}
         gate = gates.line(target, bench.call(**who)).gate
-        grant = entry.reserve(gate, Cost(), bench.clock.now)
+        grant = reservation.reserve(gate, Cost(), bench.clock.now)
         assert grant is not None
         bench.clock.now += 0.01
         grant.answered([], bench.clock.now, bench.clock.wall())
@@ -342,7 +342,7 @@ def work(bench: Bench, line: WaitingLine, rng: random.Random) -> None:
     gate, clock = line.gate, bench.clock
     for number in range(120):
         clock.now += rng.random()
-        grant = entry.reserve(gate, Cost(1, 50, 50), clock.now, estimate=50)
+        grant = reservation.reserve(gate, Cost(1, 50, 50), clock.now, estimate=50)
         if grant is None:
             continue
         clock.now += 10 ** rng.uniform(-2.5, 1.5)

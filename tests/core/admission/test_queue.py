@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import Gate
@@ -45,7 +45,7 @@ class Stage:
     def drained(self, name: str = "p/m", rpm: float = 60) -> WaitingLine:
         """One request a second, the first of them a second from now."""
         line = self.line(name, requests_per_min=rpm)
-        assert entry.reserve(line.gate, Cost(), self.clock.now) is not None
+        assert reservation.reserve(line.gate, Cost(), self.clock.now) is not None
         return line
 
     def hold(
@@ -205,7 +205,7 @@ def test_what_stands_behind_a_call_that_went_elsewhere_goes_when_it_fits() -> No
     stage = Stage()
     tokens = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
     other = stage.drained("p/o")
-    assert entry.reserve(tokens.gate, Cost(1, 550, 0), stage.clock.now) is not None
+    assert reservation.reserve(tokens.gate, Cost(1, 550, 0), stage.clock.now) is not None
     stage.hold(tokens, other, tokens=600)
     small = stage.hold(tokens, tokens=20)
 
@@ -219,7 +219,7 @@ def test_what_stands_behind_a_call_that_is_gone_goes_when_it_fits(how: str) -> N
     """A small call behind a large one that has gone does not wait for what that one would have needed."""
     stage = Stage()
     line = stage.line(counting=Counting(learns=False), tokens_per_min=600)
-    assert entry.reserve(line.gate, Cost(1, 550, 0), stage.clock.now) is not None
+    assert reservation.reserve(line.gate, Cost(1, 550, 0), stage.clock.now) is not None
     large = stage.hold(line, lane="batch", tokens=600, deadline_s=1)
     small = stage.hold(line, lane="background", tenant="b", tokens=20)
 
@@ -333,7 +333,7 @@ def test_all_that_frees_at_the_deadline_serves() -> None:
     stage = Stage()
     line = stage.line(counting=Counting(learns=False, style=Style(request_window_s=10.0)), requests_per_min=60)
     for _ in range(10):
-        assert entry.reserve(line.gate, Cost(), stage.clock.now) is not None
+        assert reservation.reserve(line.gate, Cost(), stage.clock.now) is not None
     for _ in range(5):
         stage.hold(line, deadline_s=10.0 - 1e-7)
 
@@ -392,7 +392,7 @@ def test_a_call_that_no_limit_can_hold_any_more_is_told() -> None:
     """A reload has made the limit smaller than the call."""
     stage = Stage()
     line = stage.line(counting=Counting(learns=False), tokens_per_min=600)
-    assert entry.reserve(line.gate, Cost(1, 600, 0), stage.clock.now) is not None
+    assert reservation.reserve(line.gate, Cost(1, 600, 0), stage.clock.now) is not None
     large, small = stage.hold(line, tokens=500), stage.hold(line, tokens=50)
 
     line.gate.configure(Limits(tokens_per_min=100), Counting(learns=False), stage.clock.now)
@@ -408,7 +408,7 @@ def test_a_call_that_can_go_elsewhere_waits_there() -> None:
     stage = Stage()
     shrunk = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
     other = stage.drained("p/o")
-    assert entry.reserve(shrunk.gate, Cost(1, 600, 0), stage.clock.now) is not None
+    assert reservation.reserve(shrunk.gate, Cost(1, 600, 0), stage.clock.now) is not None
     held = stage.hold(shrunk, other, tokens=500)
 
     shrunk.gate.configure(Limits(tokens_per_min=100), Counting(learns=False), stage.clock.now)
@@ -425,7 +425,7 @@ def test_there_is_no_preference_for_a_primary_that_can_never_serve() -> None:
     """The fallbacks are used at once, and the deadline still holds."""
     stage = Stage()
     primary = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
-    assert entry.reserve(primary.gate, Cost(1, 600, 0), stage.clock.now) is not None
+    assert reservation.reserve(primary.gate, Cost(1, 600, 0), stage.clock.now) is not None
     fallback = stage.drained("f/m", rpm=2)
     first, second = (
         stage.hold(primary, fallback_options=[fallback], widen_s=5, tokens=500, deadline_s=40) for _ in range(2)
@@ -489,7 +489,7 @@ def test_a_pause_with_many_answers_does_not_fill_the_heap() -> None:
     """Calls in flight end while their target is paused: each looks for somebody to wake, none leaves a moment behind."""
     stage = Stage()
     line = stage.line(max_concurrency=10_000)
-    grants = [entry.reserve(line.gate, Cost(), stage.clock.now) for _ in range(5000)]
+    grants = [reservation.reserve(line.gate, Cost(), stage.clock.now) for _ in range(5000)]
     line.gate.pauses.quota_until = stage.clock.now + 500
     held = stage.hold(line)
 
@@ -628,7 +628,7 @@ def test_an_aged_call_that_leaves_gives_back_what_was_saved_for_it() -> None:
     """Those who left something over for it go at once."""
     stage = Stage(QueueBounds(age_after_s={"batch": 1.0}, aged_percent=50))
     line = stage.line(counting=Counting(learns=False), tokens_per_min=600)
-    assert entry.reserve(line.gate, Cost(1, 600, 0), stage.clock.now) is not None
+    assert reservation.reserve(line.gate, Cost(1, 600, 0), stage.clock.now) is not None
     batch = stage.hold(line, lane="batch", tokens=600)
     users = [stage.hold(line, tokens=100) for _ in range(3)]
     stage.clock.advance(20)
@@ -722,7 +722,7 @@ def test_position_and_eta_count_down() -> None:
     assert stage.hold(line, seq=first.seq).position() == 1
 
     tokens = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
-    assert entry.reserve(tokens.gate, Cost(1, 600, 0), stage.clock.now) is not None
+    assert reservation.reserve(tokens.gate, Cost(1, 600, 0), stage.clock.now) is not None
     waiting = [stage.hold(tokens, tokens=100) for _ in range(2)]
     assert waiting[1].eta_s(stage.clock.now) == 20.0
 
@@ -773,7 +773,7 @@ def assert_busy(stage: Stage, line: WaitingLine) -> None:
     if turn is None:
         return
     keeps = turn.keep_percent, turn.keep_requests, turn.keep_tokens
-    wait_s = entry.admit(line.gate, turn.ticket.cost, stage.clock.now, *keeps)
+    wait_s = reservation.admit(line.gate, turn.ticket.cost, stage.clock.now, *keeps)
     assert wait_s is None or min(stage.timers()) <= wait_s + 1e-6
 
 
@@ -825,17 +825,17 @@ def test_a_call_that_its_gate_cannot_stand_is_ended_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect takes the call that met it, is logged, and stops neither the line nor the timer."""
-    wait_for = entry.wait_for
+    wait_for = reservation.wait_for
 
     def broken_wait(gate: Gate, cost: Cost, *args: float) -> float | None:
         if cost.input_tokens == 666:
             raise ZeroDivisionError
         return wait_for(gate, cost, *args)  # type: ignore[arg-type]  # the last is a rank
 
-    monkeypatch.setattr(entry, "wait_for", broken_wait)
+    monkeypatch.setattr(reservation, "wait_for", broken_wait)
     stage = Stage()
     line = stage.queue.line(Gate("p/m", Limits(requests_per_min=60), PACED, stage.clock.now))
-    assert entry.reserve(line.gate, Cost(), stage.clock.now) is not None
+    assert reservation.reserve(line.gate, Cost(), stage.clock.now) is not None
     first = stage.hold(line)
     broken = stage.hold(line, tokens=666)
     last = stage.hold(line)

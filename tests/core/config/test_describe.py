@@ -11,7 +11,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.admin.explain import call as explain_module
+from gateway.admin.explain import call
 from gateway.admin.explain.call import explain
 from gateway.core.config.describe import describe
 from gateway.core.errors import NotFound
@@ -275,12 +275,12 @@ def test_explain_tells_how_a_target_is_chosen_and_when_it_is_left_alone(tmp_path
 
 def test_every_choice_can_be_explained() -> None:
     """A choice without words would be a traceback."""
-    assert set(explain_module._CHOICES) == set(get_args(Choice))
+    assert set(call._CHOICES) == set(get_args(Choice))
 
 
 def test_every_way_of_charging_can_be_explained() -> None:
     """A rule without words would be a traceback."""
-    assert set(explain_module._CHARGES) == set(get_args(ChargeRule))
+    assert set(call._CHARGES) == set(get_args(ChargeRule))
 
 
 def test_workflows_are_shown_and_a_call_is_told_its_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config import error_tables as errors
+from gateway.core.config import error_tables
 from gateway.core.config.admission import KINDS
 from gateway.core.config.error_tables import (
     DEFAULT,
@@ -156,7 +156,7 @@ def test_tables_are_made_once_and_only_when_they_are_needed(tmp_path: Path, monk
         read_files.append(file.name)
         return read_text(file, problems)
 
-    monkeypatch.setattr(errors, "read_text", noted)
+    monkeypatch.setattr(error_tables, "read_text", noted)
 
     assert tables.of("groq") is tables.of("groq")
     assert tables.of("groq").kind == "groq"
@@ -166,7 +166,7 @@ def test_tables_are_made_once_and_only_when_they_are_needed(tmp_path: Path, monk
 
 def test_a_built_in_file_that_changes_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout it may be edited under a running gateway; what stays as it is, is not compiled for each load."""
-    monkeypatch.setattr(errors, "built_in_folder", lambda: tmp_path)
+    monkeypatch.setattr(error_tables, "built_in_folder", lambda: tmp_path)
     (tmp_path / "default.yaml").write_text("busy: {status: 503, class: overloaded}\n")
     first, second = (read_error_tables((), {}, []).of("").rules for _ in range(2))
     (tmp_path / "default.yaml").write_text("busy: {status: 504, class: overloaded}\n")
@@ -183,7 +183,7 @@ def test_a_built_in_file_that_changes_is_read_anew(tmp_path: Path, monkeypatch: 
 
 def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped files are no business of the user's config."""
-    monkeypatch.setattr(errors, "built_in_folder", lambda: tmp_path)
+    monkeypatch.setattr(error_tables, "built_in_folder", lambda: tmp_path)
 
     with pytest.raises(RuntimeError, match=r"groq\.yaml: there is no such file"):
         read_error_tables((), {}, []).of("groq")

@@ -81,8 +81,8 @@ def test_what_is_cached_for_an_hour_has_a_price_of_its_own() -> None:
 
 def test_lookups_are_remembered_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated name costs nothing; a stream of new ones does not grow the memory."""
-    assert prices.MAX_REMEMBERED <= 4096
-    monkeypatch.setattr(prices, "MAX_REMEMBERED", 50)
+    assert prices.MAX_REMEMBERED_PRICES <= 4096
+    monkeypatch.setattr(prices, "MAX_REMEMBERED_PRICES", 50)
     find = price_finder(OPENAI, NOW)
     first = find("gpt-4o-mini")
 

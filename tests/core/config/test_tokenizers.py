@@ -13,10 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.core.config import prices as tokenizers
+from gateway.core.config import prices
 from gateway.core.config.describe import describe
-from gateway.core.config.prices import TOKENIZERS_MAX_NAME_CHARS as MAX_NAME_CHARS
-from gateway.core.config.prices import WHOLE_CHARS, load_tokenizers
+from gateway.core.config.prices import MAX_NAME_CHARS, WHOLE_CHARS, load_tokenizers
 from tests.support.configs import load_text, with_policies
 
 KNOWN = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}
@@ -50,7 +49,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
         fake = SimpleNamespace(encoding_name_for_model=KNOWN.__getitem__, get_encoding=get_encoding)
         monkeypatch.setitem(sys.modules, "tiktoken", fake)
-        monkeypatch.setattr(tokenizers, "find_spec", lambda name: name)
+        monkeypatch.setattr(prices, "find_spec", lambda name: name)
         return loaded
 
     return put

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.core.health.times import (
     LEAST_ROOM_S,
-    MIN_SAMPLES,
     UNKNOWN,
     UNKNOWN_MEDIAN_S,
+    USUAL_TIMES_MIN_SAMPLES,
     Latency,
     UsualTimes,
     first_event_s,
@@ -143,7 +143,7 @@ def test_clients_who_leave_mostly_have_reasons_of_their_own() -> None:
 def test_what_is_usual_is_not_known_from_a_few() -> None:
     """Then half of the answers, and all but one in twenty."""
     times = Latency()
-    for number in range(MIN_SAMPLES):
+    for number in range(USUAL_TIMES_MIN_SAMPLES):
         assert usual_of(times) is UNKNOWN
         times.observe(1.0 + number / 10, 1000.0 + number)
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.health.times import DECAY_S, FORGET_S, LONGEST_S, SHORTEST_S, Latency
-from gateway.core.health.times import LATENCY_MIN_SAMPLES as MIN_SAMPLES
+from gateway.core.health.times import DECAY_S, FORGET_S, LONGEST_S, QUANTILE_MIN_SAMPLES, SHORTEST_S, Latency
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -182,7 +181,7 @@ def test_percentiles_of_usual_times_are_right(p: float) -> None:
 
 def test_few_answers_make_no_percentile() -> None:
     """Twenty do, unless somebody asks for another number."""
-    few, enough = usually(1.0, MIN_SAMPLES - 1), usually(1.0, MIN_SAMPLES)
+    few, enough = usually(1.0, QUANTILE_MIN_SAMPLES - 1), usually(1.0, QUANTILE_MIN_SAMPLES)
 
     assert few.quantile(0.95) is None
     assert few.quantile(0.95, min_samples=5) == pytest.approx(1.0, rel=0.1)

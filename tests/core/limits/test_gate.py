@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.limits.headers import Learned, never_fits, retry_delay_s
 from gateway.core.limits.reservation import Refusal, Reservation, refused
@@ -34,7 +34,7 @@ def new_gate(counting: Counting = FIXED, /, **limits: float) -> Gate:
 
 
 def take(gate: Gate, now: float, cost: Cost = ONE, *, estimate: int = 0, max_tokens: int | None = None) -> Reservation:
-    grant = entry.reserve(gate, cost, now, estimate=estimate, max_tokens=max_tokens)
+    grant = reservation.reserve(gate, cost, now, estimate=estimate, max_tokens=max_tokens)
     assert grant is not None
     return grant
 
@@ -76,12 +76,12 @@ def drain(gate: Gate, start: float, seconds: float, cost: Cost = ONE, *, latency
     while now < start + seconds and len(went) < 100_000:
         while latency_s is not None and flying and flying[0].at + latency_s <= now:
             accept(gate, flying.pop(0), now)
-        grant = entry.reserve(gate, cost, now)
+        grant = reservation.reserve(gate, cost, now)
         if grant is not None:
             went.append(now)
             flying.append(grant)
             continue
-        wait_s = entry.admit(gate, cost, now)
+        wait_s = reservation.admit(gate, cost, now)
         ends_at = flying[0].at + latency_s if flying and latency_s is not None else inf
         now = min(inf if wait_s is None else now + max(wait_s, 1e-6), ends_at)
         if now == inf:
@@ -165,8 +165,8 @@ def test_a_reservation_is_all_or_nothing() -> None:
     take(gate, 0.0, Cost(1, 500, 0))
     before = levels(gate, 0.0)
 
-    assert entry.reserve(gate, Cost(1, 100, 0), 0.0) is None
-    assert entry.reserve(gate, Cost(1, 600, 0), 0.0) is None
+    assert reservation.reserve(gate, Cost(1, 100, 0), 0.0) is None
+    assert reservation.reserve(gate, Cost(1, 600, 0), 0.0) is None
 
     assert levels(gate, 0.0) == before
     assert gate.in_flight == 1
@@ -177,7 +177,7 @@ def test_a_call_whose_client_left_is_not_in_flight_any_more() -> None:
     gate = new_gate(LEARNING)
 
     for _ in range(10):
-        grants = [entry.reserve(gate, ONE, 0.0) for _ in range(10)]
+        grants = [reservation.reserve(gate, ONE, 0.0) for _ in range(10)]
         assert None not in grants
         for grant in grants:
             assert grant is not None
@@ -207,10 +207,10 @@ def test_nothing_goes_during_a_pause() -> None:
     assert refuse(gate, take(gate, 10.0), 10.0, retry_after(5)) is Refusal.WAIT
 
     assert gate.pauses.ends_at == 15.0
-    assert entry.admit(gate, ONE, 10.0) == 5.0
-    assert entry.ready_at(gate, ONE, 10.0) == 15.0
-    assert entry.reserve(gate, ONE, 14.999) is None
-    assert entry.reserve(gate, ONE, 15.0) is not None
+    assert reservation.admit(gate, ONE, 10.0) == 5.0
+    assert reservation.ready_at(gate, ONE, 10.0) == 15.0
+    assert reservation.reserve(gate, ONE, 14.999) is None
+    assert reservation.reserve(gate, ONE, 15.0) is not None
 
 
 @pytest.mark.parametrize("order", [(5, 2), (2, 5), (5, 0), (5, 5)])
@@ -239,7 +239,7 @@ def test_no_answer_moves_a_pause_back(course: list[tuple[float, float | None]]) 
         refuse(gate, grant, now, *([] if hint is None else [retry_after(hint)]))
         until = max(until, gate.pauses.ends_at)
         assert gate.pauses.ends_at == until
-        assert (entry.reserve(gate, ONE, now) is None) or until <= now
+        assert (reservation.reserve(gate, ONE, now) is None) or until <= now
 
 
 def test_those_behind_a_pause_are_predicted_one_after_the_other() -> None:
@@ -247,7 +247,7 @@ def test_those_behind_a_pause_are_predicted_one_after_the_other() -> None:
     gate = new_gate(requests_per_min=60)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(5))
 
-    assert entry.ready_at(gate, ONE, 0.0, Cost(10, 0, 0)) == 15.0
+    assert reservation.ready_at(gate, ONE, 0.0, Cost(10, 0, 0)) == 15.0
 
 
 def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
@@ -258,7 +258,7 @@ def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
     refuse(gate, refused, 1.0, retry_after(5))
     accept(gate, early, 2.0)
 
-    assert entry.admit(gate, ONE, 2.0) == 4.0
+    assert reservation.admit(gate, ONE, 2.0) == 4.0
 
 
 @rows(
@@ -300,7 +300,7 @@ def test_no_herd_follows_a_pause_where_no_limit_is_known() -> None:
         grant.settle(None, 0.1)
     refuse(gate, take(gate, 0.2), 0.3, retry_after(5))
 
-    assert entry.admit(gate, ONE, 5.3) == 0.0
+    assert reservation.admit(gate, ONE, 5.3) == 0.0
     (row,) = gate.rows(5.3)
     went = drain(gate, 5.3, 1.0, latency_s=0.05)
 
@@ -321,17 +321,17 @@ def test_a_target_that_only_refuses_is_asked_by_one_call_at_a_time() -> None:
     gate = new_gate(requests_per_min=6000)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(1))
     assert len(drain(gate, 2.5, 0.001)) > 1  # after one pause: as the limits allow
-    probes = [entry.reserve(gate, ONE, 2.6) for _ in range(2)]
+    probes = [reservation.reserve(gate, ONE, 2.6) for _ in range(2)]
     assert probes[1] is not None
     refuse(gate, probes[1], 2.7, retry_after(1))
 
     probe = take(gate, 4.0)
-    assert entry.reserve(gate, ONE, 4.0) is None
-    assert entry.admit(gate, ONE, 4.0) == 1.0
+    assert reservation.reserve(gate, ONE, 4.0) is None
+    assert reservation.admit(gate, ONE, 4.0) == 1.0
     refuse(gate, probe, 4.1, retry_after(1))
-    assert entry.reserve(gate, ONE, 5.0) is None  # it is a pause again
+    assert reservation.reserve(gate, ONE, 5.0) is None  # it is a pause again
     probe = take(gate, 6.2)
-    assert entry.reserve(gate, ONE, 6.2) is None
+    assert reservation.reserve(gate, ONE, 6.2) is None
     accept(gate, probe, 6.3)
 
     assert len(drain(gate, 7.3, 0.001)) > 1
@@ -348,7 +348,7 @@ def test_a_probe_that_ends_without_a_word_makes_room_for_the_next(end: str) -> N
     finish(gate, probe, end)
 
     take(gate, 5.0)
-    assert entry.reserve(gate, ONE, 5.0) is None
+    assert reservation.reserve(gate, ONE, 5.0) is None
 
 
 def test_calls_of_an_earlier_flight_are_no_probes() -> None:
@@ -361,7 +361,7 @@ def test_calls_of_an_earlier_flight_are_no_probes() -> None:
     probe = take(gate, 5.0)
     for grant in flight[1:]:
         grant.settle(None, 5.0)
-    assert entry.reserve(gate, ONE, 5.0) is None
+    assert reservation.reserve(gate, ONE, 5.0) is None
 
     probe.cancel(5.0)
     take(gate, 5.0)
@@ -377,7 +377,7 @@ def test_a_success_of_an_earlier_flight_opens_nothing() -> None:
     accept(gate, early, 3.5)
 
     take(gate, 5.0)
-    assert entry.reserve(gate, ONE, 5.0) is None
+    assert reservation.reserve(gate, ONE, 5.0) is None
 
 
 def test_a_flight_of_refusals_counts_once() -> None:
@@ -386,7 +386,7 @@ def test_a_flight_of_refusals_counts_once() -> None:
     for grant in [take(gate, 0.0) for _ in range(100)]:
         refuse(gate, grant, 1.0, retry_after(1))
 
-    assert len([entry.reserve(gate, ONE, 3.0) for _ in range(5)]) == 5
+    assert len([reservation.reserve(gate, ONE, 3.0) for _ in range(5)]) == 5
     assert gate.in_flight == 5
 
 
@@ -397,13 +397,13 @@ def test_a_provider_that_asks_for_no_time_again_and_again_is_not_hammered(hint: 
     now, asked = 0.0, 0
 
     while now < 10.0:
-        grant = entry.reserve(gate, ONE, now)
+        grant = reservation.reserve(gate, ONE, now)
         if grant is not None:
             asked += 1
             now += 0.001
             refuse(gate, grant, now, retry_after(hint))
         else:
-            now += max(0.0001, entry.admit(gate, ONE, now) or 0.0)
+            now += max(0.0001, reservation.admit(gate, ONE, now) or 0.0)
 
     assert asked <= 20
 
@@ -492,10 +492,10 @@ def test_a_spent_quota_is_not_waited_for(error_class: str, headers: list[tuple[b
     refuse(gate, other, 0.0, retry_after(1))
 
     assert gate.pauses.quota_until == until
-    assert entry.ready_at(gate, ONE, 1.0) == inf
-    assert entry.reserve(gate, ONE, until - 0.001) is None
+    assert reservation.ready_at(gate, ONE, 1.0) == inf
+    assert reservation.reserve(gate, ONE, until - 0.001) is None
     assert gate.blocking(ONE, 1.0) == "quota"
-    assert entry.ready_at(gate, ONE, until) == until
+    assert reservation.ready_at(gate, ONE, until) == until
     take(gate, until)
 
 
@@ -504,7 +504,7 @@ def test_the_longest_rate_limit_is_still_one() -> None:
     gate = new_gate()
 
     assert refuse(gate, take(gate, 0.0), 0.0, retry_after(LONGEST_HOLD_S)) is Refusal.WAIT
-    assert entry.ready_at(gate, ONE, 0.0) == LONGEST_HOLD_S
+    assert reservation.ready_at(gate, ONE, 0.0) == LONGEST_HOLD_S
 
 
 def test_a_call_above_the_limit_pauses_nobody() -> None:
@@ -516,7 +516,7 @@ def test_a_call_above_the_limit_pauses_nobody() -> None:
 
     assert refusal is Refusal.NEVER_FITS
     assert levels(gate, 0.0) == before
-    assert (gate.in_flight, entry.admit(gate, ONE, 0.0)) == (0, 0.0)
+    assert (gate.in_flight, reservation.admit(gate, ONE, 0.0)) == (0, 0.0)
 
 
 def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
@@ -524,10 +524,10 @@ def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
     gate = new_gate(tokens_per_min=1000)
 
     assert gate.cost_of(1200, 0) == Cost(1, 1000, 0)
-    assert entry.admit(gate, gate.cost_of(1200, 0), 0.0) == 0.0
+    assert reservation.admit(gate, gate.cost_of(1200, 0), 0.0) == 0.0
     assert gate.cost_of(1300, 0) == Cost(1, 1300, 0)
-    assert entry.admit(gate, gate.cost_of(1300, 0), 0.0) == inf
-    assert entry.ready_at(gate, gate.cost_of(1300, 0), 0.0) == inf
+    assert reservation.admit(gate, gate.cost_of(1300, 0), 0.0) == inf
+    assert reservation.ready_at(gate, gate.cost_of(1300, 0), 0.0) == inf
 
 
 def test_never_is_never_also_while_a_slot_is_awaited() -> None:
@@ -535,16 +535,16 @@ def test_never_is_never_also_while_a_slot_is_awaited() -> None:
     gate = new_gate(tokens_per_min=1000, max_concurrency=1)
     take(gate, 0.0, Cost(1, 10, 0))
 
-    assert entry.admit(gate, Cost(1, 5000, 0), 0.0) == inf
-    assert entry.admit(gate, Cost(1, 10, 0), 0.0) is None
+    assert reservation.admit(gate, Cost(1, 5000, 0), 0.0) == inf
+    assert reservation.admit(gate, Cost(1, 10, 0), 0.0) is None
 
     gate = new_gate(tokens_per_min=1000)
     for now in (0.0, 2.0, 9.0):
         probe = take(gate, now, Cost(1, 10, 0))
         if now < 9.0:
             refuse(gate, probe, now, retry_after(1))
-    assert entry.admit(gate, Cost(1, 5000, 0), 9.0) == inf
-    assert entry.admit(gate, Cost(1, 10, 0), 9.0) == 1.0
+    assert reservation.admit(gate, Cost(1, 5000, 0), 9.0) == inf
+    assert reservation.admit(gate, Cost(1, 10, 0), 9.0) == 1.0
 
 
 def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
@@ -553,7 +553,7 @@ def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
     for now in (0.0, 2.0):
         refuse(gate, take(gate, now), now, retry_after(1))
     take(gate, 5.0)
-    assert entry.reserve(gate, ONE, 5.9) is None
+    assert reservation.reserve(gate, ONE, 5.9) is None
 
     take(gate, 6.1)
     take(gate, 6.1)
@@ -583,8 +583,8 @@ def test_token_limits_are_counted_from_when_they_are_known() -> None:
     )
 
     assert gate.has_token_limit
-    assert entry.reserve(gate, Cost(1, 950, 0), 0.0) is None
-    assert entry.reserve(gate, Cost(1, 850, 0), 0.0) is not None
+    assert reservation.reserve(gate, Cost(1, 950, 0), 0.0) is None
+    assert reservation.reserve(gate, Cost(1, 850, 0), 0.0) is not None
 
 
 def test_a_refusals_headers_teach_as_well() -> None:
@@ -697,7 +697,7 @@ def test_uncertain_estimates_leave_a_margin() -> None:
         for number in range(200):
             grant = take(gate, number * 60.0, gate.cost_of(100, 1), estimate=100, max_tokens=1)
             grant.settle(Usage(100 + spread * (-1) ** number, 1), number * 60.0)
-        taken[spread] = len([None for _ in range(200) if entry.reserve(gate, Cost(1, 100, 0), 1e6) is not None])
+        taken[spread] = len([None for _ in range(200) if reservation.reserve(gate, Cost(1, 100, 0), 1e6) is not None])
         take(gate, 2e6, Cost(1, 10_000, 0))
 
     assert taken[0] == 100
@@ -729,9 +729,9 @@ def test_slots_are_waited_for_and_not_timed() -> None:
     gate = new_gate(max_concurrency=2)
     grants = [take(gate, 0.0) for _ in range(2)]
 
-    assert entry.admit(gate, ONE, 0.0) is None
+    assert reservation.admit(gate, ONE, 0.0) is None
     grants[0].settle(None, 1.0)
-    assert entry.admit(gate, ONE, 1.0) == 0.0
+    assert reservation.admit(gate, ONE, 1.0) == 0.0
 
 
 def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> None:
@@ -740,7 +740,7 @@ def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> N
     now = 0.0
     for _ in range(2000):
         grants: list[Reservation] = []
-        while (grant := entry.reserve(gate, ONE, now)) is not None and len(grants) < 200:
+        while (grant := reservation.reserve(gate, ONE, now)) is not None and len(grants) < 200:
             grants.append(grant)
         # Eight at a time take a tenth of a second; everyone above that waits behind them.
         now += 0.1 * max(1.0, len(grants) / 8)
@@ -773,7 +773,7 @@ def test_a_long_answer_is_no_sign_of_a_queue() -> None:
     now = 0.0
     for number in range(2000):
         flight: list[Reservation] = []
-        while (grant := entry.reserve(gate, ONE, now)) is not None and len(flight) < 100:
+        while (grant := reservation.reserve(gate, ONE, now)) is not None and len(flight) < 100:
             flight.append(grant)
         output = 10 if number % 2 else 1000
         now += 0.01 * output
@@ -876,8 +876,8 @@ def test_no_course_of_events_breaks_a_gate(
         now += gap_s
         cost = gate.cost_of(tokens, None)
         if event == "take":
-            wait_s = entry.admit(gate, cost, now)
-            grant = entry.reserve(gate, cost, now, estimate=tokens)
+            wait_s = reservation.admit(gate, cost, now)
+            grant = reservation.reserve(gate, cost, now, estimate=tokens)
             assert (grant is not None) == (wait_s == 0.0)
             flying += [grant] if grant is not None else []
         elif event == "reload":
@@ -890,9 +890,9 @@ def test_no_course_of_events_breaks_a_gate(
                 flying.remove(grant)
                 end_somehow(gate, grant, event, now, tokens)
         assert gate.in_flight == len(flying)
-        wait = entry.admit(gate, cost, now)
+        wait = reservation.admit(gate, cost, now)
         assert wait is None or wait >= 0
-        assert entry.ready_at(gate, cost, now, Cost(index, index * tokens, 0)) >= now
+        assert reservation.ready_at(gate, cost, now, Cost(index, index * tokens, 0)) >= now
         for row in gate.rows(now):
             assert row.level <= row.capacity + 1e-9
 
@@ -900,7 +900,7 @@ def test_no_course_of_events_breaks_a_gate(
         grant.cancel(now)
     assert gate.in_flight == 0
     now = max(now, gate.pauses.ends_at) + 120
-    assert entry.reserve(gate, gate.cost_of(10, None), now) is not None
+    assert reservation.reserve(gate, gate.cost_of(10, None), now) is not None
 
 
 def end_somehow(gate: Gate, grant: Reservation, event: str, now: float, tokens: int) -> None:
@@ -946,7 +946,7 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
     gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     ear = Ear(gate)
     flight = [take(gate, 0.0) for _ in range(20)]
-    assert entry.admit(gate, Cost(), 0.0) != 0.0
+    assert reservation.admit(gate, Cost(), 0.0) != 0.0
 
     for grant in flight[5:]:
         refuse(gate, grant, 0.02, retry_after(1))
@@ -954,7 +954,7 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
         accept(gate, grant, 0.05)
 
     assert not any(row.name.startswith("found") for row in gate.rows(0.1))
-    assert entry.admit(gate, Cost(), 1.1) == 0.0
+    assert reservation.admit(gate, Cost(), 1.1) == 0.0
     assert ear.said[-1] == (BURST, 5.0)
     other = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     other.peer_learned(*ear.said[-1], 60.0, 0.0)
@@ -965,11 +965,11 @@ def test_nobody_is_turned_away_on_the_strength_of_a_guess() -> None:
     """Until a refusal has told the burst, a wait is predicted as if ten seconds' worth went at once."""
     gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     ahead = Cost(requests=150)
-    before = entry.ready_at(gate, Cost(), 0.0, ahead)
+    before = reservation.ready_at(gate, Cost(), 0.0, ahead)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(1))
 
     assert before == 0.0
-    assert entry.ready_at(gate, Cost(), 2.0, ahead) == pytest.approx(2.0 + (150 - 19) / 20, abs=0.1)
+    assert reservation.ready_at(gate, Cost(), 2.0, ahead) == pytest.approx(2.0 + (150 - 19) / 20, abs=0.1)
 
 
 def test_what_it_learns_by_itself_is_for_others() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.limit_table import Shared
@@ -44,8 +44,8 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
     """Everything that can be asked, again and again, of calls small and large."""
     for number in range(TIMES):
         cost = Cost(1, tokens * (number % 3), number)
-        entry.wait_for(gate, cost, now, 10.0 * (number % 2), rank=number % 4)
-        entry.ready_at(gate, cost, now, Cost(number, number, 0))
+        reservation.wait_for(gate, cost, now, 10.0 * (number % 2), rank=number % 4)
+        reservation.ready_at(gate, cost, now, Cost(number, number, 0))
     gate.rows(now)
     gate.blocking(Cost(), now)
     gate.is_shut("interactive", now)
@@ -58,7 +58,7 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
 def act(gate: Gate, grants: list[Reservation], what: str, now: float, number: int, is_told: bool) -> object:
     """One step of a gate's life; returns what it decides."""
     if what == "enter":
-        grant = entry.enter(gate, number, None, now, rank=number % 4)
+        grant = reservation.enter(gate, number, None, now, rank=number % 4)
         if grant is not None:
             grants.append(grant)
         return None if grant is None else grant.cost
@@ -101,19 +101,19 @@ def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[
         assert decided == pytest.approx(act(alone, grants, what, now, number, is_told))
         assert asked.pauses.ends_at == alone.pauses.ends_at
         cost = Cost(1, number, 0)
-        assert entry.wait_for(asked, cost, now) == pytest.approx(entry.wait_for(alone, cost, now))
+        assert reservation.wait_for(asked, cost, now) == pytest.approx(reservation.wait_for(alone, cost, now))
 
 
 def test_a_pause_ends_when_a_call_comes_not_when_somebody_looks() -> None:
     """What follows a pause begins with the first call behind it; a search grows only where calls wait."""
     gates = [Gate("a", Limits(requests_per_min=60.0), Counting(), 0.0) for _ in range(2)]
     for gate in gates:
-        grant = entry.enter(gate, 1, None, 0.0)
+        grant = reservation.enter(gate, 1, None, 0.0)
         assert grant is not None
         refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.0, WALL)
     ask(gates[0], 1.25, 1)
 
-    went = [[entry.enter(gate, 1, None, 1.75 + step / 4) is not None for step in range(12)] for gate in gates]
+    went = [[reservation.enter(gate, 1, None, 1.75 + step / 4) is not None for step in range(12)] for gate in gates]
     assert went[0] == went[1]
     assert True in went[0]
     assert False in went[0]
@@ -125,7 +125,7 @@ def test_a_rate_that_is_searched_for_grows_where_calls_wait_not_where_somebody_l
     for gate in gates:
         for step in range(200):
             now = step * 0.25
-            grant = entry.enter(gate, 1, None, now)
+            grant = reservation.enter(gate, 1, None, now)
             if grant is None:
                 continue
             if gate is gates[0]:
@@ -161,5 +161,5 @@ def test_asking_leases_nothing() -> None:
     ask(gate, 0.0, 10)
     assert wakes == []
 
-    assert entry.enter(gate, 10, None, 0.0) is None
+    assert reservation.enter(gate, 10, None, 0.0) is None
     assert sorted(set(wakes)) == ["requests_per_min", "tokens_per_min"]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
-from gateway.core.limits import reservation as entry
+from gateway.core.limits import reservation
 from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import Gate, GateState
@@ -58,7 +58,7 @@ def long_enter(
     gate: Gate, estimate: int, most: int | None, now: float, keep: float, *, answers: bool
 ) -> Reservation | None:
     cost = gate.cost_of(estimate if gate.has_token_limit and estimate > 0 else 0, most, answers=answers)
-    return entry.reserve(gate, cost, now, keep, estimate=estimate, max_tokens=most)
+    return reservation.reserve(gate, cost, now, keep, estimate=estimate, max_tokens=most)
 
 
 def seen(gate: Gate, now: float) -> object:
@@ -86,7 +86,7 @@ def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Co
     for what, wait_s, number, most, keep, used, is_told in steps:
         now += wait_s
         if what == "enter":
-            one = entry.enter(short, number, most, now, keep, answers=is_told)
+            one = reservation.enter(short, number, most, now, keep, answers=is_told)
             other = long_enter(long, number, most, now, keep, answers=is_told)
             assert (one is None) == (other is None)
             if one is not None and other is not None:
@@ -131,45 +131,45 @@ def is_short(gate: Gate) -> bool:
 def test_the_short_way_is_taken_and_left() -> None:
     """It is open where only buckets decide, shut by whatever else does, and opens again once that is over."""
     gate = Gate("a", Limits(requests_per_min=6000.0, tokens_per_min=1e6), Counting(), 0.0)
-    first = entry.enter(gate, 10, None, 0.0)
+    first = reservation.enter(gate, 10, None, 0.0)
     assert first is not None
     assert is_short(gate)
 
     refused(first, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.1, WALL)
     assert not is_short(gate)
-    assert entry.enter(gate, 10, None, 0.2) is None
+    assert reservation.enter(gate, 10, None, 0.2) is None
 
-    second = entry.enter(gate, 10, None, 60.0)
+    second = reservation.enter(gate, 10, None, 60.0)
     assert second is not None
     second.finish([], Usage(10, 5), 60.5, lambda: WALL)
-    assert entry.enter(gate, 10, None, 61.0) is not None
+    assert reservation.enter(gate, 10, None, 61.0) is not None
     assert is_short(gate)
 
 
 def test_calls_that_leave_a_reserve_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of a batch do, each of them: the long way costs three times as much. It decides who has no room."""
     gate = Gate("a", Limits(requests_per_min=600.0), Counting(), 0.0)
-    assert entry.enter(gate, 10, None, 0.0) is not None
+    assert reservation.enter(gate, 10, None, 0.0) is not None
     assert is_short(gate)
-    by_length, long_way = list[float](), entry._enter_slowly
+    by_length, long_way = list[float](), reservation._enter_slowly
 
     def seen_slowly(*given: Any, **named: Any) -> Reservation | None:
         by_length.append(given[3])
         return long_way(*given, **named)
 
-    monkeypatch.setattr(entry, "_enter_slowly", seen_slowly)
-    granted = [entry.enter(gate, 10, None, 1.0, 10.0, 3) for _ in range(600)]
+    monkeypatch.setattr(reservation, "_enter_slowly", seen_slowly)
+    granted = [reservation.enter(gate, 10, None, 1.0, 10.0, 3) for _ in range(600)]
 
     assert len([one for one in granted if one is not None]) == 540
     assert len(by_length) == 60
-    assert entry.enter(gate, 10, None, 1.0) is not None
+    assert reservation.enter(gate, 10, None, 1.0) is not None
 
 
 def test_the_short_way_is_never_open_where_a_rate_is_searched_for() -> None:
     """Nobody tells a limit: each call has to ask the search."""
     gate = Gate("a", Limits(), Counting(), 0.0)
 
-    assert entry.enter(gate, 10, None, 0.0) is not None
+    assert reservation.enter(gate, 10, None, 0.0) is not None
     assert not is_short(gate)
 
 
@@ -179,14 +179,14 @@ def test_each_row_of_the_table_of_states_is_met() -> None:
     assert gate.state(0.0) is GateState.NORMAL
     now, states = 0.0, []
     for _ in range(2):
-        grant = entry.enter(gate, 1, None, now)
+        grant = reservation.enter(gate, 1, None, now)
         assert grant is not None
         refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], now, WALL)
         states += [gate.state(now), gate.state(now + 1.25)]
         now += 100.0
     assert states == [GateState.PAUSED, GateState.RESUMING] * 2
 
-    probe = entry.enter(gate, 1, None, now)
+    probe = reservation.enter(gate, 1, None, now)
     assert probe is not None
     assert gate.state(now) is GateState.PROBING
     probe.finish([], None, now + 0.5, lambda: WALL)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.core.limits.bucket import Bucket
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.limits.headers import Learned, Reading
-from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table import limit_table
 from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits, Style
 from tests.rows import rows
@@ -238,7 +238,7 @@ def test_a_limit_gets_nothing_back_that_was_never_taken_from_it() -> None:
 def test_rows_say_what_an_operator_asks() -> None:
     """Level, capacity, where the number is from, and when the next one fits."""
     limits = LimitSet(Limits(requests_per_min=1, max_concurrency=1), 0.0)
-    levels.learn(limits, Learned(tokens=Reading(limit=6000, remaining=0)), 0.0)
+    limit_table.learn(limits, Learned(tokens=Reading(limit=6000, remaining=0)), 0.0)
     limits.reserve(Cost(1, 0, 0), 1.0)
 
     assert limits.table.rows(1.0) == [
@@ -252,10 +252,10 @@ def test_a_limit_nobody_configured_is_learned() -> None:
     """Its capacity follows the provider up and down, its level starts with what remains."""
     limits = LimitSet(Limits(), 0.0)
 
-    levels.learn(limits, Learned(requests=Reading(500, 499), tokens=Reading(30_000, 29_000, grain=1000.0)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(500, 499), tokens=Reading(30_000, 29_000, grain=1000.0)), 0.0)
     assert [(row.level, row.capacity) for row in limits.table.rows(0.0)] == [(499.0, 500.0), (29_000.0, 30_000.0)]
 
-    levels.learn(limits, Learned(requests=Reading(1000, 10)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(1000, 10)), 0.0)
     assert limits.table.rows(0.0)[0][:4] == ("requests_per_min", 11.0, 1000.0, "learned")
 
 
@@ -263,13 +263,13 @@ def test_a_configured_limit_is_only_narrowed() -> None:
     """The operator may want to use less than the provider gives; the provider may give less than the operator thinks."""
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
 
-    levels.learn(limits, Learned(requests=Reading(500)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(500)), 0.0)
     assert limits.table.rows(0.0)[0].capacity == 100.0
 
-    levels.learn(limits, Learned(requests=Reading(50)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(50)), 0.0)
     assert limits.table.rows(0.0)[0].capacity == 50.0
 
-    levels.learn(limits, Learned(requests=Reading(500)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(500)), 0.0)
     assert limits.table.rows(0.0)[0].capacity == 100.0
 
 
@@ -289,7 +289,7 @@ def test_a_configured_level_is_raised_only_by_a_provider_with_the_same_limit(rea
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
     limits.reserve(Cost(70), 0.0)
 
-    levels.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark())
+    limit_table.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark())
 
     assert free(limits, 6.0)["requests_per_min"] == pytest.approx(level, abs=1e-3)
 
@@ -299,7 +299,7 @@ def test_a_chosen_burst_is_not_undone_by_a_provider_that_allows_more() -> None:
     limits = LimitSet(Limits(requests_per_min=6000), 0.0, Style(request_burst=1 / 600))
     limits.reserve(Cost(10), 0.0)
 
-    levels.learn(limits, Learned(requests=Reading(6000, 5990)), 0.0)
+    limit_table.learn(limits, Learned(requests=Reading(6000, 5990)), 0.0)
 
     assert free(limits, 0.0)["requests_per_min"] == 0.0
 
@@ -308,7 +308,9 @@ def test_a_limit_told_per_second_lets_one_large_call_through() -> None:
     """Ten requests a second at once, but ten seconds of tokens."""
     limits = LimitSet(Limits(), 0.0)
 
-    levels.learn(limits, Learned(requests=Reading(10, 3, period_s=1.0), tokens=Reading(2000, 100, period_s=1.0)), 0.0)
+    limit_table.learn(
+        limits, Learned(requests=Reading(10, 3, period_s=1.0), tokens=Reading(2000, 100, period_s=1.0)), 0.0
+    )
 
     assert [row.capacity for row in limits.table.rows(0.0)] == [10.0, 20_000.0]
     assert limits.reserve(Cost(1, 15_000, 0), 0.0) == 0.0
@@ -321,7 +323,7 @@ def test_azures_windows_move_to_where_the_provider_has_them() -> None:
     for _ in range(10):
         limits.reserve(Cost(), 1.0)
 
-    levels.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
+    limit_table.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
 
     assert limits.wait_s(Cost(), 1.1) == pytest.approx(5.0)
 
@@ -330,8 +332,8 @@ def test_after_a_pause_a_fifth_of_a_second_goes_at_once() -> None:
     """So that the first second sees at most 1.2 times the rate; tokens go by what is there."""
     limits = LimitSet(Limits(requests_per_min=6000, tokens_per_min=1e6), 0.0)
 
-    levels.hold_back(limits, 100.0)
-    levels.hold_back(limits, 100.0)
+    limit_table.hold_back(limits, 100.0)
+    limit_table.hold_back(limits, 100.0)
 
     now, granted = 100.0, 0
     while now < 101.0:
@@ -358,7 +360,7 @@ def test_headers_keep_us_in_step_with_a_provider_whose_level_we_did_not_know(cou
         while answers and answers[0][0] <= now:
             at, sent_at, remaining, mark = answers.popleft()
             told = remaining if counts_when == "at its arrival" else max(0.0, provider.level_at(at) // 1)
-            levels.learn(limits, Learned(requests=Reading(6000, told)), now, sent_at, mark)
+            limit_table.learn(limits, Learned(requests=Reading(6000, told)), now, sent_at, mark)
         wait_s = limits.reserve(Cost(), now)
         assert wait_s is not None
         if wait_s == 0.0:

@@ -7,7 +7,7 @@ import pytest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import AGAIN_S, UNREFUSED_S
-from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table import limit_table
 from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import Limits
 
@@ -46,16 +46,16 @@ def test_while_nobody_is_refused_more_go_up_to_ten_seconds_worth() -> None:
     """Twice as many more each time, as soon as those before have been let in."""
     limits, now, let_in = limits_of(), 0.0, 0
     went = [drain(limits, now)]
-    assert not levels.grow_burst(limits, now, let_in, went[0])
+    assert not limit_table.grow_burst(limits, now, let_in, went[0])
     for _ in range(20):
         let_in += went[-1]
-        if levels.grow_burst(limits, now, let_in, 0):
+        if limit_table.grow_burst(limits, now, let_in, 0):
             went.append(drain(limits, now))
 
     assert went[:4] == [10, 1, 2, 4]
     assert sum(went) == 100
     assert max(more / sum(went[: place + 1]) for place, more in enumerate(went[1:])) <= 0.5
-    assert not levels.grow_burst(limits, now + 1000, 1000, 0)
+    assert not limit_table.grow_burst(limits, now + 1000, 1000, 0)
 
 
 def test_whoever_was_not_refused_within_a_moment_was_let_in() -> None:
@@ -63,7 +63,7 @@ def test_whoever_was_not_refused_within_a_moment_was_let_in() -> None:
     limits, found = limits_of(), []
     for now in (0.0, 0.1, UNREFUSED_S - 0.01, UNREFUSED_S + 0.01):
         drain(limits, now)
-        found.append(levels.grow_burst(limits, now, 0, 10))
+        found.append(limit_table.grow_burst(limits, now, 0, 10))
 
     assert found == [False, False, False, True]
 
@@ -73,8 +73,8 @@ def test_nothing_grows_while_something_is_left() -> None:
     limits = limits_of()
     limits.take(Cost(5), 0.0)
 
-    assert not levels.grow_burst(limits, 0.0, 0, 0)
-    assert not levels.grow_burst(limits, 1.0, 100, 0)
+    assert not limit_table.grow_burst(limits, 0.0, 0, 0)
+    assert not limit_table.grow_burst(limits, 1.0, 100, 0)
     assert level(limits, 1.0) == 10
 
 
@@ -83,16 +83,16 @@ def test_each_refusal_says_one_call_less_and_then_it_is_tried_seldom() -> None:
     limits = limits_of()
     drain(limits, 0.0)
 
-    assert [levels.burst_refused(limits, 0.01, is_first=number == 0) for number in range(10)] == [True] * 8 + [
+    assert [limit_table.burst_refused(limits, 0.01, is_first=number == 0) for number in range(10)] == [True] * 8 + [
         False
     ] * 2
     assert level(limits, 5.0) == 2
     grown_at = []
     for tenth in range(50, 300):
         drain(limits, tenth / 10)
-        if levels.grow_burst(limits, tenth / 10, 0, 0):
+        if limit_table.grow_burst(limits, tenth / 10, 0, 0):
             grown_at.append(tenth / 10)
-            levels.burst_refused(limits, tenth / 10, is_first=True)
+            limit_table.burst_refused(limits, tenth / 10, is_first=True)
     assert grown_at == pytest.approx([AGAIN_S], abs=1.0)
 
 
@@ -100,7 +100,7 @@ def test_refusals_flight_after_flight_are_no_matter_of_the_burst() -> None:
     """A rate that is too high refuses however many go at once."""
     limits = limits_of()
 
-    found = [levels.burst_refused(limits, number / 10, is_first=True) for number in range(5)]
+    found = [limit_table.burst_refused(limits, number / 10, is_first=True) for number in range(5)]
 
     assert found == [True, True, True, False, False]
 
@@ -109,11 +109,11 @@ def test_what_another_replica_has_found_holds_here() -> None:
     """And is not tried again at once."""
     limits = limits_of()
 
-    levels.burst_heard(limits, 4.0, 0.0)
+    limit_table.burst_heard(limits, 4.0, 0.0)
 
     assert level(limits) == 4
     drain(limits, 0.0)
-    assert not levels.grow_burst(limits, 1.0, 100, 0)
+    assert not limit_table.grow_burst(limits, 1.0, 100, 0)
 
 
 @pytest.mark.parametrize("burst", [5.0, 600.0])
@@ -122,7 +122,7 @@ def test_what_is_written_down_wins(burst: float) -> None:
     limits = limits_of(burst)
     assert level(limits) == burst
 
-    levels.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
+    limit_table.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
 
     assert level(limits, 1.0) == pytest.approx(burst, abs=1)
 
@@ -131,10 +131,10 @@ def test_what_headers_say_is_left_goes_at_once() -> None:
     """The provider's bucket holds a minute's worth: so does ours, from its first answer on."""
     limits = limits_of()
 
-    levels.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
+    limit_table.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
 
     assert level(limits, 1.0) >= 500
-    levels.learn(limits, Learned(requests=Reading(RPM, 40.0)), 2.0)
+    limit_table.learn(limits, Learned(requests=Reading(RPM, 40.0)), 2.0)
     assert level(limits, 2.0) <= 41
 
 
@@ -157,8 +157,8 @@ def test_a_lower_rate_in_headers_is_no_word_on_how_many_go_at_once() -> None:
     """Nor is it when another replica has heard it: what is left was not told."""
     limits = limits_of()
 
-    levels.learn(limits, Learned(requests=Reading(RPM / 2)), 1.0)
+    limit_table.learn(limits, Learned(requests=Reading(RPM / 2)), 1.0)
 
     assert level(limits, 60.0) == 5
-    levels.learn(limits, Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
+    limit_table.learn(limits, Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
     assert level(limits, 120.0) == 300

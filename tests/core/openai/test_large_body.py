@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.limits.estimate import estimate_input_tokens
-from gateway.core.openai import json_edit as small
+from gateway.core.openai import json_edit
 from gateway.core.openai.bodies import Large, edited, is_parsed, large_of
 from gateway.core.openai.json_edit import read_contents, read_outline
 from gateway.core.openai.usage import Needs
@@ -48,8 +48,8 @@ def test_changes_are_those_of_small_bodies(order: list[str], options: Any, *, is
     }
     body = orjson.dumps({name: fields[name] for name in order if is_there or name != "stream_options"})
     given_options = options if is_there else None
-    wanted = small.with_model(body, "other") if renames else body
-    wanted = small.with_include_usage(wanted, given_options)
+    wanted = json_edit.with_model(body, "other") if renames else body
+    wanted = json_edit.with_include_usage(wanted, given_options)
 
     found = edited(body, remembered(body), "other" if renames else None, given_options, adds_usage=True)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.bodies import MAX_PARTS, MultipartError, boundary_of, find_fields
+from gateway.core.openai.bodies import MAX_PARTS, MultipartError, boundary_of, find_form_fields
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -25,7 +25,7 @@ def form(*parts: bytes, boundary: bytes = b"B0") -> bytes:
 
 def values_of(body: bytes, name: str = "model", boundary: bytes = b"B0") -> list[bytes]:
     """The values of all fields with that name."""
-    return [body[start:end] for start, end in find_fields(body, boundary, [name])[name]]
+    return [body[start:end] for start, end in find_form_fields(body, boundary, [name])[name]]
 
 
 @rows(
@@ -105,7 +105,7 @@ def test_malformed_bodies_are_refused_or_read(pieces: list[bytes]) -> None:
     """Nothing but MultipartError is raised, and offsets lie inside the body."""
     body = b"".join(pieces)
     with contextlib.suppress(MultipartError):
-        for start, end in find_fields(body, b"B0", ["model"])["model"]:
+        for start, end in find_form_fields(body, b"B0", ["model"])["model"]:
             assert 0 < start <= end < len(body)
 
 
@@ -116,7 +116,7 @@ def test_a_truncated_body_is_refused_at_every_length() -> None:
 
     for length in range(end):
         with pytest.raises(MultipartError):
-            find_fields(body[:length], b"B0", ["model"])
+            find_form_fields(body[:length], b"B0", ["model"])
     assert values_of(body[:end]) == [b"whisper-1"]
 
 
@@ -136,7 +136,7 @@ def test_a_truncated_body_is_refused_at_every_length() -> None:
 def test_a_malformed_body_says_what_is_wrong(body: bytes, problem: str) -> None:
     """A part without a head would let two parsers see different fields."""
     with pytest.raises(MultipartError, match=problem):
-        find_fields(body, b"B0", ["model"])
+        find_form_fields(body, b"B0", ["model"])
 
 
 class CountedBody(bytes):
@@ -156,7 +156,7 @@ def test_a_body_of_very_many_parts_is_refused_after_the_first_thousand(part: byt
     body = CountedBody(form(*[part] * (100_000 if len(part) < 100 else 2000)))
 
     with pytest.raises(MultipartError, match=f"more than {MAX_PARTS} parts"):
-        find_fields(body, b"B0", ["model"])
+        find_form_fields(body, b"B0", ["model"])
 
     assert body.searched <= 3 * MAX_PARTS * (len(part) + 20)
 

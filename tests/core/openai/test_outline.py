@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import BodyTooComplex
-from gateway.core.openai import json_edit as json_text
-from gateway.core.openai import json_edit as outline
+from gateway.core.openai import json_edit
 from gateway.core.openai.json_edit import (
     MAX_DEPTH,
     MAX_FIELDS,
@@ -74,7 +73,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=5) | st.di
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """An object, written in one of the ways in which JSON may be written."""
-    value = draw(st.dictionaries(texts | st.sampled_from(sorted(outline.READ)), values, max_size=6))
+    value = draw(st.dictionaries(texts | st.sampled_from(sorted(json_edit.READ)), values, max_size=6))
     indent, ascii_only = draw(st.sampled_from([None, 0, 2])), draw(st.booleans())
     separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", "\r\n:")]))
     text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=ascii_only)
@@ -85,9 +84,9 @@ def bodies(draw: st.DrawFn) -> bytes:
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so short that every boundary falls everywhere, and the real ones."""
     first, size = request.param
-    for module in (json_text, outline):
+    for module in (json_edit, json_edit):
         monkeypatch.setattr(module, "PIECE_BYTES", max(2, size))
-        monkeypatch.setattr(outline, "FIRST_PIECE_BYTES", max(2, first))
+        monkeypatch.setattr(json_edit, "FIRST_PIECE_BYTES", max(2, first))
 
 
 @pytest.mark.usefixtures("_pieces")
@@ -106,7 +105,7 @@ def test_the_outline_is_what_a_parser_finds() -> None:
         for name, span in found.spans.items():
             assert orjson.loads(body[span.start : span.end]) == parsed[name]
             assert orjson.loads(body[span.key : span.start].rstrip().removesuffix(b":")) == name
-            assert found.fields[name] == (parsed[name] if name in outline.READ else UNREAD)
+            assert found.fields[name] == (parsed[name] if name in json_edit.READ else UNREAD)
 
     check()
 
@@ -192,7 +191,7 @@ def test_repeated_fields_are_told_however_they_are_spelled() -> None:
 
 def test_only_so_many_fields_and_short_values_are_read() -> None:
     """A long value is passed over, and thousands of keys are refused: each is a step of its own."""
-    long = b'{"stream_options":{"a":"' + b"x" * outline.MAX_VALUE_BYTES + b'"},"model":"m"}'
+    long = b'{"stream_options":{"a":"' + b"x" * json_edit.MAX_VALUE_BYTES + b'"},"model":"m"}'
 
     assert outline_of(long).fields == {"stream_options": UNREAD, "model": "m"}
     outline_of(b"{" + b",".join([b'"model":1'] * MAX_FIELDS) + b"}")

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from gateway.credentials import aws as aws_process
+from gateway.credentials import aws
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.aws import AwsSource
 from gateway.credentials.google import AwsKeys, BearerToken, CredentialMissing, Minted
@@ -339,7 +339,7 @@ async def test_a_program_that_gives_none_is_told_without_its_words(tmp_path: Pat
 
 async def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it waits for."""
-    monkeypatch.setattr(aws_process, "ANSWER_S", 0.05)
+    monkeypatch.setattr(aws, "ANSWER_S", 0.05)
     config = tmp_path / "config"
     config.write_text("[profile run]\ncredential_process = /bin/sh -c 'sleep 100 & wait'\n")
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
-from gateway.dialects import registry as pair
+from gateway.dialects import registry
 from gateway.dialects import upstream as module
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
@@ -355,7 +355,7 @@ async def test_what_is_large_is_converted_in_a_thread(is_large: bool) -> None:
             return super().get(name, default)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair, "json_object", lambda body: Watched(orjson.loads(body)))
+        patch.setattr(registry, "json_object", lambda body: Watched(orjson.loads(body)))
         upstream = around(ScriptedUpstream(*answers(said)), speaks=frozenset(("chat",)))
         answer = await upstream.send(outgoing(body=ASKED | {"input": words}))
         assert threads[0] is not is_large

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.output import judging as module
+from gateway.features.output import judging
 from gateway.features.output.judging import MOST_WAITING, CheckerProcess, FairTurns, Judge, NotATurn
 from gateway.features.output.rules import OutputResult, OutputText, Violation
 from gateway.features.output.schema import OutputSchema, compile_schema
@@ -85,7 +85,7 @@ async def test_what_waits_is_bounded_by_tenant() -> None:
 
 async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest of the tenant with the most gives way."""
-    monkeypatch.setattr(module, "MOST_WAITING_BYTES", 100)
+    monkeypatch.setattr(judging, "MOST_WAITING_BYTES", 100)
     work = Work()
     asked = [work.ask(tenant, size) for tenant, size in [("a", 1), ("a", 40), ("a", 40), ("b", 30)]]
     await settle()

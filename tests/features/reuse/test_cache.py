@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.core.config.describe import describe
 from gateway.core.snapshot.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
-from gateway.features.reuse import config as caching
+from gateway.features.reuse import config
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes
 from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule
 from tests.rows import rows
@@ -36,7 +36,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
 
     def install(*names: str) -> None:
         found = {name: ModuleSpec(name, None) for name in names}
-        monkeypatch.setattr(caching, "find_spec", found.get)
+        monkeypatch.setattr(config, "find_spec", found.get)
 
     install("numpy", "tokenizers")
     return install

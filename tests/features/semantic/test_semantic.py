@@ -15,10 +15,10 @@ from gateway.core.call import CacheOutcome, Call
 from gateway.core.ports import Later, VectorRow, Vectors
 from gateway.features.reuse.rules.rules import SemanticRule
 from gateway.features.semantic.guards.reading import facts_of
-from gateway.features.semantic.index import vectors as questions_module
+from gateway.features.semantic.index import vectors
 from gateway.features.semantic.index.index import VectorIndex
 from gateway.features.semantic.index.vectors import FEW_ROWS, FIRST_PAUSE_S, MOST_LATE, SHORT_CHARS
-from gateway.features.semantic.lookup import lookup as semantic_module
+from gateway.features.semantic.lookup import lookup
 from gateway.features.semantic.lookup.lookup import (
     LATE,
     MOST_CANDIDATES,
@@ -251,7 +251,7 @@ async def test_the_guards_have_the_last_word(world: World, monkeypatch: pytest.M
 
 async def test_only_the_best_few_are_shown_to_the_guards(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition of look-alikes costs no more than that."""
-    monkeypatch.setattr(semantic_module, "objection", lambda a, b: "numbers")
+    monkeypatch.setattr(lookup, "objection", lambda a, b: "numbers")
     for number in range(3 * MOST_CANDIDATES):
         monkeypatch.setitem(DIRECTIONS, f"question {number}", [1.0, 0.0, 0.0])
         world.semantic.keep(world.call(), ask(f"question {number}"), number.to_bytes(32, "big"))
@@ -448,19 +448,19 @@ async def test_a_defect_is_logged_and_is_nobodys_failure(world: World, caplog: p
 async def test_embeddings_under_way_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question beyond goes without."""
     world.embedder.gate = asyncio.Event()
-    finding = [asyncio.create_task(world.find(f"question {n}")) for n in range(questions_module.MOST_PENDING)]
+    finding = [asyncio.create_task(world.find(f"question {n}")) for n in range(vectors.MOST_PENDING)]
     await settle()
 
     assert await world.why("one more") == [NO_VECTOR]
 
     world.embedder.gate.set()
     await asyncio.gather(*finding)
-    assert len(world.embedder.asked) == questions_module.MOST_PENDING
+    assert len(world.embedder.asked) == vectors.MOST_PENDING
 
 
 async def test_questions_are_remembered_within_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those not asked for longest are forgotten first."""
-    monkeypatch.setattr(questions_module, "REMEMBERED", 2)
+    monkeypatch.setattr(vectors, "REMEMBERED", 2)
     for text in ("one", "two", "one", "three", "one", "two"):
         await world.find(text)
 
@@ -469,7 +469,7 @@ async def test_questions_are_remembered_within_bounds(world: World, monkeypatch:
 
 async def test_rows_that_wait_for_their_vector_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One beyond is not kept."""
-    monkeypatch.setattr(semantic_module, "MOST_KEEPING", 2)
+    monkeypatch.setattr(lookup, "MOST_KEEPING", 2)
     world.embedder.gate = asyncio.Event()
     for number in range(5):
         world.semantic.keep(world.call(), ask(PASSWORD), number.to_bytes(32, "big"))
@@ -523,8 +523,8 @@ async def test_a_large_partition_is_loaded_and_searched_off_the_loop(world: Worl
 
 async def test_searches_under_way_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call beyond goes without."""
-    monkeypatch.setattr(semantic_module, "MOST_SEARCHES", 0)
-    monkeypatch.setattr(semantic_module, "ROWS_AT_ONCE", 0)
+    monkeypatch.setattr(lookup, "MOST_SEARCHES", 0)
+    monkeypatch.setattr(lookup, "ROWS_AT_ONCE", 0)
     await world.restart()
     world.semantic.keep(world.call(), ask(PASSWORD), KEY)
     await settle()

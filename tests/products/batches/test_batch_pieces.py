@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.core.snapshot.snapshot import Policies
 from gateway.core.types import Usage
 from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.products.batches import finish as check_module
+from gateway.products.batches import finish
 from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchEnds, write_chunk
 from gateway.products.batches.input import lines_of, read_index
@@ -280,7 +280,7 @@ async def test_a_check_lets_others_go_first(policies: Policies, monkeypatch: pyt
     """After each slice of a few milliseconds, here after each line; and is given back when the worker stops."""
     bench = Bench(policies)
     await bench.accept(lines(3000))
-    monkeypatch.setattr(check_module, "SLICE_S", 0.0)
+    monkeypatch.setattr(finish, "SLICE_S", 0.0)
     turns = 0
 
     async def others() -> None:

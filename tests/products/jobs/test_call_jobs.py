@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
-from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs import worker
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
@@ -305,9 +305,9 @@ def test_nothing_begins_while_the_process_has_no_room() -> None:
 
 def test_no_more_requests_are_held_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bytes count, and those of answers that the store has not taken yet."""
-    monkeypatch.setattr(worker_module, "MOST_HELD_BYTES", 1_000_000)
-    monkeypatch.setattr(worker_module, "GUESSED_BYTES", 200_000)
-    monkeypatch.setattr(worker_module, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(worker, "MOST_HELD_BYTES", 1_000_000)
+    monkeypatch.setattr(worker, "GUESSED_BYTES", 200_000)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 1000)
 
     async def story(clock: LoopClock) -> None:
         rules = JobRules(segments=(SegmentRules("all", concurrency=100),))
@@ -348,7 +348,7 @@ def test_a_backlog_of_large_requests_does_not_fill_the_memory_at_once() -> None:
         stage.worker.start()
         await asyncio.sleep(5)
 
-        at_most = worker_module.MOST_HELD_BYTES // len(large) + len(segments) - 1
+        at_most = worker.MOST_HELD_BYTES // len(large) + len(segments) - 1
         assert 10 <= stage.worker.running <= at_most
         await stage.worker.aclose()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gateway.products.batches import output as marks
-from gateway.products.jobs import model as ids
+from gateway.products.jobs import model
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import (
     FINALISE,
@@ -37,7 +37,7 @@ from tests.support.virtual import LoopClock, run
 
 LINES = 60
 WINDOW = 8
-BATCH = new_id(ids.BATCH, bytes(16))
+BATCH = new_id(model.BATCH, bytes(16))
 Story = Callable[[Town], Coroutine[Any, Any, None]]
 Tell = Callable[[Story], None]
 
@@ -161,7 +161,7 @@ def test_cancel_racing_completion(tell: Tell) -> None:
         process = here.start()
         states = set()
         for number in range(24):
-            batch = new_id(ids.BATCH, bytes([number]) * 16)
+            batch = new_id(model.BATCH, bytes([number]) * 16)
             await process.accept_batch(WINDOW, id=batch)
             await asyncio.sleep(number * 0.02)
             await process.store.flag(batch, "t", JobFlag.CANCEL)

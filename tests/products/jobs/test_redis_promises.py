@@ -14,7 +14,7 @@ from gateway.drivers.redis.link import Link, StoreGone
 from gateway.features.runs.rules import told
 from gateway.features.runs.step import RunToChange
 from gateway.fleet.lease.lease import SharedState
-from gateway.products.jobs import redis as opening
+from gateway.products.jobs import redis
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, OutcomeUnknown
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.products.jobs.redis_partitions import durability
@@ -360,7 +360,7 @@ async def test_jobs_of_a_later_release_are_left_alone(a_redis: RedisServer, wall
 
 async def test_a_redis_that_is_not_there_is_said(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its address, without its login."""
-    monkeypatch.setattr(opening, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(redis, "TIMEOUT_S", 0.1)
     with pytest.raises(StoreUnusable, match="the Redis for jobs cannot be used"):
         async with opened("redis://u:secret@127.0.0.1:1/0", wall):
             pass

@@ -21,7 +21,7 @@ from gateway.core.health.times import Latency
 from gateway.core.limits.estimate import Calibration, Cost, charge
 from gateway.core.limits.headers import READING_OF, Learned, Reading
 from gateway.core.limits.learning import AdaptiveCap, RateDiscovery
-from gateway.core.limits.table import limit_table as levels
+from gateway.core.limits.table import limit_table
 from gateway.core.limits.table.limit_table import LimitRow, LimitSet, ShareOut
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.idle_gates import IdleGateState
@@ -399,7 +399,7 @@ class Gate:
     def learn(self, learned: Learned | None, sent_at: float, mark: tuple[float, ...] | None, now: float) -> None:
         """Takes over the limits that an answer to a call sent at `sent_at` has told; None: it has told nothing."""
         if learned is not None:
-            levels.learn(self.limits, learned, now, sent_at, mark)
+            limit_table.learn(self.limits, learned, now, sent_at, mark)
             self.review_rate(now)
             if self.news is not None:
                 self.news.learned(self.name, learned, now)
@@ -437,23 +437,23 @@ class Gate:
     def peer_learned(self, name: str, amount: float, period_s: float, now: float) -> None:
         """Takes over a limit of so much in so many seconds from another replica; nothing of what is left of it."""
         if name == BURST:
-            levels.burst_heard(self.limits, amount, now)
+            limit_table.burst_heard(self.limits, amount, now)
         elif self.counting.learns and name in READING_OF:
             told = Learned()
             setattr(told, READING_OF[name], Reading(amount, period_s=period_s))
-            levels.learn(self.limits, told, now)
+            limit_table.learn(self.limits, told, now)
             self.review_rate(now)
 
     def kept(self, now: float) -> IdleGateState | None:
         """Returns what is to be known of it when it is used again, asked when no call is in flight; None: nothing."""
-        pauses, used = self.pauses, levels.used(self.limits, now)
+        pauses, used = self.pauses, limit_table.used(self.limits, now)
         if pauses.ends_at <= now and not used:
             return None
         return IdleGateState(now, pauses.until, pauses.quota_until, pauses.refusals_in_a_row, used)
 
     def remember(self, kept: IdleGateState, now: float) -> None:
         """Goes on where the gate of this name has left off; a quota that was spent is spent until it resets."""
-        levels.use_again(self.limits, kept.used, now)
+        limit_table.use_again(self.limits, kept.used, now)
         self.pauses.refusals_in_a_row = kept.refusals
         self.fast_path_open = False
         if kept.paused_until > now:

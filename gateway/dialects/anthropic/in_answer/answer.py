@@ -14,7 +14,7 @@ import orjson
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import failed_finish_message, failed_reason, json_object
 from gateway.core.openai.usage import estimate_usage
-from gateway.dialects.anthropic import in_request as thinking
+from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.anthropic.in_answer.ids import id_back
 from gateway.dialects.anthropic.in_request import MARK
@@ -57,8 +57,12 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     _put_in(blocks, thought, objects(said.get("reasoning_details")))
     if extras:
         blocks = [one for block in blocks for one in _with_extra(block, extras)]
-    if calls and thinking.is_to_mark(sent.asked) and not any(block["type"] in thinking.THOUGHTS for block in blocks):
-        blocks.insert(blocks.index(calls[0]), thinking.redacted_block(thinking.MARK))
+    if (
+        calls
+        and in_request.is_to_mark(sent.asked)
+        and not any(block["type"] in in_request.THOUGHTS for block in blocks)
+    ):
+        blocks.insert(blocks.index(calls[0]), in_request.redacted_block(in_request.MARK))
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
@@ -162,7 +166,7 @@ def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
     """Yields a block, and before it what its provider has said of a call besides."""
     id = block.get("id")
     if id in extras:
-        yield thinking.extra_block(id, extras[id])
+        yield in_request.extra_block(id, extras[id])
     yield block
 
 
@@ -205,9 +209,9 @@ def _told(blocks: list[Json]) -> int:
 def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
     """Puts what the model thought where it was: each block before what followed it, by its `index`."""
     made: list[tuple[int, Json]] = []
-    words = next((detail for detail in details if thinking.words_of(detail)), None)
+    words = next((detail for detail in details if in_request.words_of(detail)), None)
     if thought and words is None:
-        made.append((0, thinking.thinking_block(thought)))
+        made.append((0, in_request.thinking_block(thought)))
     for detail in details:
         place = detail.get("index")
         block = _block(detail)
@@ -225,11 +229,11 @@ def _place(one: tuple[int, Json]) -> int:
 
 
 def _block(detail: Json) -> Json | None:
-    proof = thinking.signature_for(detail)
+    proof = in_request.signature_for(detail)
     if detail.get("type") == "reasoning.encrypted":
-        return thinking.redacted_block(proof) if proof else None
-    text = thinking.words_of(detail)
-    return thinking.thinking_block(text, proof) if text or proof else None
+        return in_request.redacted_block(proof) if proof else None
+    text = in_request.words_of(detail)
+    return in_request.thinking_block(text, proof) if text or proof else None
 
 
 # Blocks of a message that are open while a stream of chat completions is put into one.
@@ -484,13 +488,13 @@ class MessageBlocks:
 
     def _tell_thought(self, made: list[bytes], thought: str, details: list[Json]) -> None:
         """Tells what the model thinks, and the signatures that came with it; what is encrypted is a block of its own."""
-        if text := thought or "".join(map(thinking.words_of, details)):
+        if text := thought or "".join(map(in_request.words_of, details)):
             made.append(self._open(made, THINKING).more(text))
         for detail in details:
             self._format = detail.get("format") or self._format
-            proof = thinking.signature_for({**detail, "format": self._format})
+            proof = in_request.signature_for({**detail, "format": self._format})
             if proof and detail.get("type") == "reasoning.encrypted":
-                self._tell_whole(made, thinking.redacted_block(proof))
+                self._tell_whole(made, in_request.redacted_block(proof))
             elif proof:
                 made.append(self._open(made, THINKING).sign(proof))
 
@@ -507,9 +511,9 @@ class MessageBlocks:
 
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
-            self._tell_whole(made, thinking.extra_block(call.told_id, call.extra))
+            self._tell_whole(made, in_request.extra_block(call.told_id, call.extra))
         elif self._is_to_mark:
-            self._tell_whole(made, thinking.redacted_block(thinking.MARK))
+            self._tell_whole(made, in_request.redacted_block(in_request.MARK))
         self._forget_blank()
         self._begin_block(made, call, call.begun())
         if text := call.release():

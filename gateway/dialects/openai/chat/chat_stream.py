@@ -15,7 +15,7 @@ import orjson
 
 from gateway.core.openai.sse import DONE, error_in, event_data, is_silent, json_object
 from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
-from gateway.dialects.openai.chat import chat_request as answer
+from gateway.dialects.openai.chat import chat_request
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import ConvertingReader, chat_failure, data_of
 
@@ -67,7 +67,7 @@ class ResponsesAsChat(ConvertingReader):
             self._said.add(_number(said.get("output_index")))
             if not said.get("logprobs"):
                 return b'%b%b},"finish_reason":null}]}\n\n' % (self._before_text, orjson.dumps(said["delta"]))
-            return self._delta({"content": said["delta"]}, answer.logprobs_of(said["logprobs"]))
+            return self._delta({"content": said["delta"]}, chat_request.logprobs_of(said["logprobs"]))
         if type(kind) is not str or not kind.startswith("response.") or kind == "response.failed" or said.get("error"):
             return self._read_odd(event)
         return self._take(kind, said)
@@ -110,7 +110,7 @@ class ResponsesAsChat(ConvertingReader):
     def _begin(self, body: Any) -> bytes:
         if self._head is not None:
             return b""
-        head = answer.head(self._sent, object_of(body))
+        head = chat_request.head(self._sent, object_of(body))
         if head.get("service_tier") == "auto":
             del head["service_tier"]  # which one it was is known at the end
         self._head = {**head, "object": "chat.completion.chunk"}
@@ -130,14 +130,14 @@ class ResponsesAsChat(ConvertingReader):
             return b""
         self._said.add(part[0])
         is_next, self._thought = self._thought is not None and self._thought != part, part
-        return self._delta({"reasoning_content": answer.BETWEEN_THOUGHTS + text if is_next else text})
+        return self._delta({"reasoning_content": chat_request.BETWEEN_THOUGHTS + text if is_next else text})
 
     def _open(self, place: int, item: Json) -> bytes:
         if text_of(item.get("type")) not in _CALLS or place in self._calls:
             return b""
         is_custom = item["type"] == "custom_tool_call"
         call = self._calls[place] = _OpenCall(len(self._calls), is_custom=is_custom)
-        made = with_own_name(answer.tool_call(item), self._sent.names)
+        made = with_own_name(chat_request.tool_call(item), self._sent.names)
         call.is_told = bool(made["custom"]["input"] if is_custom else made["function"]["arguments"])
         return self._delta({"tool_calls": [{"index": call.index, **made}]})
 
@@ -162,14 +162,16 @@ class ResponsesAsChat(ConvertingReader):
         made = bytearray()
         if kind == "reasoning":
             if place not in self._said:
-                for number, text in enumerate(answer.thoughts_in(item)):
+                for number, text in enumerate(chat_request.thoughts_in(item)):
                     made += self._think((place, "", number), text)
-            detail = answer.reasoning_detail(item, place)
+            detail = chat_request.reasoning_detail(item, place)
             made += b"" if detail is None else self._delta({"reasoning_details": [detail]})
         if kind == "message":
             is_told = place in self._said
             for part in objects(item.get("content")):
-                self._citations += [answer.annotation(one, self._cited) for one in objects(part.get("annotations"))]
+                self._citations += [
+                    chat_request.annotation(one, self._cited) for one in objects(part.get("annotations"))
+                ]
                 self._cited += len(text_of(part.get("text")))
                 if not is_told:
                     made += self._say(place, "content", part.get("text")) + self._say(
@@ -179,7 +181,7 @@ class ResponsesAsChat(ConvertingReader):
 
     def _end(self, kind: str, body: Json) -> bytes:
         if body.get("error") or body.get("status") not in (None, "completed", "incomplete"):
-            return self._fail(answer.error_of(body))
+            return self._fail(chat_request.error_of(body))
         made = bytearray(self._begin(body))
         if not self._said and not self._calls:
             for place, item in enumerate(objects(body.get("output"))):  # a server that has told nothing but the whole
@@ -189,9 +191,9 @@ class ResponsesAsChat(ConvertingReader):
         self._is_over = True
         if body.get("service_tier"):
             self._head = {**(self._head or {}), "service_tier": body["service_tier"]}
-        finish = answer.finish_of(body, is_incomplete=kind == "response.incomplete", has_calls=bool(self._calls))
+        finish = chat_request.finish_of(body, is_incomplete=kind == "response.incomplete", has_calls=bool(self._calls))
         made += self._chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
-        usage = answer.usage_of_chat(body.get("usage"))
+        usage = chat_request.usage_of_chat(body.get("usage"))
         if self._tells_usage and usage is not None:
             made += b"data: %b\n\n" % orjson.dumps({**(self._head or {}), "choices": [], "usage": usage})
         made += b"data: [DONE]\n\n"

@@ -27,8 +27,8 @@ KINDS = frozenset(("responses", "conversations"))
 """The kinds below whose paths items are sent."""
 FIELD = "input"
 MOST_FOUND = 5_000
-NEAR = 4_096
-FAR = 65_536
+MAX_ITEM_BYTES = 4_096
+MAX_CONTENT_BYTES = 65_536
 _PIECE_BYTES = 65_536
 _MOST_CONTENTS = 8
 _STEP = 256
@@ -80,7 +80,7 @@ def references_searched(body: bytes) -> Iterator[str | None]:
     count = 0
     for start in range(0, len(body), _PIECE_BYTES):
         yield None
-        end = start + _PIECE_BYTES + NEAR  # what the end of a piece cuts in two is whole here
+        end = start + _PIECE_BYTES + MAX_ITEM_BYTES  # what the end of a piece cuts in two is whole here
         piece = body[start:end].lower()
         if b"\\u00" in piece and _ESCAPED_TYPE.search(piece) is not None:
             raise InvalidRequest(
@@ -101,13 +101,13 @@ def _typed(body: bytes, start: int, piece: bytes) -> Iterator[bytes]:
     """Yields the ids beside each type that reads `item_reference`. Raises InvalidRequest where they cannot be told."""
     for word in _REFERENCE.finditer(piece):
         at = start + word.start()
-        before = body[max(0, at - NEAR) : at].rstrip()
+        before = body[max(0, at - MAX_ITEM_BYTES) : at].rstrip()
         name = before[:-1].rstrip()
         if before and not before.endswith(b":"):
             continue  # a word in a list
         if name and name[-6:].lower() != b'"type"':
             continue  # another field's value
-        opening, closing = body.rfind(b"{", max(0, at - NEAR), at), body.find(b"}", at, at + NEAR)
+        opening, closing = body.rfind(b"{", max(0, at - MAX_ITEM_BYTES), at), body.find(b"}", at, at + MAX_ITEM_BYTES)
         ids = _ID.findall(body, opening, closing) if 0 <= opening < closing and name else []
         if not ids or b"}" in body[opening:at]:
             raise InvalidRequest("An item_reference has to be its 'type' and its 'id' alone.", param=FIELD)
@@ -122,7 +122,7 @@ def _bare(body: bytes, start: int, end: int) -> Iterator[bytes]:
 def _without_content(body: bytes, start: int, end: int) -> Iterator[bytes]:
     """Yields the ids of reasoning items and pictures without content of their own."""
     stored = [*_STORED.finditer(body, start, end)]
-    ends = [one.start() for one in stored[1:]] + [end + FAR]
+    ends = [one.start() for one in stored[1:]] + [end + MAX_CONTENT_BYTES]
     for found, until in zip(stored, ends, strict=False):
         if not _brings_content(body, found.end(), until):
             yield found[1]
@@ -130,7 +130,7 @@ def _without_content(body: bytes, start: int, end: int) -> Iterator[bytes]:
 
 def _brings_content(body: bytes, at: int, until: int) -> bool:
     """Returns whether the object whose id ends at `at` has content of its own before `until`."""
-    for content in islice(_CONTENT.finditer(body, at, min(until, at + FAR)), _MOST_CONTENTS):
+    for content in islice(_CONTENT.finditer(body, at, min(until, at + MAX_CONTENT_BYTES)), _MOST_CONTENTS):
         depth = 0
         for brace in _BRACE.finditer(outside_strings(body[at : content.start()])):
             depth += 1 if brace[0] == b"{" else -1
@@ -160,12 +160,11 @@ _INERT = frozenset(("metadata", "attributes", "parameters", "schema", "item_sche
 TREE_BYTES = 262_144
 MOST_VALUES = 20_000
 """A larger body, or one of more values, is searched instead of being read."""
-IDS_NEAR, IDS_FAR = 4_096, 262_144
+MAX_VALUE_BYTES, MAX_LIST_BYTES = 4_096, 262_144
 """The bytes behind a name within which its value, or a list of them, has to end."""
 _COLON = re.compile(rb'[a-z_]{0,16}"\s{0,256}(?::\s{0,256}(?!\s)|(\s|:\s))', re.IGNORECASE)
 """The text between a name and its value; the group matches where there is more white space than real clients write."""
 _TYPED = re.compile(rb'"type"\s{0,16}:\s{0,16}"\Z', re.IGNORECASE)
-_IDS_ID = re.compile(rb'"id"\s*:\s*"([^"]*)"', re.IGNORECASE)
 _STRING = re.compile(rb'"([^"]*)"')
 _ESCAPED_LETTERS = (rb"\u004", rb"\u005", rb"\u006", rb"\u007")
 _ESCAPED_NAME = re.compile(rb'\\u00[4-7][0-9a-fA-F](?:[^"\\]|\\u00[0-9a-fA-F]{2}){0,64}"\s*:')
@@ -327,23 +326,23 @@ def _value_at(body: bytes, at: int, name: str) -> Iterator[Named]:
     found: list[bytes] = []
     if colon is None:
         if name == "file_id" and _TYPED.search(body, max(0, at - 64), at - len(name)):  # `{"type": "file_id", "id": …}`
-            start, end = body.rfind(b"{", max(0, at - IDS_NEAR), at), body.find(b"}", at, at + IDS_NEAR)
-            found = _IDS_ID.findall(body, max(start, 0), end if end >= 0 else at + IDS_NEAR)
+            start, end = body.rfind(b"{", max(0, at - MAX_VALUE_BYTES), at), body.find(b"}", at, at + MAX_VALUE_BYTES)
+            found = _ID.findall(body, max(start, 0), end if end >= 0 else at + MAX_VALUE_BYTES)
     elif colon[1] is not None:
         raise InvalidRequest(f"There is white space without end behind '{name}'; leave it out.", param=name)
     else:
         at = colon.end()
         opening = body[at : at + 1]
         if opening == b'"':
-            end = body.find(b'"', at + 1, at + IDS_NEAR)
+            end = body.find(b'"', at + 1, at + MAX_VALUE_BYTES)
             found = [body[at + 1 : end] if end >= 0 else b""]
         elif opening == b"[":
-            end = body.find(b"]", at, at + IDS_FAR)
+            end = body.find(b"]", at, at + MAX_LIST_BYTES)
             if end < 0:
                 raise too_many()
             found = _STRING.findall(body, at, end)
         elif opening == b"{":
-            found = _IDS_ID.findall(body, at, body.find(b"}", at, at + IDS_NEAR) + 1 or at + IDS_NEAR)
+            found = _ID.findall(body, at, body.find(b"}", at, at + MAX_VALUE_BYTES) + 1 or at + MAX_VALUE_BYTES)
     for one in found:
         yield one.decode("utf-8", "replace"), name
 

@@ -21,7 +21,7 @@ from gateway.core.ports import Later
 from gateway.core.types import Kept
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone, load_script
 from gateway.features.reuse.memory import MemoryAnswers, about, restored
-from gateway.features.reuse.redis.lru import Now, SharedLru, lru_script
+from gateway.features.reuse.redis.lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
 # Purges, which are remembered until the store has carried them out.
@@ -233,7 +233,12 @@ class RedisAnswers:
     """Implements `gateway.core.ports.Answers`."""
 
     def __init__(
-        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, bounds: Mapping[str, int]
+        self,
+        link: Link,
+        background: BackgroundTasks,
+        wall: Callable[[], float],
+        now: WallTime,
+        bounds: Mapping[str, int],
     ) -> None:
         self._link = link
         self._background = background

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from gateway.drivers.redis.job import FOLDER, script_of
 from gateway.drivers.redis.link import Link, Script
 
-Now: TypeAlias = Callable[[], str]
+WallTime: TypeAlias = Callable[[], str]
 """Returns the time that scripts use; empty: the server's own."""
 
 LIBRARY = "lru"
@@ -39,7 +39,7 @@ class SharedLru:
 
     __slots__ = ("_link", "_parts", "_values", "bytes", "entries", "keys", "now")
 
-    def __init__(self, link: Link, base: bytes, now: Now) -> None:
+    def __init__(self, link: Link, base: bytes, now: WallTime) -> None:
         self._link = link
         self._values = base + b":value:"
         self._parts = base + b":parts:"

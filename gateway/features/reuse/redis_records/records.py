@@ -21,7 +21,7 @@ from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.drivers.redis_store.tenants import ID_BYTES, TenantRecords, Tenants
 from gateway.features.reuse.memory import EarlyEvictions
 from gateway.features.reuse.redis.answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
-from gateway.features.reuse.redis.lru import Now, lru_script
+from gateway.features.reuse.redis.lru import WallTime, lru_script
 from gateway.features.reuse.redis_records.offline_records import (
     ABANDONED_S,
     FIRST_SHARED_FENCE,
@@ -52,7 +52,7 @@ class RecordAnswers:
         link: Link,
         background: BackgroundTasks,
         wall: Callable[[], float],
-        now: Now,
+        now: WallTime,
         tenants: Tenants,
         offline: OfflineRecords,
         early: EarlyEvictions,
@@ -153,7 +153,7 @@ class RedisRecords:
     to be one atomic step."""
 
     def __init__(
-        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, bound: int
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: WallTime, bound: int
     ) -> None:
         self._link = link
         self._background = background

@@ -25,7 +25,7 @@ from gateway.products.jobs.model import list_page
 from gateway.products.routes.own_routes import ObjectRoute, limit_of, tenant_of
 from gateway.routes import json_response
 
-USUALLY_LISTED, MOST_LISTED = 20, 100
+DEFAULT_LISTED_RUNS, MAX_LISTED_RUNS = 20, 100
 MOST_BYTES = 16_384
 EXAMPLE = '{"outcome": "succeeded", "usable": true}'
 FIELDS = ("workflow", "outcome", "usable", "value_usd")
@@ -53,7 +53,7 @@ class RunRoutes:
 
     async def list_runs(self, request: Request) -> Response:
         """Lists the tenant's runs, those that were changed last first."""
-        tenant, limit = tenant_of(self._policies, request), limit_of(request, USUALLY_LISTED, MOST_LISTED)
+        tenant, limit = tenant_of(self._policies, request), limit_of(request, DEFAULT_LISTED_RUNS, MAX_LISTED_RUNS)
         query = request.query_params
         below = None
         if (after := query.get("after")) is not None:
@@ -130,7 +130,7 @@ def _refuse(field: str, what: str) -> None:
 # Serves `/admin/workflows` and `/admin/runs`: what runs come to, and where one has gone wrong. Behind the admin key.
 
 
-WORKFLOWS_USUALLY_LISTED, WORKFLOWS_MOST_LISTED = 50, 1000
+DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS = 50, 1000
 AT_ONCE = 256
 
 
@@ -152,7 +152,7 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
     async def list_runs(request: Request) -> Response:
         require_admin(policies, request)
         name, asked = request.path_params.get("name"), _outcome(request)
-        limit = limit_of(request, WORKFLOWS_USUALLY_LISTED, WORKFLOWS_MOST_LISTED)
+        limit = limit_of(request, DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS)
         declared = policies.current.workflows
         if name is not None and name not in declared and name != OTHER:
             close = get_close_matches(name, declared, n=1)

@@ -226,7 +226,7 @@ def segment(id: str) -> str:
 
 
 PATH: Final = "/messages/batches"
-PAGES: Final = 10
+ANTHROPIC_MAX_PAGES: Final = 10
 """Of the list that are looked at, at most, of 100 batches each."""
 MOST_CANDIDATES: Final = 200
 """Of batches whose results are looked into in one search."""
@@ -355,7 +355,7 @@ class MessageBatches:
         Raises PendingResult where there are more than are looked at.
         """
         after = ""
-        for _ in range(PAGES):
+        for _ in range(ANTHROPIC_MAX_PAGES):
             query = {"limit": "100", **({"after_id": after} if after else {})}
             page = await self._requests.ask(provider, "GET", PATH, query=query, headers=_VERSION)
             data = page.get("data")
@@ -392,7 +392,7 @@ def _with_room(refused: ProviderRefused) -> ProviderRefused:
 
 KEPT_S: Final = 14 * 86_400
 """The files of a batch are removed once its answers are here; what is forgotten goes after so long. Azure takes no less."""
-OPENAI_PAGES: Final = 20
+OPENAI_MAX_PAGES: Final = 20
 """Of a list that are looked at, at most."""
 BOUNDARY: Final = "gateway-part-7f3b1d5a9c"
 
@@ -497,7 +497,7 @@ class FileBatches:
     ) -> AsyncIterator[dict[str, Any]]:
         """Yields the entries of a list, newest first as providers give them, up to those that are too old."""
         after = ""
-        for _ in range(OPENAI_PAGES):
+        for _ in range(OPENAI_MAX_PAGES):
             page = await self._requests.ask(
                 provider, "GET", path, query={**query, **({"after": after} if after else {})}
             )

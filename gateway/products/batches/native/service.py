@@ -29,9 +29,9 @@ from gateway.products.batches.native.lines.answers import (
     LineTranslator,
     ProviderAnswers,
     WrittenInput,
+    unanswered_lines,
     write_input,
 )
-from gateway.products.batches.native.lines.answers import lines_of as input_lines_of
 from gateway.products.batches.native.lines.lines import number_of
 from gateway.products.batches.native.rules import (
     BatchThere,
@@ -230,7 +230,7 @@ class PartCharges:
     async def _estimate(self, job: Job, chunk: int, has_result: Collection[int]) -> float:
         rules, now, usd = self._rules_of(job), self._clock.wall(), 0.0
         try:
-            async for lines in input_lines_of(self._blobs, job, chunk, has_result):
+            async for lines in unanswered_lines(self._blobs, job, chunk, has_result):
                 for line in lines:
                     read = read_line(line.text)
                     name = line_id(job.id, line.number)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.peek import Peeked
-from gateway.core.retry_budgets import cost_usd
+from gateway.core.retry_budgets import token_cost_usd
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.products.batches.input import bare_provider
@@ -53,9 +53,9 @@ def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> flo
     target = model.plan[0]
     rates = target.find_rates(target.model or peeked.model)
     if endpoint.tokens == "none" or peeked.parsed is None:
-        return cost_usd(rates, 0, 0)
+        return token_cost_usd(rates, 0, 0)
     tokens = estimate_input_tokens(body, peeked.parsed)
-    return cost_usd(rates, tokens, target.counting.first_output_tokens if endpoint.tokens == "both" else 0)
+    return token_cost_usd(rates, tokens, target.counting.first_output_tokens if endpoint.tokens == "both" else 0)
 
 
 def _in_batch(policy: PolicySnapshot, model: Model, rules: JobRules) -> str:

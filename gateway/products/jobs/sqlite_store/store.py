@@ -18,8 +18,7 @@ from gateway.core.types import LANES, Lane
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.features.runs.sqlite.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
-from gateway.products.jobs import sqlite_rows as job_lists
-from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.dead_letters.sqlite.dead_letters import SqliteDeadLetters
 from gateway.products.jobs.model import (
@@ -188,7 +187,7 @@ class SqliteJobStore:
         now = self._wall()
 
         def flagged(db: sqlite3.Connection) -> Job | None:
-            row = job_rows.find(db, job_id, tenant)
+            row = sqlite_rows.find(db, job_id, tenant)
             if row is None:
                 return None
             if not row.job.state.is_end:
@@ -199,29 +198,29 @@ class SqliteJobStore:
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         """Returns a job; None: there is none, or it is another tenant's."""
-        row = await self._file.read(lambda db: job_rows.find(db, job_id, tenant))
+        row = await self._file.read(lambda db: sqlite_rows.find(db, job_id, tenant))
         return None if row is None else row.job
 
     async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
         """Returns the stored answer of a `call` that has one."""
 
         def answered(db: sqlite3.Connection) -> StoredAnswer | None:
-            row = job_rows.find(db, job_id, tenant)
-            return None if row is None else job_rows.answer_of(db, row)
+            row = sqlite_rows.find(db, job_id, tenant)
+            return None if row is None else sqlite_rows.answer_of(db, row)
 
         return await self._file.read(answered)
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
-        return await self._file.read(lambda db: job_lists.page_of(db, query))
+        return await self._file.read(lambda db: sqlite_rows.page_of(db, query))
 
     async def identity(self) -> str:
         """Returns what tells this file from all others; a copy of it has the same."""
-        return await self._file.read(job_lists.identity_of)
+        return await self._file.read(sqlite_rows.identity_of)
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
-        return await self._file.write(lambda db: job_lists.forget_ended(db, before, most))
+        return await self._file.write(lambda db: sqlite_rows.forget_ended(db, before, most))
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Registers `wake`, called when work became ready."""

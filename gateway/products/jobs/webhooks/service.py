@@ -174,7 +174,7 @@ class EndpointHealth:
 # Kept in memory: a restart, or a change of the endpoint's entry in the config, gives it a fresh start.
 
 
-ENDPOINTS_LOOK_AGAIN_S = 5.0
+ENDPOINT_RECHECK_S = 5.0
 """A delivery that was claimed in the moment in which its endpoint began to rest, or went, is looked at again so much later."""
 log = logging.getLogger("gateway.jobs")
 
@@ -202,10 +202,10 @@ class Endpoints:
         """Returns the right to send a delivery, or for how many seconds it is put off."""
         rules = self.find(job.about[ENDPOINT])
         if rules is None:
-            return ENDPOINTS_LOOK_AGAIN_S
+            return ENDPOINT_RECHECK_S
         standing, now = self.standing(rules), self._monotonic()
         if standing.is_off or standing.rests_until > now:
-            return ENDPOINTS_LOOK_AGAIN_S
+            return ENDPOINT_RECHECK_S
         standing.in_flight += 1
 
         def end(attempt: AttemptResult | None) -> None:
@@ -240,7 +240,7 @@ class Endpoints:
 
 MOST_HOSTS: Final = 4096
 """Hosts that are remembered, because something is under way to them, or they rest."""
-LOOK_AGAIN_S: Final = 300.0
+KEY_RECHECK_S: Final = 300.0
 """A delivery of a key that is gone, or has no secrets any more, is looked at again so much later."""
 _UNREADABLE: Final = "no public URL"
 
@@ -318,7 +318,7 @@ class RequestedUrls:
         url, tenant = job.about[REQUEST_URL], job.about[TENANT]
         secrets = self._secrets_of(job.about[REQUEST_KEY])
         if not secrets or not self._is_allowed():
-            return LOOK_AGAIN_S
+            return KEY_RECHECK_S
         origin, now = _origin_of(url), self._monotonic()
         place = tenant, origin
         standing = self._standing(place)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.products.batches.native import rules as parts
+from gateway.products.batches.native import rules
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import JobState
 from tests.products.batches.native.native_provider import Lies
@@ -108,7 +108,7 @@ def test_a_batch_that_is_gone_is_asked_for_again_after_a_long_time_only() -> Non
         while len(stage.provider.batches) < 2:  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(1)
         first, second = stage.provider.batches.values()
-        assert second.made_at - first.made_at >= parts.INLINE_SETTLED_S > parts.INLINE_SENT_S + 120
+        assert second.made_at - first.made_at >= rules.INLINE_SETTLED_S > rules.INLINE_SENT_S + 120
         await stage.ended()
 
     run(story)

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.products.batches.native import rules as parts
+from gateway.products.batches.native import rules
 from gateway.products.batches.native.formats import RemoteBatch, read_batch, read_message_batch, read_result
 from gateway.products.batches.native.lines.lines import part_line, read_answer
 from gateway.products.batches.native.rules import (
@@ -68,7 +68,7 @@ ORDER = list(PartPhase)
 
 def begun(*, is_inline: bool = False) -> Part:
     """A part of which nobody has heard."""
-    return parts.new_part("batch_1", 3, "openai/m", "openai", "m", 0.0, is_inline=is_inline)
+    return rules.new_part("batch_1", 3, "openai/m", "openai", "m", 0.0, is_inline=is_inline)
 
 
 def fits(part: Part, event: PartEvent) -> bool:
@@ -110,14 +110,14 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
     part, now, asked_at, may_exist = begun(), 0.0, 0.0, False
     for event, is_wanted in zip(events, wants, strict=False):
         now = max(now, part.due)
-        part = parts.recall(part, now, "late") if is_wanted else part
+        part = rules.recall(part, now, "late") if is_wanted else part
         if not fits(part, event):
             continue
         if part.phase is PartPhase.CREATING and not part.is_asked:
             assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
-            part, may_exist, asked_at = parts.asked(part), True, now
+            part, may_exist, asked_at = rules.asked(part), True, now
         elif part.phase is PartPhase.UPLOADING and not part.is_asked:
-            part = parts.asked(part)
+            part = rules.asked(part)
         if part.phase is PartPhase.CREATING:
             is_over = isinstance(event, BatchThere) and event.batch.is_over
             may_exist = may_exist and not isinstance(event, Refused | Unsent) and not is_over
@@ -126,11 +126,11 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
         ):
             may_exist = False
         before = part
-        part = parts.advanced(part, event, now, 15.0)
-        assert parts.of_mark(parts.to_mark(part)).phase is part.phase
-        assert part.due <= now + parts.MOST_POLL_S
+        part = rules.advanced(part, event, now, 15.0)
+        assert rules.of_mark(rules.to_mark(part)).phase is part.phase
+        assert part.due <= now + rules.MOST_POLL_S
         if part.phase is PartPhase.RECALLING is not before.phase:
-            assert now - asked_at >= parts.SETTLED_S
+            assert now - asked_at >= rules.SETTLED_S
         if before.is_over:
             assert part == before
         elif ORDER.index(part.phase) < ORDER.index(before.phase):
@@ -151,25 +151,25 @@ def test_where_lines_go_along_it_asks_again_only_when_none_was_seen_for_long(
     part, now, seen_none_since, may_exist = begun(is_inline=True), 0.0, 0.0, False
     for event, is_wanted in zip(events, wants, strict=False):
         now = max(now, part.due)
-        part = parts.recall(part, now, "late") if is_wanted and now > 2000 else part
+        part = rules.recall(part, now, "late") if is_wanted and now > 2000 else part
         if not fits(part, event):
             continue
         assert part.phase not in (PartPhase.UPLOADING, PartPhase.RECALLING)
         if part.phase is PartPhase.CREATING and not part.is_asked:
             assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
-            part, may_exist, seen_none_since = parts.asked(part, 7), True, 0.0
+            part, may_exist, seen_none_since = rules.asked(part, 7), True, 0.0
         before = part
         if part.phase is PartPhase.CREATING and isinstance(event, NotListed | Unsure):
             seen_none_since = seen_none_since or now or 1e-9
         if isinstance(event, Refused | Unsent) or (isinstance(event, BatchThere) and event.batch.is_over):
             may_exist = False
-        part = parts.advanced(part, event, now, 15.0)
-        assert part.due <= now + parts.MOST_POLL_S
+        part = rules.advanced(part, event, now, 15.0)
+        assert part.due <= now + rules.MOST_POLL_S
         if part.submission > before.submission and not isinstance(event, BatchThere):
             assert isinstance(event, NotListed)
-            assert now - seen_none_since >= parts.INLINE_SETTLED_S - 1
+            assert now - seen_none_since >= rules.INLINE_SETTLED_S - 1
             may_exist = False
-        assert parts.of_mark(parts.to_mark(part)).phase is part.phase
+        assert rules.of_mark(rules.to_mark(part)).phase is part.phase
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=40), EVENTS, st.booleans())
@@ -179,16 +179,16 @@ def test_a_part_that_is_wanted_back_ends_whatever_is_heard_again_and_again(
     """No provider keeps a line for ever."""
     part, now = begun(is_inline=is_inline), 0.0
     for event in events:
-        part = parts.advanced(parts.asked(part), event, now, 15.0) if fits(part, event) else part
+        part = rules.advanced(rules.asked(part), event, now, 15.0) if fits(part, event) else part
         now = max(now, part.due)
-    part = parts.recall(part, now, "late")
+    part = rules.recall(part, now, "late")
     rounds = 0
     while not part.is_over:
         rounds += 1
         assert rounds < 500, part
         now = max(now, part.due)
         event = last if fits(part, last) else Done() if fits(part, Done()) else Failed("down")
-        part = parts.advanced(part, event, now, 15.0)
+        part = rules.advanced(part, event, now, 15.0)
 
 
 def test_a_mark_is_the_part() -> None:
@@ -197,7 +197,7 @@ def test_a_mark_is_the_part() -> None:
         begun(), file="f", batch="b", misses=2, troubles=3, is_wanted=True, why="w", submission=2, is_asked=True
     )
 
-    assert parts.of_mark(parts.to_mark(part)) == part
+    assert rules.of_mark(rules.to_mark(part)) == part
 
 
 @given(JSON)

@@ -12,8 +12,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from gateway.core.http.writing import AsgiCycle, CycleOwner, WholeResponse
-from gateway.products.batches import http as shown_batches
-from gateway.products.batches import output as marks
+from gateway.products.batches import http, output
 from gateway.products.batches.http import ShownBatches
 from gateway.products.jobs.model import BATCH, Job, JobKind, JobState, new_id
 
@@ -31,7 +30,7 @@ BATCH_JOB = Job(
     run_at=0.0,
     deadline=100.0,
     max_attempts=1,
-    about={marks.ENDPOINT: "/v1/chat/completions", marks.INPUT_FILE: "file-1", marks.WINDOW: "24h"},
+    about={output.ENDPOINT: "/v1/chat/completions", output.INPUT_FILE: "file-1", output.WINDOW: "24h"},
 )
 
 
@@ -106,7 +105,7 @@ async def test_behind_another_server_it_is_an_answer_as_any_other() -> None:
 
 def noting(made: list[str], name: str) -> Callable[..., Any]:
     """What the module calls by this name; the name is noted."""
-    real = getattr(shown_batches, name)
+    real = getattr(http, name)
 
     def call(*given: Any) -> Any:
         made.append(name)
@@ -119,7 +118,7 @@ def test_polls_of_one_look_share_what_is_shown(monkeypatch: pytest.MonkeyPatch) 
     """Each has a request id of its own. What another look finds is shown anew; the ids of its files are kept."""
     made = list[str]()
     for name in ("batch_object", "derived_file_id"):
-        monkeypatch.setattr(shown_batches, name, noting(made, name))
+        monkeypatch.setattr(http, name, noting(made, name))
     shown = ShownBatches()
 
     first, second = shown.response(BATCH_JOB), shown.response(BATCH_JOB)
@@ -139,7 +138,7 @@ def test_polls_of_one_look_share_what_is_shown(monkeypatch: pytest.MonkeyPatch) 
 def test_only_so_many_batches_are_remembered() -> None:
     """Polls of more of them are answered all the same."""
     shown = ShownBatches()
-    for number in range(2 * shown_batches.MOST_KEPT):
+    for number in range(2 * http.MOST_KEPT):
         shown.response(replace(BATCH_JOB, id=new_id(BATCH, number.to_bytes(16, "little"))))
 
-    assert 0 < len(shown._last) <= shown_batches.MOST_KEPT
+    assert 0 < len(shown._last) <= http.MOST_KEPT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest, NotFound
-from gateway.products.jobs import worker as worker_module
+from gateway.products.jobs import worker
 from gateway.products.jobs.model import JOB, JobState, new_id
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Unreachable
@@ -23,7 +23,7 @@ ID, OTHER_ID = new_id(JOB, b"1" * 16), new_id(JOB, b"2" * 16)
 @pytest.fixture(autouse=True)
 def _long_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker looks for what nobody wakes it for once a minute: deliveries take days."""
-    monkeypatch.setattr(worker_module, "LOOK_S", 60.0)
+    monkeypatch.setattr(worker, "LOOK_S", 60.0)
 
 
 def desk_of(hooks: Hooks) -> WebhookAdmin:

@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import with_model
-from gateway.core.retry_budgets import cost_usd
+from gateway.core.retry_budgets import token_cost_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed
 from gateway.dialects.base import ServerFacts
@@ -193,7 +193,7 @@ async def write_input(
     written = 0
     try:
         await writer.write(before)
-        async for lines in lines_of(blobs, job, chunk, has_result):
+        async for lines in unanswered_lines(blobs, job, chunk, has_result):
             texts = [text for line in lines if (text := await _said(job, line, wording)) is not None]
             if texts:
                 await writer.write((between if written else b"") + between.join(texts))
@@ -216,7 +216,7 @@ async def _said(job: Job, line: InputLine, wording: LineTranslator) -> bytes | N
 async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> dict[int, str]:
     """Returns the custom_ids of a chunk's lines without results, by their numbers. Raises as `write_input` does."""
     found = {}
-    async for lines in lines_of(blobs, job, chunk, has_result):
+    async for lines in unanswered_lines(blobs, job, chunk, has_result):
         found.update({line.number: read_custom_id(line.text) for line in lines})
     return found
 
@@ -224,12 +224,14 @@ async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[
 async def bodies(blobs: Blobs, job: Job, chunk: int, numbers: Collection[int]) -> AsyncIterator[tuple[int, bytes]]:
     """Yields the bodies of some of a chunk's lines, with their numbers. Raises as `write_input` does."""
     others = set(numbers_of(plan_of(job), chunk)) - set(numbers)
-    async for lines in lines_of(blobs, job, chunk, others):
+    async for lines in unanswered_lines(blobs, job, chunk, others):
         for line in lines:
             yield line.number, read_line(line.text).body
 
 
-async def lines_of(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> AsyncIterator[list[InputLine]]:
+async def unanswered_lines(
+    blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]
+) -> AsyncIterator[list[InputLine]]:
     """Yields a chunk's lines without results, some at a time. Raises as `write_input` does."""
     lines = ChunkInput(blobs, job, chunk)
     await lines.open(has_result)
@@ -410,7 +412,7 @@ class _ResultCollector:
         usage, usd = answer.usage, None
         if usage is not None:
             read = usage.cached, usage.cache_written, usage.cache_written_1h
-            usd = cost_usd(self._rates, usage.input, usage.output, *read)
+            usd = token_cost_usd(self._rates, usage.input, usage.output, *read)
         return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
 
 

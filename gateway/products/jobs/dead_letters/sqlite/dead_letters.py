@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, ReplayResult, replaying
 from gateway.products.jobs.dead_letters.sqlite import dead_rows
 from gateway.products.jobs.model import ClaimedWork, NewJob
@@ -59,7 +59,7 @@ class SqliteDeadLetters:
             if letter is not None and begun is not None:
                 dead_rows.change(db, letter, begun)
                 self._acceptance.accept(db, new, now, taken)
-                job_rows.keep(db, row, transitions.one_more(row.job))
+                sqlite_rows.keep(db, row, transitions.one_more(row.job))
             return ReplayResult(written(row.job), is_done=begun is not None)
 
         return await self._file.write(replayed)

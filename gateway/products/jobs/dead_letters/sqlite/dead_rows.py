@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from gateway.products.jobs import sqlite_rows as job_rows
+from gateway.products.jobs import sqlite_rows
 from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
@@ -44,7 +44,7 @@ def add(db: sqlite3.Connection, letters: Sequence[DeadLetter]) -> None:
 
 def ended(db: sqlite3.Connection, row: JobRow, end: JobEnd) -> None:
     """Makes the letter of a job at its end, and writes the outcome of a replay into that which was replayed."""
-    letter = letter_of_job(row.job, end, job_rows.payload_bytes(db, row))
+    letter = letter_of_job(row.job, end, sqlite_rows.payload_bytes(db, row))
     if letter is not None:
         add(db, [letter])
     replays = find(db, row.job.about.get(REPLAYS, ""))
@@ -94,8 +94,8 @@ def page_of(db: sqlite3.Connection, page: LetterPage) -> list[DeadLetter]:
 def payload(db: sqlite3.Connection, letter_id: str) -> bytes | None:
     """Returns the payload of a letter's job."""
     letter = find(db, letter_id)
-    row = None if letter is None or not letter.bytes else job_rows.find(db, letter.job_id)
-    return None if row is None else job_rows.payload_of(db, row)
+    row = None if letter is None or not letter.bytes else sqlite_rows.find(db, letter.job_id)
+    return None if row is None else sqlite_rows.payload_of(db, row)
 
 
 def purge(db: sqlite3.Connection, letter_ids: Sequence[str]) -> int:
@@ -119,9 +119,9 @@ def trim(db: sqlite3.Connection, before: float, max_bytes: int, most: int) -> in
             break
         letter = unpack(body)
         change(db, letter, stripped(letter))
-        row = job_rows.find(db, letter.job_id)
+        row = sqlite_rows.find(db, letter.job_id)
         if row is not None:
-            job_rows.drop_payload(db, row)
+            sqlite_rows.drop_payload(db, row)
         total -= letter.bytes
         done += 1
     return done
