@@ -26,6 +26,7 @@ from tests.support.conformance import (
     kept,
     row,
     settle,
+    swept,
     ticked,
 )
 
@@ -264,7 +265,7 @@ async def test_what_has_run_out_is_forgotten_by_records(make_store: MakeStore, w
         await settle(store.records.complete(digest(number), fence, kept(now=wall(), fresh_s=60.0)))
 
     wall.advance(61.0)
-    await ticked(store)
+    await swept(store, "records", 0)
 
     assert entries(store, "records") == 0
 
@@ -365,7 +366,7 @@ async def test_what_has_run_out_is_forgotten_by_answers(make_store: MakeStore, w
         await settle(store.answers.put(digest(number), kept(now=wall(), fresh_s=60.0 + 60.0 * (number % 2))))
 
     wall.advance(61.0)
-    await ticked(store)
+    await swept(store, "answers", 15)
 
     assert entries(store, "answers") == 15
 
@@ -540,7 +541,7 @@ async def test_rows_run_out(make_lasting_store: MakeStore, wall: Wall) -> None:
 
     wall.advance(11.0)
     found = await loaded(store, P1, 10)
-    await ticked(store)
+    await swept(store, "vectors", 1)
 
     assert [one.id for one in found] == [digest("long")]
     assert entries(store, "vectors") == 1

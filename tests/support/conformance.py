@@ -55,6 +55,17 @@ async def ticked(store: Store, times: int = ENOUGH_TICKS) -> None:
         await settle(store.answers.get(digest("nobody's"), "default"))
 
 
+async def swept(store: Store, use: str, count: int) -> None:
+    """Let a store forget in the background until it has `count` left, or has had ample time for it.
+
+    A cluster sweeps at another server than the one that has just answered, so some ticks come before the sweep is over.
+    """
+    for _ in range(20):
+        await ticked(store)
+        if entries(store, use) == count:
+            break
+
+
 def digest(*parts: object) -> bytes:
     """32 bytes that stand for these."""
     return hashlib.sha256(repr(parts).encode()).digest()
