@@ -9,7 +9,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from tests.bench.canned import ANSWER, STREAM_HEAD, message_events, stream_events, whole_body
+from tests.bench.canned import ANSWER, REFUSAL, STREAM_HEAD, message_events, stream_events, whole_body
 from tests.bench.load import MESSAGES_PATH, PATH, chat_body, messages_body, request
 
 PATIENCE_S = 120.0
@@ -26,6 +26,8 @@ class BothEnds:
         """Its connections: the one that was asked last is the last one."""
         self._client: socket.socket | None = None
         self._port = 0
+        self.headers: dict[str, str] = {}
+        """What the client sends beside what every request has."""
 
     @property
     def provider_port(self) -> int:
@@ -49,6 +51,13 @@ class BothEnds:
             self._ask(chat_body())
             self._answer(ANSWER, lambda data: whole_body(data) is not None)
 
+    def refused_once(self) -> None:
+        """Make one plain call that is answered with a 429, waits as long as that says, and is served then."""
+        self._ask(chat_body())
+        self._providers[-1].sendall(REFUSAL)
+        self._wait_for_request()
+        self._answer(ANSWER, lambda data: whole_body(data) is not None)
+
     def stream(self, events: int) -> None:
         """Make one call that is answered with so many events of text, each alone."""
         role, text, stop, _, done = stream_events()
@@ -70,7 +79,10 @@ class BothEnds:
 
     def _ask(self, body: bytes, path: str = PATH) -> None:
         assert self._client is not None
-        self._client.sendall(request(self._port, body, {}, path))
+        self._client.sendall(request(self._port, body, self.headers, path))
+        self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
         asked = select.select([self._listener, *self._providers], (), (), PATIENCE_S)[0][0]
         if asked is self._listener:
             asked, _ = self._listener.accept()

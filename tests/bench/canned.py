@@ -176,6 +176,12 @@ def _filled(value: dict[str, Any], part: Any, size: int, field: str = "content")
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+def refusal_body() -> bytes:
+    """The error of a request that is over a limit."""
+    error = {"message": "slow down please", "type": "requests", "code": "rate_limit_exceeded"}
+    return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
@@ -184,6 +190,15 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
     len(answer_body()),
     _HEADERS,
     answer_body(),
+)
+REFUSAL_WAIT_MS = 20
+REFUSAL = (
+    b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nretry-after-ms: %d\r\ncontent-length: %d\r\n\r\n%b"
+    % (
+        REFUSAL_WAIT_MS,
+        len(refusal_body()),
+        refusal_body(),
+    )
 )
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%b\r\n" % _HEADERS
 

@@ -75,12 +75,26 @@ class System:
 async def gateway(provider_port: int) -> AsyncIterator[System]:
     """A gateway with two written limits and all default policies."""
     times = _stand_still()
+    async with _started(provider_port) as port:
+        yield System(port, times)
+
+
+@asynccontextmanager
+async def gateway_without_ticks(provider_port: int) -> AsyncIterator[int]:
+    """The port of the same gateway with the machine's clock, for calls that wait. In a process it goes before `gateway`."""
+    _stop_ticks()
+    async with _started(provider_port) as port:
+        yield port
+
+
+@asynccontextmanager
+async def _started(provider_port: int) -> AsyncIterator[int]:
     with tempfile.TemporaryDirectory(prefix="gateway-still-") as folder:
         config = write_gateway_config(Path(folder), 0, provider_port)
         one = Gateway(Settings(config=config, port=0), {}, log_stream=io.StringIO())
         await one.start()
         try:
-            yield System(int(one.url.rpartition(":")[2]), times)
+            yield int(one.url.rpartition(":")[2])
         finally:
             await one.stop()
 
@@ -113,12 +127,16 @@ class _StillServer(uvicorn.Server):
 
 def _stand_still() -> Times:
     """Take its clock and what comes with time away from the gateway of this process."""
+    _stop_ticks()
     times = Times()
     SystemClock.monotonic = staticmethod(times.look)
+    return times
+
+
+def _stop_ticks() -> None:
     telemetry.FLUSH_S = 1e6
     Housekeeping.start = _no_tick  # type: ignore[method-assign, assignment]  # it starts the loops; mypy misses self
     Http1Transport._tick = _no_tick  # type: ignore[method-assign, assignment]  # it ends the sweeps; mypy misses self
-    return times
 
 
 def _no_tick(_: object) -> None:

@@ -1,0 +1,68 @@
+"""Figures of the code's structure, from its syntax trees: what the core imports, who writes a call's fields, lone importers."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from typing import Any
+
+from tests.rails.trees import MODULES, all_imports_of, nodes_of, tree_of
+
+FREE_TO_IMPORT = ("gateway.core", "gateway.drivers")
+"""What the core may import of the gateway, beside its version."""
+
+
+def measure() -> dict[str, Any]:
+    """Return the figures; each is better the smaller it is."""
+    return {
+        "core imports": core_imports(),
+        "call fields": call_fields(),
+        "modules with one importer": sum(len(users) == 1 for users in importers().values()),
+    }
+
+
+def core_imports() -> dict[str, list[str]]:
+    """Return, by module of the core, what it imports of the gateway beside core and drivers, for typing included."""
+    found = {}
+    for module in sorted(MODULES):
+        if module.startswith("gateway.core."):
+            names = {name for name in all_imports_of(module) if name.split(".")[0] == "gateway"}
+            beside = sorted(name for name in names if not _is_free(name))
+            if beside:
+                found[module] = beside
+    return found
+
+
+def call_fields() -> dict[str, list[str]]:
+    """Return the fields of `Call`, each with the modules that assign it as `call.field` after the call was made."""
+    [made] = [
+        node for node in tree_of("gateway.core.call").body if isinstance(node, ast.ClassDef) and node.name == "Call"
+    ]
+    names = [
+        node.target.id for node in made.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    writers: dict[str, set[str]] = {name: set() for name in names}
+    for module in MODULES:
+        for node in nodes_of(module):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "call"
+                and node.attr in writers
+            ):
+                writers[node.attr].add(module)
+    return {name: sorted(modules) for name, modules in sorted(writers.items())}
+
+
+def importers() -> dict[str, set[str]]:
+    """Return the modules that import each module; packages' `__init__` files are left out."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in MODULES:
+        for name in {name for name in all_imports_of(module) if name in MODULES}:
+            found[name].add(module)
+    return found
+
+
+def _is_free(name: str) -> bool:
+    return name == "gateway" or any(name == place or name.startswith(f"{place}.") for place in FREE_TO_IMPORT)

@@ -1,0 +1,88 @@
+"""The structure of the house gets better or stays: each figure of `rails.json` may only shrink.
+
+They take the place of caps on lines and modules: what makes code hard to follow is what a reader has to open, and who may
+change what. `python -m tests.rails` writes better figures down.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rails import house
+from tests.rails.trees import ROOT
+
+RAILS = Path(__file__).with_name("rails.json")
+OTHER_PYTHON = 1.1
+"""On a Python without figures of its own a call may take so much more than on the one that takes most."""
+MARGIN = {"429": 10}
+"""Changes of module that come and go: on a busy machine a wait may end in two steps."""
+RENEW = "Write it down: python -m tests.rails"
+
+
+def this_python() -> str:
+    """The minor version: bytecodes differ from one to the next."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    return json.loads(RAILS.read_text())
+
+
+@pytest.fixture(scope="module")
+def walked() -> Any:
+    """What calls run through now, in a process that does nothing else."""
+    command = [sys.executable, "-m", "tests.rails.walk"]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+
+def test_the_core_imports_nothing_more_of_features_and_products(recorded: Any) -> None:
+    """The core serves a call; what it imports of others is to go, pair by pair."""
+    old, now = _pairs(recorded["house"]["core imports"]), _pairs(house.core_imports())
+
+    assert now - old == set(), "the core imports what it did not: put a seam between them (docs/design.md)"
+    assert old - now == set(), RENEW
+
+
+def test_fields_of_a_call_have_no_more_writers(recorded: Any) -> None:
+    """A field that several modules write belongs to nobody; a product keeps its state beside the call."""
+    old, now = recorded["house"]["call fields"], house.call_fields()
+
+    assert sorted(now.keys() - old.keys()) == [], "a new field of `Call`"
+    assert _pairs(now) - _pairs(old) == set(), "a new module writes a field of `Call`"
+    assert now == old, RENEW
+
+
+def test_no_more_modules_have_one_importer(recorded: Any) -> None:
+    """Such a module is a private part of its importer, with a public address."""
+    old, now = recorded["house"]["modules with one importer"], house.measure()["modules with one importer"]
+
+    assert now <= old, "a new module has one importer: let it stand in that one"
+    assert now == old, RENEW
+
+
+@pytest.mark.parametrize("kind", ["plain", "sdk", "stream", "429"])
+def test_a_call_runs_through_no_more(recorded: Any, walked: Any, kind: str) -> None:
+    """Modules that it enters, changes between them, and bytecodes of calls that are answered whole."""
+    now, most = walked[kind], _most(recorded["walk"], kind)
+
+    assert now.keys() == most.keys()
+    assert {name: (count, most[name]) for name, count in now.items() if count > most[name]} == {}
+
+
+def _most(walks: Any, kind: str) -> dict[str, float]:
+    margin = MARGIN.get(kind, 0)
+    if this_python() in walks:
+        return {name: count + margin for name, count in walks[this_python()][kind].items()}
+    names = next(iter(walks.values()))[kind]
+    return {name: OTHER_PYTHON * max(one[kind][name] for one in walks.values()) + margin for name in names}
+
+
+def _pairs(table: dict[str, list[str]]) -> set[tuple[str, str]]:
+    return {(name, other) for name, others in table.items() for other in others}
