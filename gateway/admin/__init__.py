@@ -1,1 +1,1 @@
-"""The admin API: health, metrics, what operators look at and switch."""
+"""The admin API, health checks and metrics: what operators and their machines read and switch."""

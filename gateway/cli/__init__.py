@@ -1,0 +1,1 @@
+"""The command line of the gateway; products bring their own commands."""

@@ -421,8 +421,8 @@ def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = 
 
 # Classifies a provider's error answer: phase, status, headers and body -> a diagnosis, by a table of ordered rules.
 #
-# The first rule that holds decides. It must not know any provider: all of that is in the tables.
-# Invariant: total. Every answer has a diagnosis, and it is `unknown` only where even the status tells nothing.
+# The first rule that holds decides. It must not know any provider: all of that is in the tables. Invariant: total. Every
+# answer has a diagnosis, and it is `unknown` only where even the status tells nothing.
 
 
 _HINT_BYTES = 2_048

@@ -261,12 +261,10 @@ def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
 #
 #     first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
 #
-# The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and
-# deadline are
-# its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know which
-# target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the call ends, the
-# second's
-# task ends too, its connection is closed and what it reserved is settled.
+# The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and deadline
+# are its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know
+# which target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the call ends, the
+# second's task ends too, its connection is closed and what it reserved is settled.
 
 
 Ended = Callable[[bool], None]

@@ -27,9 +27,8 @@ from gateway.products.jobs.metrics import JobCounter
 
 # What one ended call adds to the metrics.
 #
-# Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these
-# the labels
-# and rows to add to are kept together. It must not know when calls are counted.
+# Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these the
+# labels and rows to add to are kept together. It must not know when calls are counted.
 
 
 NOTHING_FAILED = "queue"

@@ -18,9 +18,8 @@ from gateway.core.types import LANES, Lane, QueueBounds
 
 # Keeps waiting streams alive with SSE comments for clients whose call is held, or whose provider is silent.
 #
-# The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in
-# order of
-# their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor queues:
+# The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in order
+# of their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor queues:
 # `call.comment` sends, `describe` writes the text. Invariant: a call gets no comment before its model's delay, nor after its
 # `end`.
 

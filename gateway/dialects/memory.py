@@ -23,12 +23,10 @@ from gateway.core.types import THINKING, Gap, How, Kept
 
 # Turns of a model with signed thoughts, remembered for callers that do not send back what they were signed with.
 #
-# A model that thinks wants its thoughts back with the results of its calls, unchanged and at their places. Chat
-# completions carry
-# them beyond OpenAI's own fields (`reasoning_details`, `extra_content`), which many clients drop. What is remembered of
-# a turn is
-# the provider's own, found by the id of its first call; it goes back only where the caller repeats the very same ids, names,
-# arguments and words. Where the memory is, and whose a turn is, is not known here.
+# A model that thinks wants its thoughts back with the results of its calls, unchanged and at their places. Chat completions
+# carry them beyond OpenAI's own fields (`reasoning_details`, `extra_content`), which many clients drop. What is remembered of
+# a turn is the provider's own, found by the id of its first call; it goes back only where the caller repeats the very same
+# ids, names, arguments and words. Where the memory is, and whose a turn is, is not known here.
 
 
 IN_ID: Final = "__thought__"

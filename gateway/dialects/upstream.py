@@ -290,9 +290,9 @@ class ConvertedAnswer:
 
 # Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.
 #
-# gzip (RFC 1952) and deflate (RFC 1950, and the bare RFC 1951 that some servers send). Errors are
-# `httpx.DecodingError`: another
-# request would be answered in the same way. Invariant: whatever a body says, no more than a piece of it is unpacked at once.
+# gzip (RFC 1952) and deflate (RFC 1950, and the bare RFC 1951 that some servers send). Errors are `httpx.DecodingError`:
+# another request would be answered in the same way. Invariant: whatever a body says, no more than a piece of it is unpacked
+# at once.
 
 
 PIECE_BYTES = 64 * 1024

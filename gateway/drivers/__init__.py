@@ -1,5 +1,1 @@
-"""The store in this process's memory.
-
-The link to Redis: connections, deadlines, health, and which server has which key.
-
-The store in one SQLite file."""
+"""Storage engines: SQLite in one thread, the link to Redis, memory with eviction, blobs."""

@@ -1,1 +1,1 @@
-"""The store in the Redis that replicas share."""
+"""Small capabilities around single calls; each is one package, and the core serves calls without it."""

@@ -1,1 +1,1 @@
-"""The fleet: what replicas lease, tell each other and take turns at."""
+"""What replicas share over Redis: leases of limits, health reports, turns at probing."""

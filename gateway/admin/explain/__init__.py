@@ -1,1 +1,1 @@
-"""What would happen to a request, and what an error means, told without sending anything."""
+"""What would happen to a request, and what a provider's error means, without sending anything."""

@@ -1,0 +1,1 @@
+"""The arguments of every command, and the values that they accept."""

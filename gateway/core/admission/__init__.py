@@ -1,3 +1,1 @@
-"""Admission: a call reserves room at a target, waits for it, or is refused.
-
-What is decided when a call comes in: whether it waits, and whose turn it is."""
+"""Admission: a call reserves room at a target, waits for it in the queue, or is refused."""

@@ -72,9 +72,8 @@ def _first(ready_at: Sequence[float], now: float) -> int:
 
 # The calls of one lane that wait at one gate: a ring of tenants who take turns, and each tenant's own line.
 #
-# Deficit round robin by estimated tokens (Shreedhar and Varghese, 1996): in a round each tenant gets the same, about
-# the size of
-# a call. It must not know lanes' order, limits or clocks. Invariant: nobody is passed by a younger call of his own tenant.
+# Deficit round robin by estimated tokens (Shreedhar and Varghese, 1996): in a round each tenant gets the same, about the size
+# of a call. It must not know lanes' order, limits or clocks. Invariant: nobody is passed by a younger call of his own tenant.
 
 
 _FEWEST_DEAD = 64

@@ -180,9 +180,8 @@ def _check_region(document: Document, path: Path, entry: ProviderEntry) -> None:
 
 # The credentials of a provider: with several, each is an account and becomes a provider of its own.
 #
-# The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a
-# part of a
-# credential. Invariant: a group has one member at least, and its first is named as the group.
+# The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a part
+# of a credential. Invariant: a group has one member at least, and its first is named as the group.
 
 
 _SECRET_NAME = re.compile(

@@ -94,10 +94,9 @@ class InFlight:
 
 # Web pages that call a gateway without keys: any page open on this machine could spend its money and read its answers.
 #
-# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away by
-# its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
-# 2.3); one
-# whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
+# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away
+# by its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
+# 2.3); one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
 
 
 _LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)

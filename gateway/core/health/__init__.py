@@ -1,1 +1,1 @@
-"""Health: how targets fare, which of them are left alone, and how they come back."""
+"""The health of targets: breakers, usual failure rates and times, and when a target counts as silent."""

@@ -329,9 +329,8 @@ def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
 #
 #     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
 #
-# It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few; a
-# target that has
-# just served somebody is not suspect.
+# It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few; a target that
+# has just served somebody is not suspect.
 
 
 SPAN_S = 2.0

@@ -1,1 +1,1 @@
-"""HTTP/1.1 on the wire: listening, connections, request cycles, framing, and answers on their way out."""
+"""HTTP/1.1 on the wire towards callers: listeners, connections, requests and answers."""

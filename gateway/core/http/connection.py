@@ -26,10 +26,9 @@ from gateway.core.types import Endpoint
 #
 # Both look the same until something is sent: the system of who has left answers with a reset. What is sent is an interim
 # response, of which any client takes any number before the answer (RFC 9110, 15.2). HTTP/1.0 knows none: there the end has to
-# come right behind the request, because who gives up waiting does so later (proxies that speak 1.0 among them), and the kernel
-# asks with its keep-alive probes, which a client that was closed all the same answers with a reset once its system has
-# forgotten
-# the connection (Linux: `tcp_fin_timeout`, 60 s). It must not know what was asked.
+# come right behind the request, because who gives up waiting does so later (proxies that speak 1.0 among them), and the
+# kernel asks with its keep-alive probes, which a client that was closed all the same answers with a reset once its system has
+# forgotten the connection (Linux: `tcp_fin_timeout`, 60 s). It must not know what was asked.
 
 
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"

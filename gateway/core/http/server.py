@@ -30,12 +30,12 @@ from gateway.core.render import new_request_id
 
 # Takes new connections off a listening socket, some in each turn of the loop.
 #
-# Left to itself the loop takes one a turn (libuv since 1.45): behind a few hundred that come at once, a health check would wait
-# for as many turns. And where no descriptor is left it says so, and takes what waits once there are some again.
-# Whether a call blocks is a property of the listening socket that all processes share that have it, and `socket.dup` sets it
-# to what its Python object has been told: one process that makes its copy blocking would stop the loops of the others, in
-# `accept`, once nobody waits any more. `server.bind` therefore makes none that blocks.
-# Invariants: nobody who waits in the kernel's queue is lost for a want of descriptors; `accept` is never waited in.
+# Left to itself the loop takes one a turn (libuv since 1.45): behind a few hundred that come at once, a health check would
+# wait for as many turns. And where no descriptor is left it says so, and takes what waits once there are some again. Whether
+# a call blocks is a property of the listening socket that all processes share that have it, and `socket.dup` sets it to what
+# its Python object has been told: one process that makes its copy blocking would stop the loops of the others, in `accept`,
+# once nobody waits any more. `server.bind` therefore makes none that blocks. Invariants: nobody who waits in the kernel's
+# queue is lost for a want of descriptors; `accept` is never waited in.
 
 
 PER_TURN = 16
@@ -122,15 +122,13 @@ class Acceptor:
 
 # The HTTP/1.1 server protocol: uvicorn's httptools one, with the gaps closed that matter at an edge.
 #
-# Malformed HTTP is answered in OpenAI's error shape, heads and trailers are bounded in size, a connection that does not finish
-# its head in time is closed, so is one whose client takes nothing of its answer, and a lost connection tells the request that
-# it serves at once (no task waits on `receive` for that). A client that ends its side of the connection before its answer has
-# begun (`printf … | nc -N`) gets it, if it still reads; during the answer it has left. Invariants: an error of the
-# protocol never
-# takes the place of an answer that is due to an earlier request, nor does it follow the answer to its own; nothing but
-# the bytes
-# of its own body gets into a request once its head is complete; whose client has closed, its call does not go on at the
-# provider.
+# Malformed HTTP is answered in OpenAI's error shape, heads and trailers are bounded in size, a connection that does not
+# finish its head in time is closed, so is one whose client takes nothing of its answer, and a lost connection tells the
+# request that it serves at once (no task waits on `receive` for that). A client that ends its side of the connection before
+# its answer has begun (`printf … | nc -N`) gets it, if it still reads; during the answer it has left. Invariants: an error of
+# the protocol never takes the place of an answer that is due to an earlier request, nor does it follow the answer to its own;
+# nothing but the bytes of its own body gets into a request once its head is complete; whose client has closed, its call does
+# not go on at the provider.
 
 
 MAX_REST_BYTES = 128 * 1024 * 1024

@@ -1,0 +1,1 @@
+"""From the bytes and headers of a request to a `Call`."""

@@ -76,10 +76,10 @@ def refuse_unknown(asked: Mapping[str, Any], known: Sequence[str]) -> None:
 
 # What another parser may read differently: a key that may use some models only must not name one that we do not see.
 #
-# Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that choose
-# a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor,
-# a tool, is
-# a model by itself. Only asked for keys whose `models` are restricted: whoever may use every model gains nothing by it.
+# Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that
+# choose a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2), and Anthropic's advisor,
+# a tool, is a model by itself. Only asked for keys whose `models` are restricted: whoever may use every model gains nothing
+# by it.
 
 
 _ADVISOR = re.compile(rb'"type"\s*:\s*"(?:advisor|[^"]*\\u)', re.IGNORECASE)

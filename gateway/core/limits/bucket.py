@@ -220,9 +220,8 @@ def take_all(
 
 # Limits that do not refill all the time: windows, and calls at a time.
 #
-# The same promises as of `bucket.py`, whose `Limit` they are: a microsecond early counts as on time, and a window
-# grants at most
-# its capacity. It must not know headers, calls or queues.
+# The same promises as of `bucket.py`, whose `Limit` they are: a microsecond early counts as on time, and a window grants at
+# most its capacity. It must not know headers, calls or queues.
 
 
 _FIRST_RELEASES = 20

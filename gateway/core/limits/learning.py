@@ -151,9 +151,8 @@ class AdaptiveCap:
 #     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search
 # from there
 #
-# What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or
-# pauses: the rate
-# that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
+# What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
+# rate that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
 
 
 ASSUMED_PER_S = 100.0

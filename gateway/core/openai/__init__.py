@@ -1,1 +1,1 @@
-"""OpenAI's API as bytes: bodies, events, headers, usage."""
+"""OpenAI's API as bytes: JSON and multipart bodies, events, headers, usage."""

@@ -1,1 +1,1 @@
-"""Retries: what follows a failure, what that may cost, and in which order targets are tried."""
+"""What follows a failure, and the order in which a call tries its targets."""

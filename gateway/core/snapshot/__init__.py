@@ -1,0 +1,1 @@
+"""The compiled policy, and the route plan of a key's calls to a model."""

@@ -1,0 +1,1 @@
+"""The handshakes of WebSockets, and the check that their library is installed."""

@@ -33,9 +33,8 @@ from gateway.demo.workflow.reckoning import WorkflowArm
 # Of a batch the only panel has the provider's answers, and when there was no gateway; of workflows the panels have what
 # was paid.
 #
-# Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a
-# bar that is
-# higher than its panel is cut off and labelled with its number.
+# Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a bar that
+# is higher than its panel is cut off and labelled with its number.
 
 
 WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22

@@ -1,1 +1,1 @@
-"""The scenario "workflow": runs of ten steps while the program that walks them, and the gateway, are killed on the way."""
+"""The scenario of a workflow whose program and gateway are killed on the way."""

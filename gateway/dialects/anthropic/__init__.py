@@ -1,5 +1,1 @@
-"""Anthropic's Messages, from and to chat completions.
-
-Chat completions as Messages, and a message as a chat completion.
-
-Requests of Messages as chat completions, and what is answered to them as messages."""
+"""Anthropic's Messages, from and to chat completions (`out_`: towards the provider, `in_`: from the caller)."""

@@ -156,11 +156,9 @@ def _found(block: Json, place: str) -> list[Json]:
 
 # What a model thought, on its way through a client of Messages and back.
 #
-# Such clients repeat thinking blocks as they got them, with their signatures. Reasoning that nobody signed gets a mark
-# of ours in
-# the signature's place, because clients refuse an empty one; what another provider wants back with the conversation
-# rides in the
-# mark. A marked block is for its own target only: `without_marks` takes it out of what goes to Anthropic.
+# Such clients repeat thinking blocks as they got them, with their signatures. Reasoning that nobody signed gets a mark of
+# ours in the signature's place, because clients refuse an empty one; what another provider wants back with the conversation
+# rides in the mark. A marked block is for its own target only: `without_marks` takes it out of what goes to Anthropic.
 
 
 MARK: Final = "gw1."

@@ -192,11 +192,9 @@ class OpenTurn:
 
 # What Claude thought, as a chat completion carries it: `reasoning_details`, which go back byte for byte.
 #
-# A block that is changed, moved or not signed is refused, for as long as it stays in the conversation
-# (maximhq/bifrost#6342). So
-# each detail has the block's place in the answer as its `index`; a stream tells a block in pieces of one index, the
-# `format` with
-# one of them only, because clients put the strings of pieces together.
+# A block that is changed, moved or not signed is refused, for as long as it stays in the conversation (maximhq/bifrost#6342).
+# So each detail has the block's place in the answer as its `index`; a stream tells a block in pieces of one index, the
+# `format` with one of them only, because clients put the strings of pieces together.
 
 
 FORMAT: Final = "anthropic-claude-v1"

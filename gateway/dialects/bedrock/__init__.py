@@ -1,1 +1,1 @@
-"""Amazon Bedrock: Converse for chat completions."""
+"""Amazon Bedrock: Converse, from chat completions."""

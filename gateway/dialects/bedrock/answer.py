@@ -198,9 +198,8 @@ def usage_of_chat(usage: Json) -> Json:
 #
 #     total u32 | headers u32 | crc32 of those 8 bytes | headers | payload | crc32 of all before
 #
-# All numbers are big-endian. A header is a name (u8 length), a type, and a value; those that matter here are strings
-# (type 7, u16
-# length). Source: `application/vnd.amazon.eventstream`, Smithy's specification "Amazon Event Stream".
+# All numbers are big-endian. A header is a name (u8 length), a type, and a value; those that matter here are strings (type 7,
+# u16 length). Source: `application/vnd.amazon.eventstream`, Smithy's specification "Amazon Event Stream".
 
 
 MOST_FRAME_BYTES: Final = 16 * 1024 * 1024
@@ -334,9 +333,8 @@ def headers_in(head: bytes) -> Mapping[str, str]:
 #     role delta* finish usage? [DONE] | ... error
 #
 # Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. The end is
-# `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any other
-# was cut.
-# What is unknown is left out.
+# `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any other was
+# cut. What is unknown is left out.
 
 
 _AFTER: Final = b'},"finish_reason":null}]}\n\n'

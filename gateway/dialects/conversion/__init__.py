@@ -1,1 +1,1 @@
-"""One answer in several forms: streamed or whole."""
+"""One answer in two forms: streamed and whole."""

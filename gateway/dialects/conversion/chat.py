@@ -14,11 +14,10 @@ from gateway.core.openai.sse import failed_reason
 
 # Merges the pieces of a streamed answer: the deltas, and the fields that every piece repeats.
 #
-# A delta adds (`add`): the texts that are known to come in pieces grow, lists whose entries have an `index` grow entry
-# by entry,
-# everything else comes once. What stands around deltas is said again and again (`agree`): it has to be the same each time, or
-# more of the same. It must not know which fields an answer has. Invariant: what could be put together in two ways raises
-# `Ambiguous`; nothing is guessed, nothing is dropped.
+# A delta adds (`add`): the texts that are known to come in pieces grow, lists whose entries have an `index` grow entry by
+# entry, everything else comes once. What stands around deltas is said again and again (`agree`): it has to be the same each
+# time, or more of the same. It must not know which fields an answer has. Invariant: what could be put together in two ways
+# raises `Ambiguous`; nothing is guessed, nothing is dropped.
 
 
 _TEXTS = frozenset(

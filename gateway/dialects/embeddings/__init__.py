@@ -1,1 +1,1 @@
-"""Embeddings where they are asked for in another language than OpenAI's."""
+"""Embeddings at targets whose API is not OpenAI's."""

@@ -1,5 +1,1 @@
-"""Gemini's generateContent, which the Gemini API and Vertex AI speak.
-
-Chat completions at targets that speak generateContent.
-
-Callers of Gemini's generateContent at targets that speak something else."""
+"""Gemini's generateContent, from and to chat completions (`out_`: towards the provider, `in_`: from the caller)."""

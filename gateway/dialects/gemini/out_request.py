@@ -113,9 +113,8 @@ def _inline(media: Media) -> Json:
 
 # JSON Schemas in the words that Gemini knows: what a reference leads to stands in its place, a constant is the one value.
 #
-# Beside a `$ref` nothing else may stand there, nor may it lead elsewhere than into `$defs`; `const` and an `allOf` of
-# one are not
-# known. What has another meaning without them, or no end, goes on as it is, and the provider says what it makes of it.
+# Beside a `$ref` nothing else may stand there, nor may it lead elsewhere than into `$defs`; `const` and an `allOf` of one are
+# not known. What has another meaning without them, or no end, goes on as it is, and the provider says what it makes of it.
 # Source: google-genai, `GenerationConfig.response_json_schema`.
 
 
@@ -234,9 +233,8 @@ def _without_constant(schema: Json) -> Json:
 
 # Tools of a chat completion, and which of them is to be called, as generateContent has them.
 #
-# A function's parameters go on as the JSON Schema that they are (`parametersJsonSchema`): OpenAPI's kind of schema has
-# no unions
-# (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is said for all functions at once.
+# A function's parameters go on as the JSON Schema that they are (`parametersJsonSchema`): OpenAPI's kind of schema has no
+# unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is said for all functions at once.
 
 
 _OF_TOOLS: Final = frozenset(("type", "function", "cache_control"))

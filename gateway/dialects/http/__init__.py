@@ -1,3 +1,1 @@
-"""What callers of Anthropic's Messages ask for besides answers.
-
-The paths of Gemini's API."""
+"""The paths of Anthropic's and Gemini's APIs that callers may use."""

@@ -1,1 +1,1 @@
-"""OpenAI's two languages: chat completions and Responses, each from the other."""
+"""OpenAI's two APIs, chat completions and Responses, each from the other."""

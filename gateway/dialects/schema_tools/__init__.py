@@ -1,0 +1,1 @@
+"""JSON schemas, tools and media, as several dialects convert them."""

@@ -1,1 +1,1 @@
-"""Stores of blobs: the bytes of uploaded files and of answers."""
+"""Blobs in a folder or in memory: the bytes of uploaded files and of answers."""

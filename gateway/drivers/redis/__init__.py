@@ -1,0 +1,1 @@
+"""The connection to Redis: commands, deadlines and scripts."""

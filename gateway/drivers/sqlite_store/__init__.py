@@ -1,0 +1,1 @@
+"""The store of state in one SQLite file: opening, migration, eviction."""

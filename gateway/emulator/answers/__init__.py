@@ -1,1 +1,1 @@
-"""The emulator's answers: checked requests, and the bytes that answer them."""
+"""The answers of the emulator, from a checked request to bytes."""

@@ -1,0 +1,1 @@
+"""The emulator as an ASGI application: limits, faults and one call."""

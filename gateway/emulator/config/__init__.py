@@ -1,0 +1,1 @@
+"""The faults and settings of the emulator."""

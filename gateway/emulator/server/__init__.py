@@ -1,0 +1,1 @@
+"""The emulator as a server: its listener, and the requests that control it."""

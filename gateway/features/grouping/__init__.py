@@ -1,3 +1,1 @@
-"""Calls that go to their provider together: several inputs in one request.
-
-How inputs of several callers become one request, and its answer theirs again."""
+"""Several callers' inputs in one request to the provider, and its answer divided again."""

@@ -45,9 +45,8 @@ from gateway.features.grouping.bodies import (
 
 # One group: calls that wait for others like them, and become one call.
 #
-# Whose turn it is, and what its answer means, is not known here. Invariants: a call is in one group at most; a caller
-# that leaves
-# takes only its own input with it, as long as the group has not been sent.
+# Whose turn it is, and what its answer means, is not known here. Invariants: a call is in one group at most; a caller that
+# leaves takes only its own input with it, as long as the group has not been sent.
 
 
 PER_CALL = frozenset(

@@ -1,3 +1,1 @@
-"""The check of answers: retries and repairs of those that break their call's rule, before the client has anything of them.
-
-Whether what a model has written is what was asked for, and what follows if it is not: pure decisions and texts."""
+"""Answers checked against their call's rule, then retried or repaired before the client gets any of them."""

@@ -1,1 +1,1 @@
-"""Reuse: idempotency, single flight and caches answer a call without its provider."""
+"""Answers without the provider: idempotency keys, single flight, exact and semantic caches."""

@@ -123,8 +123,7 @@ def unpack(blob: bytes) -> Kept:
 # The exact cache in this process's memory: one LRU per group.
 #
 # It must not know what may be kept, nor for how long. Invariants: a group takes no more bytes than its bound; its least
-# recently
-# used answer is evicted first; a forgotten answer is not given again, though its memory is freed step by step.
+# recently used answer is evicted first; a forgotten answer is not given again, though its memory is freed step by step.
 
 
 class MemoryAnswers:

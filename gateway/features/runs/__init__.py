@@ -1,3 +1,1 @@
-"""Runs: end-to-end passes of workflows, of which the calls are the parts. Pure.
-
-The runs in stores of jobs: their steps with the answers, and their records."""
+"""Runs of workflows: their budgets, their steps that are paid for once, and their reports."""

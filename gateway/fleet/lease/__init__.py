@@ -1,1 +1,1 @@
-"""The fleet: a replica's part of limits and sums that all replicas share."""
+"""How large a replica's lease of a shared limit is, by the demand of all."""

@@ -1,0 +1,1 @@
+"""A replica's part of a limit or sum, with and without the store."""

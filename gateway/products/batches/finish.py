@@ -53,9 +53,8 @@ from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, until_done
 
 # The first piece of a batch: one pass over its input file, which ends with an index of its lines, or with what is wrong.
 #
-# Between slices of a few milliseconds everybody else is served. The same file checked again, after a crash, gives the
-# same index
-# under the same name.
+# Between slices of a few milliseconds everybody else is served. The same file checked again, after a crash, gives the same
+# index under the same name.
 
 
 SLICE_S = 0.004

@@ -102,11 +102,10 @@ class TooManyReaders(GatewayError):
 
 # The ids of files, batches, responses and jobs: ours are known by their looks, so those of a provider's can be left to it.
 #
-# An id is a mark and 22 letters and digits, of which the last three follow from the rest: a provider's own id passes for one of
-# ours once in hundreds of millions, although OpenAI's files have just as many letters. The rest are 113 bits of a draw,
-# or of the
-# digest of another id. The files of a batch have its own id moved on by fixed steps: whoever makes one twice gives it the same
-# id, and by the id of a file its batch is known before there is one.
+# An id is a mark and 22 letters and digits, of which the last three follow from the rest: a provider's own id passes for one
+# of ours once in hundreds of millions, although OpenAI's files have just as many letters. The rest are 113 bits of a draw, or
+# of the digest of another id. The files of a batch have its own id moved on by fixed steps: whoever makes one twice gives it
+# the same id, and by the id of a file its batch is known before there is one.
 
 
 FILE: Final = "file-gw"

@@ -1,5 +1,1 @@
-"""Calls to declared pipelines at the edge.
-
-Runs of declared pipelines: begun, advanced whenever one of their steps has ended, and answered.
-
-Declared pipelines: what a plan says, and what is to be done next in a run of it."""
+"""Declared pipelines: several steps of calls, run as one job."""

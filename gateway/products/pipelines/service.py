@@ -85,9 +85,8 @@ from gateway.products.pipelines.templates.splitting import Count, Hurry, TooLong
 
 # The children of a run: a job for each part of a step that begins, made of the requests that the plan has put together.
 #
-# A child's id follows from the run's, the step's and the part's, so that to begin it twice begins it once. The requests
-# of a step
-# with items are a blob, one a line, that a batch reads.
+# A child's id follows from the run's, the step's and the part's, so that to begin it twice begins it once. The requests of a
+# step with items are a blob, one a line, that a batch reads.
 
 
 JSON_HEADERS = (("content-type", "application/json"),)

@@ -311,9 +311,8 @@ def short_reason(reason: str) -> str:
 
 # Opens sessions as calls are opened: admission, one attempt after the other, the account; and keeps the open ones.
 #
-# One concurrency slot is held for a whole session; its tokens are charged response by response, to the target's limits,
-# the key's
-# and the key's budget. Invariant: every call that is opened here is settled exactly once.
+# One concurrency slot is held for a whole session; its tokens are charged response by response, to the target's limits, the
+# key's and the key's budget. Invariant: every call that is opened here is settled exactly once.
 
 
 SWITCHING = 101

@@ -1,0 +1,1 @@
+"""The metrics and the call log of all workers as one."""

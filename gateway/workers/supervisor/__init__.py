@@ -1,0 +1,1 @@
+"""The process that starts workers, watches them and replaces those that hang."""

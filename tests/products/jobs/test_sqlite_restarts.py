@@ -61,7 +61,7 @@ async def test_a_file_of_an_older_gateway_is_brought_up_and_an_older_one_refuses
     for number, gone in ((1, None), (2, 5.0), (3, None)):
         values = (f"f{number}", f"t{number % 2}", "batch", "a.jsonl", 10**number, 1.0, None, f"files/f{number}", gone)
         names = "id, tenant, purpose, filename, bytes, created, expires, blob, gone"
-        db.execute(f"INSERT INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608 - from above
+        db.execute(f"INSERT INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     db.execute("INSERT INTO lines VALUES (1, 0, 0, 0, 1, 2, 3, 0.5, 'x')")
     db.close()
 

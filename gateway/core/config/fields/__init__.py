@@ -1,1 +1,1 @@
-"""Reading: YAML with line numbers, environment variables, single fields, and problems in words."""
+"""How single fields and whole entries are read and checked, and the messages for bad ones."""

@@ -1,0 +1,1 @@
+"""Loads all config files into a snapshot, and again when one of them changes."""

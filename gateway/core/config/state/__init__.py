@@ -1,0 +1,1 @@
+"""The section `state`, and which limits models and replicas share."""

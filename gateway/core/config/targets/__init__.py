@@ -1,0 +1,1 @@
+"""Compiles targets from their entries, and the clocks of `timeouts.yaml`."""

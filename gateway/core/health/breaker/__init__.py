@@ -1,0 +1,1 @@
+"""The circuit breaker: closed, open, half-open, with pybreaker holding the state."""

@@ -1,3 +1,1 @@
-"""Our own HTTP/1.1: `transport.py` is its door, `connection.py` the protocol, `exchange.py` the half that callers hold.
-
-What providers are asked of themselves, beside the calls."""
+"""HTTP/1.1 towards providers: our pooled transport, and httpx for HTTP/2 and proxies."""

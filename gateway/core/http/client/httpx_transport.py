@@ -22,10 +22,9 @@ from gateway.core.types import Phase
 
 # RST_STREAM for HTTP/2 streams that httpcore has dropped: it forgets them without a word to the provider.
 #
-# The provider would go on writing an answer, and being paid for it, and what comes fills the connection's window, which
-# is never
-# opened again. There is no interface for it, so this reaches into httpcore's connections; what it does not find there it leaves
-# alone, and the conformance tests of the transports notice.
+# The provider would go on writing an answer, and being paid for it, and what comes fills the connection's window, which is
+# never opened again. There is no interface for it, so this reaches into httpcore's connections; what it does not find there
+# it leaves alone, and the conformance tests of the transports notice.
 
 
 CANCEL = 0x8

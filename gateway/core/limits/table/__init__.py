@@ -1,0 +1,1 @@
+"""Which limits a target or key has, and how large each is."""

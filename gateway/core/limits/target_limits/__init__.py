@@ -1,0 +1,1 @@
+"""The limits, pauses and breaker of one target, and what stays of targets that nobody uses."""

@@ -1,0 +1,1 @@
+"""Chat completions as the answers that callers of Messages get."""

@@ -12,9 +12,8 @@ from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, s
 
 # Parts of a chat completion's messages as content blocks, and the marks for the cache of prompts on them.
 #
-# Text that is empty or white space is left out: a block of it is refused (400 `text content blocks must be non-empty`)
-# as long as
-# it stays in the conversation. Source: Anthropic's API reference, Messages.
+# Text that is empty or white space is left out: a block of it is refused (400 `text content blocks must be non-empty`) as
+# long as it stays in the conversation. Source: Anthropic's API reference, Messages.
 
 
 PICTURES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))

@@ -1,0 +1,1 @@
+"""Chat completions as requests and streams of Responses."""

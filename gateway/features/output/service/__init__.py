@@ -1,0 +1,1 @@
+"""The check of answers around the attempts of a call."""

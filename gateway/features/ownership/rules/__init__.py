@@ -1,1 +1,1 @@
-"""Objects that providers keep, and the tenants that own them."""
+"""Which objects a request names, and which of them an answer creates."""

@@ -1,0 +1,1 @@
+"""Stored answers in Redis, least recently used first out."""

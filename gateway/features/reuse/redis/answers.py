@@ -95,12 +95,11 @@ class Purges:
 
 # Answers as values of the store: one value each, or, where one is long, a head and chunks.
 #
-# Replicas' clocks differ by seconds, and the store's by as much again; what they agree on is the time that an answer has left.
-# Scripts return that time, and the times of an answer that another replica wrote are moved to this replica's clock. A
-# long value
-# is staged chunk by chunk, so that no operation keeps the server or other callers waiting, and comes to its place in the one
-# step that lists it. Invariants: where the clocks agree, an answer is read as it was written; a reader gets all chunks of one
-# write or nothing; chunks that no entry lists are gone within a minute.
+# Replicas' clocks differ by seconds, and the store's by as much again; what they agree on is the time that an answer has
+# left. Scripts return that time, and the times of an answer that another replica wrote are moved to this replica's clock. A
+# long value is staged chunk by chunk, so that no operation keeps the server or other callers waiting, and comes to its place
+# in the one step that lists it. Invariants: where the clocks agree, an answer is read as it was written; a reader gets all
+# chunks of one write or nothing; chunks that no entry lists are gone within a minute.
 
 
 STAGE = load_script("stage")

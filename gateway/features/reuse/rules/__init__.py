@@ -1,1 +1,1 @@
-"""Reuse: what may be kept of an answer, and under which key."""
+"""What of an answer may be stored, and under which key."""

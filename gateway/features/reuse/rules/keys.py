@@ -24,9 +24,9 @@ from gateway.features.reuse.rules.rules import CONVERTIBLE, NOT_OF_THE_QUESTION,
 
 # The `Cache-Control` of requests and answers: what a request may be answered with, and for how long an answer is fresh.
 #
-# It must not know which answers are stored, nor where. Invariants: an unreadable directive is taken as strictly as it could be
-# meant, an unknown one is ignored; `no-store` forbids storing the answer, not giving a stored one.
-# Sources: RFC 9111, 5.2.1 (requests), 4.2 and 5.2.2 (answers).
+# It must not know which answers are stored, nor where. Invariants: an unreadable directive is taken as strictly as it could
+# be meant, an unknown one is ignored; `no-store` forbids storing the answer, not giving a stored one. Sources: RFC 9111,
+# 5.2.1 (requests), 4.2 and 5.2.2 (answers).
 
 
 _MOST_S = 2_147_483_648.0

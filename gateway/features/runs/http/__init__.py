@@ -1,1 +1,1 @@
-"""Runs at the edge: which part of one a request is, and what callers may read and say of them."""
+"""Runs in requests and answers: headers, `/v1/runs`, and the admin views of workflows."""

@@ -1,1 +1,1 @@
-"""Steps of runs: what was paid for once is given again."""
+"""A step that was paid for is answered again from its stored answer."""

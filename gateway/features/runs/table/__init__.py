@@ -1,1 +1,1 @@
-"""The runs that calls are parts of: counted as calls settle, bounded, and a fuse for those that run away."""
+"""The runs that calls belong to, counted as calls end, and the budget of each."""

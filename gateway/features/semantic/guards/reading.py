@@ -406,9 +406,8 @@ def _singular(word: str) -> str:
 # Reduces the order of words to what rephrasing leaves alone.
 #
 # A sentence is its question words and tenses, a base, and phrases that begin with a preposition. Such a phrase may stand in
-# front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X
-# and Y` has
-# no order; everything else keeps its own. Invariant: two arguments that change places change the form.
+# front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X and Y`
+# has no order; everything else keeps its own. Invariant: two arguments that change places change the form.
 
 
 def _is_pair(label: str, run: list[str]) -> bool:

@@ -1,0 +1,1 @@
+"""The vectors of stored questions, and the search for the nearest."""

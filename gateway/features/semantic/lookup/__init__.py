@@ -1,0 +1,1 @@
+"""The question of a call, and the search for an answer to it."""

@@ -1,0 +1,1 @@
+"""One chunk of a batch: its lines are read, called and committed."""

@@ -217,10 +217,9 @@ def segment(id: str) -> str:
 
 # Anthropic's Message Batches: lines go along with the request for their batch, results are asked for by its id.
 #
-# A batch has no name of ours, and tells nothing of its lines before it is over: after a lost answer it is found by its
-# number of
-# lines and when it was made, and known by the `custom_id`s of its results. There is nothing, as OpenAI's input file is, without
-# which the request that was lost could not be carried out any more: whoever asks again has to have waited for long.
+# A batch has no name of ours, and tells nothing of its lines before it is over: after a lost answer it is found by its number
+# of lines and when it was made, and known by the `custom_id`s of its results. There is nothing, as OpenAI's input file is,
+# without which the request that was lost could not be carried out any more: whoever asks again has to have waited for long.
 #
 # Source: https://platform.claude.com/docs/en/api/messages/batches and /docs/en/build-with-claude/batch-processing
 

@@ -1,0 +1,1 @@
+"""`/admin/jobs`, and how a request would fare as a job."""

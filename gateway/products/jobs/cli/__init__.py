@@ -1,1 +1,1 @@
-"""The commands of those whose jobs and batches a running gateway keeps: they speak its `/v1`, with a caller's key."""
+"""`gateway jobs`: commands that speak to a running gateway, or open one themselves."""

@@ -1,0 +1,1 @@
+"""The section `jobs` of the config, and `jobs.yaml`."""

@@ -1,1 +1,1 @@
-"""Dead letters: run again, looked at, and cleared away."""
+"""Work that failed for good: listed, replayed, deleted."""

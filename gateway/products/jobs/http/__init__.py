@@ -1,0 +1,1 @@
+"""`/v1/jobs`, `Prefer: respond-async`, and the events of a job."""

@@ -111,9 +111,8 @@ async def _events(
 
 # The body of `POST /v1/jobs`, taken apart: what is asked of the job, and the request that it makes, as it was written.
 #
-# The request is cut out of the bytes: it may have megabytes, and to parse and write it again would keep everybody
-# waiting; it is
-# read where the body of a plain call would be.
+# The request is cut out of the bytes: it may have megabytes, and to parse and write it again would keep everybody waiting; it
+# is read where the body of a plain call would be.
 
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'

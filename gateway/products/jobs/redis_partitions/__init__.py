@@ -1,0 +1,1 @@
+"""The partitions of jobs in Redis, and how safe a write is there."""

@@ -1,0 +1,1 @@
+"""Jobs as Redis stores them, and how new ones are accepted."""

@@ -261,10 +261,9 @@ class RedisCommits:
 
 # Where jobs are, by their ids, and what is read of them there without a script.
 #
-# All that a tenant has is in one partition; a job that follows from another's end, and has no tenant, is beside that
-# one. Whoever
-# does not name a tenant asks all partitions, unless this process has met the job before. Lists are newest first; long work is
-# done in many short scripts.
+# All that a tenant has is in one partition; a job that follows from another's end, and has no tenant, is beside that one.
+# Whoever does not name a tenant asks all partitions, unless this process has met the job before. Lists are newest first; long
+# work is done in many short scripts.
 
 
 PAGE, FORGET = job_script("page"), job_script("forget", "erase")

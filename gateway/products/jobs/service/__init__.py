@@ -1,0 +1,1 @@
+"""What callers may ask of jobs, and what routes do for them."""

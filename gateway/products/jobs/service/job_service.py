@@ -245,9 +245,9 @@ def _digest(tenant: str, use: str, key: str) -> bytes:
 
 # Calls with an `Idempotency-Key` that became jobs because there was no room: sent again, they find the job.
 #
-# The ids of such jobs follow from the owner and the key, so a call finds its job wherever, and after whatever, it is
-# sent again.
-# A job that came to nothing, or is older than keys are remembered, stands for its key no more: the next one takes its place.
+# The ids of such jobs follow from the owner and the key, so a call finds its job wherever, and after whatever, it is sent
+# again. A job that came to nothing, or is older than keys are remembered, stands for its key no more: the next one takes its
+# place.
 
 
 MOST_JOBS = 10

@@ -1,0 +1,1 @@
+"""The state machine of jobs and their pieces, without storage."""

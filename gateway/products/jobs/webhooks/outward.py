@@ -356,9 +356,8 @@ def in_words(error: Exception) -> str:
 #
 # The name is looked up once, and what was judged is what is connected to: a name that changes its mind in between (DNS
 # rebinding) changes nothing. TLS is verified against the name, which is also the Host. Each request has a connection of its
-# own, so nothing is kept for the many hosts that callers may name. Behind an egress proxy the proxy looks names up, and
-# is their
-# guard; what is written as a private address is refused before it is asked.
+# own, so nothing is kept for the many hosts that callers may name. Behind an egress proxy the proxy looks names up, and is
+# their guard; what is written as a private address is refused before it is asked.
 
 
 MOST_LOOKUPS: Final = 32

@@ -141,10 +141,9 @@ def rest_s(throttled: int, asked_s: float | None = None) -> float:
 
 # What webhooks are told, in OpenAI's words where OpenAI has some: the events of batches are its own, those of jobs are ours.
 #
-# An event says that something has ended, and whose id to ask for; never what came of it. So a delivery that comes late,
-# twice or
-# into the wrong hands tells nothing that is out of date or secret.
-# Source: openai-python `types/webhooks`, 2026-11; https://github.com/standard-webhooks/standard-webhooks.
+# An event says that something has ended, and whose id to ask for; never what came of it. So a delivery that comes late, twice
+# or into the wrong hands tells nothing that is out of date or secret. Source: openai-python `types/webhooks`, 2026-11;
+# https://github.com/standard-webhooks/standard-webhooks.
 
 
 ENDPOINT: Final = "webhook"

@@ -1,1 +1,1 @@
-"""The commands for declared pipelines."""
+"""`gateway pipelines`."""

@@ -1,0 +1,1 @@
+"""A pipeline's YAML compiled into a plan, and the plan explained."""

@@ -1,1 +1,1 @@
-"""Values of runs: texts that they are put into, what filters make of them, and the conditions that judge them."""
+"""The templates of a pipeline's requests, and how long texts are split."""

@@ -1,0 +1,1 @@
+"""`/v1/responses`, where the gateway stores what it answers."""

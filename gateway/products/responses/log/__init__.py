@@ -1,1 +1,1 @@
-"""The logs of responses and the responses that are kept, in every store of jobs."""
+"""The event log of a background response: written by its run, read by any number of readers."""

@@ -1,0 +1,1 @@
+"""The address, credential and headers of a target put on each request, and secrets masked in each answer."""

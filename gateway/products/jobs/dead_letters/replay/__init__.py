@@ -1,0 +1,1 @@
+"""Replays of dead letters, as jobs of their own."""
