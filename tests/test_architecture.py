@@ -134,7 +134,7 @@ PURE = (
     "gateway.products.responses.rules.keeping",
     "gateway.products.responses.socket_turns",
 )
-"""Modules that decide, beside each `rules.py`: they are pure and synchronous."""
+"""Modules that decide, beside each module named `rules`: they are pure and synchronous."""
 IMPURE = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}

@@ -194,7 +194,7 @@ By = Literal["layer", "model", "key"]
 TARGET_HEADINGS = ("", "state", "next probe", "in flight", "p95", "failures", "reason")
 SAVINGS_HEADINGS = ("calls", "hits", "rate", "tokens saved", "money saved")
 PROVIDER = "provider"
-"""The line for those whom no layer could spare: keep in sync with `flow.reuse.stats.PROVIDER`."""
+"""The line for those whom no layer could spare: keep in sync with `PROVIDER` in `features/reuse/inspect.py`."""
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 

@@ -1,6 +1,6 @@
 """A request's life as data: Call, CacheOutcome, Reply, CallRecord.
 
-It stands above `policy/`, which sees a call as a `Request` only. A `Call` belongs to one client request and is only ever
+Decisions see a call as a `Request` only. A `Call` belongs to one client request and is only ever
 touched by that request's task.
 """
 

@@ -69,7 +69,7 @@ class Peeked:
 
 
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
-    """What the body asks for; of a large one see `large_bodies.py`. Raises CallerFault, naming the field and the remedy."""
+    """What the body asks for; of a large one see `LargeBodies`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
     value = json_value(body)

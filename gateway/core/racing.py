@@ -4,8 +4,8 @@
          ── the remaining time is needed for another target ───── the call moves on
          ── a target is suspect: its breaker opens ───────────── the calls that hang there move on, a few at a time
 
-The attempts are inspected a few times a second, so a call that is answered soon pays nothing for it. `policy/` decides,
-`moving.py` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because its
+The attempts are inspected a few times a second, so a call that is answered soon pays nothing for it. `health/` decides,
+`Failover` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because its
 target is suspect.
 """
 

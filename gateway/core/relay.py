@@ -1,7 +1,7 @@
 """The relay of event streams: an answer's bytes on their way to the client, as they come.
 
 `SseRelay` forwards whole events, and never lets a broken stream look like a finished one. What its events mean is decided in
-`policy/`; it keeps no more of an answer than its end. What ends a relay is told to its `on_end` callback exactly once.
+`openai/`; it keeps no more of an answer than its end. What ends a relay is told to its `on_end` callback exactly once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Numbers. Implements `ports.Meter`: what is counted as it happens, what is set before a scrape, and the scrape itself.
 
-The metrics themselves are a table (`metrics.py`); what one ended call adds to them is `calls.py`'s business.
+The metrics themselves are a table (`metrics.py`); what one ended call adds to them is `CallCounter`'s business.
 """
 
 from __future__ import annotations

@@ -395,7 +395,7 @@ def _size(key: Key, signed: bytes) -> int:
 
 
 class OwnTurns:
-    """The turns of one owner, as one call sees them. Implements `dialects.remembered.TurnMemory`."""
+    """The turns of one owner, as one call sees them. Implements `TurnMemory`."""
 
     __slots__ = ("_all", "_found", "_issuer", "_keeps_all", "_owner", "missed")
 

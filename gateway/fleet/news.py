@@ -3,7 +3,7 @@
     pause, quota      a provider's word, or ours where it gave none: everybody keeps away for as long; the latest end wins
     limit             what an answer has told of the provider's limits
     breaker           it opened or closed by itself: a replica with its own recent evidence ignores it, the others adopt it
-    hand              opened, drained, closed or undone by a person: that holds for all; `hand_news.py`
+    hand              opened, drained, closed or undone by a person: that holds for all (`HandNews`)
 
 Nothing of a caller's own credential is told: its gates have names that no other process knows. What concerns a gate that is
 not there yet is remembered until it is, or is over. Invariants: what was heard is never told again; a pause is only ever

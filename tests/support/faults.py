@@ -2,7 +2,7 @@
 
 An `Act` is what a provider does with one request, played by a transport of httpx's kind behind a real `Wire`, in virtual
 time. `play` sends calls through a pipeline with the default rules and tells what came of each as a `Seen`. The table of
-faults and of what is expected is in `test_faults.py`.
+faults and of what is expected is in `core/test_faults.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One client connection: its life, whose turn it is on it, and when it is closed.
 
-What its bytes mean, `protocol.py` finds out. Requests that come while one is served wait for their turn, and nothing more is
+What its bytes mean, `server.py` finds out. Requests that come while one is served wait for their turn, and nothing more is
 read meanwhile. It must not know HTTP's grammar. Invariants: answers go out in the order of their requests; a request whose
 client has closed the connection is told at once.
 """

@@ -1,6 +1,6 @@
 """How many tokens a request has, before it is sent.
 
-A heuristic over sizes (no tokenizer), set right per model by `calibration.py`. It must not know limits. Invariants: total on
+A heuristic over sizes (no tokenizer), set right per model by `Calibration`. It must not know limits. Invariants: total on
 any JSON object; the work is bounded however large the body is.
 """
 

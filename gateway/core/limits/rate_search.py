@@ -5,7 +5,7 @@ refused for its rate; of a call it knows nothing but the moment it was sent.
 
 The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
 first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
-empty bucket accepts is its rate. (Some providers refuse a few calls at any rate: `stray_refusals.py` tells those apart.) We
+empty bucket accepts is its rate. (Some providers refuse a few calls at any rate: `Strays` tells those apart.) We
 stay a little below it and probe upwards, the faster the farther nothing is refused (additive increase, multiplicative decrease:
 Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
 

@@ -1,8 +1,8 @@
 """Server-sent events as bytes: finds the ends of events, their data, and the events that are errors.
 
 Most events only bring more of the answer, and are told without parsing them. Events are never re-encoded. `EventCutter` only
-decides how many bytes are whole events. What a stream as a whole has said is `transcript.py`'s business, what its first events
-mean is `first_event.py`'s. In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a
+decides how many bytes are whole events. What a stream as a whole has said is `transcript.py`'s business; what its first events
+mean is below. In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a
 backslash before its quotes is never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
 """
 

@@ -109,7 +109,7 @@ class Counting:
     """How a target's provider counts against its limits, from `admission.yaml`."""
 
     kind: str = ""
-    """Whose headers to expect, as `provider_headers.provider_of` names it; empty: nobody's in particular."""
+    """Whose headers to expect, as `headers.provider_of` names it; empty: nobody's in particular."""
     charge: ChargeRule = "sum"
     excludes_cached: bool = False
     """Tokens read from the provider's cache do not count."""

@@ -1,6 +1,6 @@
 """Converts a streamed chat or text completion into a whole one, and the other way round.
 
-Chunks are put together by `merge.py`'s rules; a whole answer is cut into the chunks that put together make it again.
+Chunks are put together by the merge's rules; a whole answer is cut into the chunks that put together make it again.
 It must not know where answers come from. Invariant: `chunks_of` and `completion_of` are the inverse of each other, or one of
 them has given up.
 """

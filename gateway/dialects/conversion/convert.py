@@ -144,7 +144,7 @@ def _events(frames: bytes) -> list[bytes]:
 
 
 def _tells_only_usage(event: bytes) -> bool:
-    """Returns whether the relay takes this event out. Keep in sync with `transcript.py`."""
+    """Returns whether the relay takes this event out. Keep in sync with `core/openai/transcript.py`."""
     if b'"usage"' not in event or is_plain_chat(event):
         return False
     chunk = sse.event_json(event)

@@ -72,7 +72,7 @@ def place_of_embeddings_at_vertex(model: str, _is_stream: bool) -> str:
 def front_of(model: str, *, is_stream: bool) -> bytes:
     """Returns what a body begins with that says what the path of a caller of Gemini's says.
 
-    Inside the gateway both stand there, where all other languages have them; `from_generate.path` takes it out again.
+    Inside the gateway both stand there, where all other languages have them; `in_request.py` takes it out again.
     """
     return b'{"model":%b%b' % (orjson.dumps(model), b',"stream":true' if is_stream else b"")
 

@@ -1,6 +1,6 @@
 """The emulator as one ASGI callable: finds the endpoint, admits the call, plays the answer.
 
-`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server.py`) or
+`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server/server.py`) or
 wire texts. Invariant: a call is counted on arrival and at its end, exactly once each, however it ends.
 """
 

@@ -20,7 +20,7 @@ from gateway.emulator.server.listener import reset
 
 # Limits as arithmetic: a bucket that refills all the time, and a window that starts anew.
 #
-# Pure and sync; `now` comes in as seconds on any monotonic clock. It must not know headers or bodies (`dialects.py`).
+# Pure and sync; `now` comes in as seconds on any monotonic clock. It must not know headers or bodies (`dialects/dialects.py`).
 # Invariant: over any span a bucket grants at most its capacity plus what refilled, a window at most its capacity.
 
 

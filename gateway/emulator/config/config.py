@@ -17,7 +17,7 @@ from typing import Any
 
 # Decides the fault, if any, of a call: by script, by schedule, by probability.
 #
-# `play.py` acts it out, or `listener.py` where the fault is the whole server's. A script (a list per model, one
+# `answers/chat.py` acts it out, or `server/listener.py` where the fault is the whole server's. A script (a list per model, one
 # entry per admitted call) comes before the rules; a rule holds between two instants since the start, all the time or on
 # and off, and fires with a probability. Invariant: the same seed and the same sequence of calls meet the same faults.
 

@@ -1,7 +1,7 @@
 """Bodies of the Responses API: responses, compactions and counts of input tokens, with every field that clients check.
 
 Source: OpenAI's API reference, and the schemas of Open Responses, which ask for all fields of a response even where they are
-null. It must not know limits, faults or time; `response_events.py` makes a stream of what is built here.
+null. It must not know limits, faults or time; `writer.py` makes a stream of what is built here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
           ── a layer has the answer in memory ───────── give that
           ── else lead: stores that have to be waited for, another leader, the provider ── store and share the answer
 
-The order is: record, single flight, exact, semantic, provider, and a stale answer if the provider fails. `layers.py` looks up
-and stores. A store that has to be waited for is asked by the leader, and equal calls share its answer once it is sure to be
+The order is: record, single flight, exact, semantic, provider, and a stale answer if the provider fails. `layers/` looks up and
+stores. A store that has to be waited for is asked by the leader, and equal calls share its answer once it is sure to be
 a new one. Invariants: a record's holder runs alone; an answer that the rules of one call allow is given to no other call;
 a store in trouble makes calls dearer, and never fails one.
 """

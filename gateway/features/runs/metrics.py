@@ -1,4 +1,4 @@
-"""What calls add to the numbers of workflows, and what becomes of runs. Implements `flow.runs.meter.RunMeter`.
+"""What calls add to the numbers of workflows, and what becomes of runs. Implements `RunMeter`.
 
 Labels are declared names, or `other`: however many names callers make up, there is one series more than was declared.
 """

@@ -18,7 +18,7 @@ from gateway.fleet.parts.shared_sum import LocalShare, own_bucket, own_slots, ow
 IN_FLIGHT_S = 0.5
 """Seconds by which the store's knowledge of the others may be old when a provider's level is compared with its own."""
 DOUBT = 0.05
-"""The share of the capacity by which a provider may count otherwise, as in `bucket.py`."""
+"""The share of the capacity by which a provider may count otherwise, as in `core/limits/bucket.py`."""
 _ROUNDING = 1e-9
 _EARLY_S = 1e-6
 

@@ -1,6 +1,6 @@
 """Reads `pipelines/*.yaml`: declared pipelines, each a model of its own, `pipelines/NAME`.
 
-The fields are checked here, what they refer to in `policy/pipelines`. What comes of a file is plain data (seconds for
+The fields are checked here, what they refer to in `compile/compiling.py`. What comes of a file is plain data (seconds for
 durations, schemas in place of their files), of which a plan is compiled: here once, and again wherever a run goes on.
 """
 

@@ -29,7 +29,7 @@ from gateway.products.realtime.rules import ReadEvent, added, error_event, is_re
 
 
 def session_cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
-    """As `settle.cost_usd`, for a session."""
+    """As `ledger.cost_usd`, for a session."""
     if target is None or usage is None:
         return None
     return session_usd(target.find_rates(upstream_model(call, target)), usage)

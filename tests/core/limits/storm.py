@@ -1,4 +1,4 @@
-"""A provider that tells nobody its limit, and many calls at once: the search of `rate_search.py` under simulated time.
+"""A provider that tells nobody its limit, and many calls at once: the search for a rate under simulated time.
 
     python -m tests.core.limits.storm            # the table: share of calls refused, and time as a multiple of the ideal
 

@@ -2,13 +2,13 @@
 
     closed ── failures in a row | share of failures | share of slow calls ──> open ── its time is over ──> half_open
     half_open ── a probe fails ──> open, for longer          half_open ── `probes` successes ──> closed, behind a ramp
-    by hand: open and drained stay until undone              peers: as `fleet_view.py` says
+    by hand: open and drained stay until undone              peers: see `target_health/`
 
-When to move is decided here: `failures.py` says who is ill, `recovery.py` who may go on the way back, `phases.py` what each
-state has, and `state_machine.py` moves. It must not know calls, targets or providers: its owner tells it the outcomes that
-speak of health. Invariants: questions change nothing, `admit` acts; a half-open breaker never has more than `probes` calls out;
-every state but those set by hand is left again; a call sent before the last ejection is no evidence after it. Every permit is
-given back exactly once, by `succeeded`, `failed` or `forget`.
+When to move is decided here: `detector.py` says who is ill; `state_machine.py` says what each state has and who may go on the
+way back, and moves. It must not know calls, targets or providers: its owner tells it the outcomes that speak of health.
+Invariants: questions change nothing, `admit` acts; a half-open breaker never has more than `probes` calls out; every state
+but those set by hand is left again; a call sent before the last ejection is no evidence after it. Every permit is given back
+exactly once, by `succeeded`, `failed` or `forget`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
     Timeouts come with each request, as `WireTimeouts` or in httpx's `timeout` extension (seconds; absent or None is no
     limit): `connect` covers name, TCP and TLS together; `pool` the wait for a free connection; `write` each 64 KiB of the
     request; `first_byte` (else `read`) from the request's last byte to the end of the answer's head, starting again with
-    each 1xx; `read` each silence in the body. Errors are httpx's, with an attribute `phase` (`phase.phase_of`). A transport
+    each 1xx; `read` each silence in the body. Errors are httpx's, with an attribute `phase` (`redaction.phase_of`). A transport
     belongs to one event loop.
     """
 

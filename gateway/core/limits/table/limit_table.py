@@ -489,7 +489,7 @@ class LimitSet:
         return worst
 
     def mark(self) -> tuple[float, ...]:
-        """Returns how much was taken so far for calls that were sent; kept at a grant, it makes `levels.learn` exact.
+        """Returns how much was taken so far for calls that were sent; kept at a grant, it makes `learn` exact.
 
         Corrections do not count: what a call really costs, the provider has counted from the start.
         """

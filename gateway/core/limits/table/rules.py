@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ChargeRule = Literal["max", "sum", "input", "real"]
-"""What a provider charges for a call when it lets the call in: `cost.charge` says what each means."""
+"""What a provider charges for a call when it lets the call in: `charge` in `estimate.py` says what each means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The gate of one target: everything that decides when a call may go there, and what is known of it.
 
-    entry.enter -> Grant.finish                                           the usual case: a whole answer, one visit each way
-    entry.admit -> take, or reserve (both in one) -> Grant.answered | refusal.refused -> Grant.settle      (or Grant.cancel)
+    enter -> Reservation.finish                                           the usual case: a whole answer, one visit each way
+    admit -> take, or reserve (both in one) -> Reservation.answered | refused -> Reservation.settle      (or cancel)
 
 A gate holds the limits, the pauses that a provider asked for, the search for a rate that nobody tells, a cap that follows
-latency and the target's health; it is paused, resumed and looked at here. `entry.py` lets calls in, `grant.py` and `refusal.py`
-say what their ends teach. It must not know calls, lanes' order or queues. Invariant: during a pause nothing is granted.
+latency and the target's health; it is paused, resumed and looked at here. `reservation.py` lets calls in
+and says what their ends teach. It must not know calls, lanes' order or queues. Invariant: during a pause nothing is granted.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class Gate:
         self.review_rate(now)
 
     def review(self, now: float) -> None:
-        """Looks whether the short way of `entry.enter` is open again. Whatever shuts it does so at once."""
+        """Looks whether the short way of `reservation.enter` is open again. Whatever shuts it does so at once."""
         is_normal = self.state(now) is GateState.NORMAL
         self.fast_path_open = is_normal and self.cap is None and self.limits.table.buckets is not None
 

@@ -1,7 +1,7 @@
 -- One replica's ask about one limit that many share: fold in what it tells, let time pass, share out what is free.
 --
 -- KEYS[1]  the limit
--- ARGV     now ('': the server's), the replica, the kind, seventeen doubles (see `pack_ask` in redis_leases.py), and the time
+-- ARGV     now ('': the server's), the replica, the kind, seventeen doubles (see `pack_ask` in fleet/redis.py), and the time
 --          after which it is too late ('0': never): an ask that lay in the buffers of a server that stood still would
 --          take the time it stood still for time in which nobody used anything, and nobody waits for its answer
 -- returns  eight doubles: granted, level, wanting, retry_s, window, ends_in_s, most, now; nothing when it is too late
@@ -11,7 +11,7 @@
 -- replicas tell that nobody granted them. Keep in step with tests/fleet/lease_model.py, which says the same at more length.
 
 local SILENT_S = 5 -- who has not asked for so long is gone
-local EARLY_S = 0.000001 -- a moment early counts as on time, as in core/limits/bucket/bucket.py
+local EARLY_S = 0.000001 -- a moment early counts as on time, as in core/limits/bucket.py
 local ROUNDING = 0.000000000001
 local STEPS = 64
 local SOON_S, LATE_S, SLOTS_S, AHEAD_S = 0.005, 0.25, 0.1, 0.05

@@ -3,7 +3,7 @@
 A provider knows the account only, so ids are all that keeps tenants apart there: each id that was created through the gateway
 is its tenant's, and a caller that names another tenant's id gets the answer for an id that does not exist. Decisions only: a
 store knows the owners. Paths are read decoded and in lower case, for providers differ in what they take for the same.
-Source: OpenAI's API reference; ids in bodies and answers are found by `ids.py` and `answers.py`.
+Source: OpenAI's API reference; ids in bodies and answers are found by `rules.py` and `ownership/service.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     the question's vector -> its partition -> those that are near enough -> the first that the guards have nothing against
 
-Orchestration only: `vectors.py` knows the vectors, `partitions.py` the rows, `features/semantic/guards/reading.py` decides,
+Orchestration only: `index/vectors.py` knows vectors and rows, `guards/reading.py` decides,
 and the index searches, off the event loop when there is much to search. It must not know answers; they are stored
 elsewhere, under the keys that are found here. Invariants: rows of different partitions are never compared; a call waits
 no longer than its rule says; a failure here is a miss, not the call's failure.

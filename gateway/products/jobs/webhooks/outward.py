@@ -267,7 +267,7 @@ class AddressGuard:
             raise FetchRefused(f"its host {error}") from None
 
 
-# Requests to addresses that are no provider's: webhooks. Implements `job_ports.outward.Outward`.
+# Requests to addresses that are no provider's: webhooks. Implements `Outward`.
 #
 # TLS is verified against the system's authorities, no proxy of the environment is used, no redirect is followed, and of an
 # answer's body only as much is read as lets the connection be used again. What it says is never shown.
@@ -350,7 +350,7 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
 
 
-# Requests to URLs that callers have named, to public addresses only. Implements `job_ports.outward.Outward`.
+# Requests to URLs that callers have named, to public addresses only. Implements `Outward`.
 #
 #     guard reads the URL -> one look-up of the name -> guard sees every address -> connect to one of them, by its number
 #

@@ -40,7 +40,7 @@ def hook(name: str = "crm", **changes: Any) -> WebhookRules:
 
 
 class Hooks:
-    """A worker that delivers, and the endpoints it delivers to. Implements `job_ports.outward.Outward`."""
+    """A worker that delivers, and the endpoints it delivers to. Implements `Outward`."""
 
     def __init__(self, clock: LoopClock, *rules: WebhookRules, draw: float = 0.5) -> None:
         """`draw` 0.5: no jitter."""

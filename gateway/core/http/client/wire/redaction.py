@@ -28,7 +28,7 @@ from gateway.dialects.registry import COUNTS, PATHS, Pair, Place, refuse
 
 
 MARK: Final = b'"gw1.'
-"""Begins the signature of thinking that another provider's model did; keep in step with `from_messages.thinking.MARK`."""
+"""Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
 OF_MESSAGES: Final = (PATHS["messages"], PATHS[COUNTS])
 _ANTHROPICS: Final = b"anthropic-"
 """Begins the headers that mean something to Anthropic's Messages alone."""

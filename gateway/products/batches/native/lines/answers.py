@@ -47,7 +47,7 @@ from gateway.products.jobs.worker import RunningWork
 
 MESSAGES: Final = "messages"
 _MARK: Final = b'"gw1.'
-"""Begins the signature of thinking that another provider's model did; keep in step with `from_messages.thinking.MARK`."""
+"""Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
 
 
 class SaidLine(NamedTuple):
