@@ -1,4 +1,4 @@
-"""The route table: which paths exist, and who answers them.
+"""The route table: the paths of calls and of the admin API, and who answers them.
 
 Hot endpoints are plain ASGI callables, found by one look-up before starlette's routing is asked; the table below is still
 the only list of them. Every path answers errors in OpenAI's shape, but those of Anthropic's API in Anthropic's.

@@ -1,1 +1,1 @@
-"""Amazon Bedrock: Converse, from chat completions."""
+"""Amazon Bedrock: Converse, and what all its APIs share."""

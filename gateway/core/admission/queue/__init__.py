@@ -1,1 +1,1 @@
-"""The delay queue, and the decision whether a call without room waits, goes to a fallback or is refused."""
+"""The delay queue, and what happens to a call that no target has room for."""

@@ -4,7 +4,7 @@
     admit -> take, or reserve (both in one) -> Reservation.answered | refused -> Reservation.settle      (or cancel)
 
 A gate holds the limits, the pauses that a provider asked for, the search for a rate that nobody tells, a cap that follows
-latency and the target's health; it is paused, resumed and looked at here. `reservation.py` lets calls in
+latency and the target's health; it is paused, resumed and looked at here. `limits/reservation.py` lets calls in
 and says what their ends teach. It must not know calls, lanes' order or queues. Invariant: during a pause nothing is granted.
 """
 

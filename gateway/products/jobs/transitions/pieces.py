@@ -1,4 +1,4 @@
-"""The pieces of jobs in memory: when they are ready, and what follows when one of them is done."""
+"""The pieces of jobs: when they are ready, and what follows when one is done; for the stores in memory and in Redis."""
 
 from __future__ import annotations
 
