@@ -1,4 +1,4 @@
-"""Reads the wording of an error answer of any shape: an object, an array of one, a flat object, text, HTML, a stream.
+"""What a provider's error means: its body is read, and the first rule that matches gives the class.
 
 It reads known places only and must not know what the words mean. Total, and bounded: of a body no more than BODY_BYTES
 are looked at, of a field no more than FIELD_CHARS, and nothing is followed deeper than those places.

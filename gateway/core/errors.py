@@ -36,7 +36,7 @@
     ConfigError                     the config cannot be used; happens while loading only, never on a request
     StoreUnusable                   the place where state is kept cannot be used; at start only
 
-What goes wrong at a provider, which no client sees as it is, has a module of its own: `provider_errors`.
+What goes wrong at a provider, which no client sees as it is, is in `types.py`.
 """
 
 from __future__ import annotations

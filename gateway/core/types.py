@@ -1,4 +1,4 @@
-"""The exchange with a provider: the request, the answer, and the port that carries both.
+"""What all parts of the core share: error classes, endpoints, usage, gaps, attempts, and the exchange with a provider.
 
 Nothing here knows httpx or sockets; each implementation of `Upstream` translates its own errors.
 """
@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest
 
 # What goes wrong at a provider: the classes of failure, the progress of the attempt, and the failure of one attempt.
 #
-# No client sees any of this as it is: the flow tries again or elsewhere, and turns the last failure into a `GatewayError`.
+# No client sees any of this as it is: the attempts try again or elsewhere, and turn the last failure into a `GatewayError`.
 
 
 class ErrorClass(StrEnum):

@@ -1,4 +1,4 @@
-"""Decides when the gateway sheds load, and in which lanes: the lowest first, so that the others stay fast.
+"""Keeps streams that wait alive with comments, and sheds the lowest lanes under load.
 
 Housekeeping feeds it once a second with the process's memory and the delay of the event loop. It acts on nothing itself; the
 edge asks it before a body is read. Memory that is resident without calls is not load: refusing calls would free none of it.

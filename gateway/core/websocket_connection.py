@@ -34,7 +34,7 @@ QUIET.setLevel(logging.ERROR)
 
 
 class SocketEnd(asyncio.Protocol):
-    """One peer of a session. Implements `exchange.Socket`."""
+    """One peer of a session. Implements `Socket`."""
 
     __slots__ = (
         "_closed_with",

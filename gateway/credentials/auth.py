@@ -16,7 +16,7 @@ class CloudAuth:
 
     cloud: Cloud
     source: str
-    """One of the sources of `config.providers.clouds`, such as `metadata` or `imds`; `default`: the first that has one."""
+    """One of the sources of `credentials/config.py`, such as `metadata` or `imds`; `default`: the first that has one."""
     file: str | None = None
     profile: str | None = None
     region: str = ""

@@ -1,4 +1,4 @@
-"""AWS's credentials: from the config, the environment, shared files, or servers (`aws_remote`).
+"""AWS's credentials: from the config, the environment, shared files, or servers.
 
 Without a word about the source they are looked for in the order of AWS's own SDKs: a bearer token of Bedrock, the environment,
 a web identity, the shared files, the container, the machine.

@@ -1,1 +1,1 @@
-"""Conversions between the APIs of providers: pure, on parsed JSON and on bytes of streams."""
+"""Conversions between the APIs of providers: pure codecs, the upstream that uses them, and the paths of other APIs."""

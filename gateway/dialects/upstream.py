@@ -52,7 +52,7 @@ class LearnedPaths:
 
 
 class Converting:
-    """Implements `exchange.Upstream`."""
+    """Implements `Upstream`."""
 
     __slots__ = (
         "_clock",

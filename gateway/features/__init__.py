@@ -1,1 +1,1 @@
-"""Small capabilities around single calls; each is one package, and the core serves calls without it."""
+"""Small capabilities around single calls: answers reused and checked, objects owned, runs, groups, slower models."""

@@ -1,1 +1,1 @@
-"""Capabilities with state and routes of their own; each is one package."""
+"""Capabilities with state and routes of their own, and durable work put together."""

@@ -94,7 +94,7 @@ def test_nothing_else_is_in_the_context() -> None:
     kept_out = (".git/config", ".venv/bin/python", "config.yaml", "tests/README.md", "gateway/__pycache__/cli.pyc")
 
     assert not any(is_in_context(path) for path in kept_out)
-    assert is_in_context("gateway/store/redis/lua/any.lua")
+    assert is_in_context("gateway/drivers/redis/lua/any.lua")
 
 
 def test_it_runs_as_a_fixed_number_that_is_not_root() -> None:

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SUFFIXES = {".py", ".md", ".yaml", ".lua", ".toml", ".service"}
-LEFT_OUT = ("CHANGELOG.md", "tests/bench/results", "tests/docs/test_names.py")
-"""The changelog's past names what was there then."""
-ABOVE = ("", "gateway", "gateway/core", "gateway/features", "gateway/products", "tests", "tests/support", "policies")
+SUFFIXES = {".py", ".md", ".yaml", ".yml", ".lua", ".toml", ".service", ".example", ".cfg", ""}
+LEFT_OUT = ("tests/bench/results", "tests/docs/test_names.py")
+ABOVE = ("", "gateway", "gateway/core", "gateway/features", "gateway/products", "policies")
 """A path may begin in one of these, or in a folder that the file itself is in."""
 FOREIGN = {"_api_client.py", "lib/_parse/_transform.py", "responses_server_event.py", "responses_client_event.py"}
 """Files of vendors' SDKs, named as sources."""
 MODULE = re.compile(r"(?<![\w./:@-])([A-Za-z_][\w/]*\.(?:py|lua))\b")
-FOLDER = re.compile(r"`((?:core|features|products|dialects|drivers|fleet|tests|gateway)(?:/\w+)*/)`")
+FOLDER = re.compile(
+    r"`((?:core|features|products|drivers|fleet|tests|gateway|flow|ingress|upstream|store|job_ports|policy)(?:/\w+)*/)`"
+)
 DOTTED = re.compile(r"`(gateway(?:\.\w+)+)`")
 
 
@@ -49,7 +50,7 @@ def _files() -> list[str]:
             "pyproject.toml",
         )
         for path in ([ROOT / top] if (ROOT / top).is_file() else (ROOT / top).rglob("*"))
-        if path.suffix in SUFFIXES
+        if path.suffix in SUFFIXES and path.is_file()
     ]
     return [name for name in found if not name.startswith(LEFT_OUT)]
 

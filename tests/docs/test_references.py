@@ -89,7 +89,7 @@ def test_every_error_class_is_told_and_no_other() -> None:
 
 @cache
 def header_names() -> frozenset[str]:
-    """Every constant of the edge, the flow and the rules that is the name of a header, or begins those of several."""
+    """Every constant of the core and its neighbours that is the name of a header, or begins those of several."""
     found = set[bytes]()
     for path, told in modules():
         parts = set(path.with_suffix("").parts)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.rails.trees import MODULES, all_imports_of, nodes_of, tree_of
 
-FREE_TO_IMPORT = ("gateway.core", "gateway.drivers")
-"""What the core may import of the gateway, beside its version."""
+OTHER_CALLS = ("gateway.emulator", "gateway.dialects")
+"""Places where `call` means something else."""
 
 
 def measure() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def measure() -> dict[str, Any]:
 
 
 def core_imports() -> dict[str, list[str]]:
-    """Return, by module of the core, what it imports of the gateway beside core and drivers, for typing included."""
+    """Return, by module of the core, what it imports of the rest of the gateway, for typing included."""
     found = {}
     for module in sorted(MODULES):
         if module.startswith("gateway.core."):
@@ -34,7 +34,7 @@ def core_imports() -> dict[str, list[str]]:
 
 
 def call_fields() -> dict[str, list[str]]:
-    """Return the fields of `Call`, each with the modules that assign it as `call.field` after the call was made."""
+    """Return the fields of `Call`, each with the modules that assign it once the call was made."""
     [made] = [
         node for node in tree_of("gateway.core.call").body if isinstance(node, ast.ClassDef) and node.name == "Call"
     ]
@@ -43,15 +43,10 @@ def call_fields() -> dict[str, list[str]]:
     ]
     writers: dict[str, set[str]] = {name: set() for name in names}
     for module in MODULES:
-        for node in nodes_of(module):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "call"
-                and node.attr in writers
-            ):
-                writers[node.attr].add(module)
+        if not module.startswith(OTHER_CALLS):
+            for node in nodes_of(module):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in writers:
+                    writers[node.attr] |= {module} if _is_call(node.value) else set()
     return {name: sorted(modules) for name, modules in sorted(writers.items())}
 
 
@@ -64,5 +59,12 @@ def importers() -> dict[str, set[str]]:
     return found
 
 
+def _is_call(node: ast.expr) -> bool:
+    """Whether an expression is named as calls are: `call`, `shared.call`, `original`."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name in ("call", "original", "leader", "copy")
+
+
 def _is_free(name: str) -> bool:
-    return name == "gateway" or any(name == place or name.startswith(f"{place}.") for place in FREE_TO_IMPORT)
+    """Whether it is the core's own, or the version."""
+    return name in ("gateway", "gateway.core") or name.startswith("gateway.core.")

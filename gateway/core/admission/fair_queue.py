@@ -1,4 +1,4 @@
-"""The order in which held calls leave one gate: strict lanes, fair shares between tenants, first come first served.
+"""Who of the waiting calls goes next, and whether a call waits, goes to a fallback or is refused.
 
 Lanes are strict (`interactive` before `batch` before `background`), except that a lane whose next call has waited too long
 gets a small share of the turns (ageing). Inside a lane, deficit round robin over tenants by estimated tokens (Shreedhar and

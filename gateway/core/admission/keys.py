@@ -1,4 +1,4 @@
-"""What the calls of a key may still spend today. It is only asked where a key has a budget.
+"""Limits and budgets of keys, and the budgets of retries.
 
     reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
 

@@ -1,4 +1,4 @@
-"""Reads `admission.yaml`: the rules by which each kind of provider counts, and the kind of a provider.
+"""Reads `admission.yaml` and `queue.yaml`: how each kind of provider counts, and how calls wait.
 
 The built-in rules are those that providers document or show in their answers. Keep them in step with
 policies/admission.yaml, which spells them out with their sources.
@@ -65,7 +65,7 @@ BUILT_IN_RULES: Final[Mapping[Kind, CountingRule]] = {
     "other": CountingRule("real"),
 }
 SELF_HOSTED: Final[frozenset[Kind]] = frozenset(("vllm", "sglang", "tgi", "ollama", "llamacpp"))
-# Hosts that `provider_headers` does not list: their headers need no reading of their own, but they count and fail in theirs.
+# Hosts without headers of their own (`core/limits/headers.py`), but with their own ways to count and fail.
 _HOSTS: Final[Mapping[str, Kind]] = {
     "*.x.ai": "xai",
     "*.generativelanguage.googleapis.com": "gemini",

@@ -1,4 +1,4 @@
-"""The prices of tokens, from the list in the genai-prices package; the network is never used.
+"""Prices of tokens, and tokenizers for exact counts.
 
 Rates are plain numbers per token, resolved once per model name and remembered, because working one out takes up to a
 millisecond. Tiers above a prompt length are not followed: the base rate counts. Invariant: a hostile stream of model

@@ -1,4 +1,4 @@
-"""Where a provider is: the base URL of its entry, or the one that its vendor's own SDK uses.
+"""Addresses, credentials and accounts of providers.
 
 Vendors' SDKs take a base URL without the version of the API; the version is added here, and one that is written is understood.
 Vertex AI is at a host for each location, and everything there lies below a project. Source: google-genai, `_api_client.py`.

@@ -1,4 +1,4 @@
-"""Reads `retries.yaml`: by set, the attempts of a call, the action for each class of error, and the budget of retries.
+"""Reads `retries.yaml` and `breakers.yaml`, by set.
 
 A model picks a set; fields that a set leaves out have built-in values. Invariant: a set that compiles can be acted on; no
 action needs something that its class of error never has.

@@ -1,4 +1,4 @@
-"""Learns what is usual at one target: how many of its calls fail, how long its first byte and its whole calls take.
+"""Judges a target's outcomes by what is usual there, and finds targets that are silent.
 
     outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
 

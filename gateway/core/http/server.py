@@ -1,4 +1,4 @@
-"""Listens: uvicorn's HTTP protocol under a start/stop order of our own.
+"""The HTTP/1.1 server: accepts connections, reads and checks requests, starts and stops.
 
 Uvicorn's `Server` closes its listener first and re-raises signals; a sidecar has to answer 503 on its readiness path while
 its last streams finish, and to exit with 0. Invariant: after `stop` nothing of the server is left in the loop.
@@ -398,7 +398,7 @@ WRITE_TIMEOUT_S = 60.0
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A listening socket, one of several where `reuse_port`. Raises OSError when the address cannot be had.
 
-    It does not block, and so does no copy of it: `accepting` tells what else would stand still.
+    It does not block, and so does no copy of it: above tells what else would stand still.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)

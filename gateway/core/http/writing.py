@@ -1,4 +1,4 @@
-"""Answers on their way out of request cycles, without the messages of ASGI in between.
+"""One request on its connection: its framing is checked, its body read, its answer written.
 
 A whole answer is one write, a part of a stream is one write. It must not know what an answer means. Invariant: whoever sends
 a part waits until the client has taken enough of what was written before.
@@ -33,9 +33,10 @@ from gateway.core.types import Endpoint
 # One request on its connection: its head, its body as it comes, and how far its answer is.
 #
 # `Cycle` is for the hot endpoints, which are served without ASGI's messages; `AsgiCycle` is uvicorn's, for every application
-# behind it. The connection feeds both in the same way, and `writing.py` answers both. They must not know what a request means.
-# Invariants: no more of a body is held than the connection's high-water mark until somebody asks for it, and then no more than
-# was asked for; whoever waits for a body is woken when it is complete, when it is too large, and when its client has left.
+# behind it. The connection feeds both in the same way, and the writers below answer both. They must not know what a request
+# means. Invariants: no more of a body is held than the connection's high-water mark until somebody asks for it, and then no
+# more than was asked for; whoever waits for a body is woken when it is complete, when it is too large, and when its client
+# has left.
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

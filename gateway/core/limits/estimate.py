@@ -1,4 +1,4 @@
-"""How many tokens a request has, before it is sent.
+"""Estimates a request's tokens, corrects that by real usage, and says what each limit is charged.
 
 A heuristic over sizes (no tokenizer), set right per model by `Calibration`. It must not know limits. Invariants: total on
 any JSON object; the work is bounded however large the body is.

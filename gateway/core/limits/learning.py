@@ -1,4 +1,4 @@
-"""A concurrency cap that follows latency, for servers that queue without bound instead of answering 429 (vLLM and the like).
+"""Learns limits that nobody wrote down: a cap that follows latency, a rate, a burst.
 
 Gradient control as in Netflix's concurrency-limits (Gradient2: tolerance, allowance of the root of the cap, smoothing) and
 Envoy's adaptive concurrency filter (minRTT windows): the cap shrinks by the ratio of the unloaded to the present time to

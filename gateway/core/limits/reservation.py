@@ -2,7 +2,7 @@
 
     finish                                a whole answer has come, and with it the end: most calls
     answered -> settle                    a stream's first event, and its end; an error that is an answer
-    refusal.refused                       a 429, or an account that is spent
+    refused                               a 429, or an account that is spent
     failed, cancel                        it came to nothing; it was never sent
 
 It must not know calls or queues. Invariant: every grant ends in exactly one `finish`, `settle`, `failed`, `cancel` or refusal;

@@ -1,4 +1,4 @@
-"""Finds text fields in a multipart/form-data body, by its offsets, so that the rest can be relayed as it came.
+"""Edits bodies of any size: fields set and dropped, and the text fields of forms.
 
 Source: RFC 7578; RFC 2046, 5.1.1. Works on the delimiter lines only: file parts are skipped, never copied.
 """

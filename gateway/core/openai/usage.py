@@ -1,4 +1,4 @@
-"""The tokens of a call: read from the end of the answer, or estimated when the provider reported none.
+"""The tokens of a call, and what its request needs of a target.
 
 Reads the last `usage` object by searching backwards, so that neither a long answer is parsed nor a stream kept.
 """

@@ -202,7 +202,7 @@ class LiveCredential:
             self._look_later()
 
 
-# A target whose credential is a cloud's: puts a fresh token, or a signature, on every request. Implements `ports.Upstream`.
+# A target whose credential is a cloud's: puts a fresh token, or a signature, on every request. Implements `Upstream`.
 #
 #     Signed(Wire) : current credential -> token | SigV4 of what Wire will send -> Wire -> 401, 403: once more with a new one
 #

@@ -2,7 +2,7 @@
 
     message_start (block)* message_delta message_stop | ... error
 
-Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole (`blocks`).
+Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole (`in_answer/answer.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     role delta* finish usage? [DONE] | ... error
 
-Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. No word is held
+Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. No word is held
 back; citations are, because chat completions tell them at once. The end is told when the target has told its own: a stream
 without `message_stop` was cut. What is unknown is left out, for the provider promises new kinds of blocks and events.
 """

@@ -332,7 +332,7 @@ def headers_in(head: bytes) -> Mapping[str, str]:
 #
 #     role delta* finish usage? [DONE] | ... error
 #
-# Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. The end is
+# Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. The end is
 # `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any other was
 # cut. What is unknown is left out.
 

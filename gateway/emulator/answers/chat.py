@@ -243,8 +243,8 @@ def _last_role(request: CheckedRequest) -> object:
 
 # Acts out an answer: at its pace, whole, or broken in the way its fault says.
 #
-# It must not know why a fault was picked (`faults.py`). Invariant: without a fault every answer ends properly; with one,
-# the call ends exactly as `faults.FAULTS` describes it.
+# It must not know why a fault was picked (`config/config.py`). Invariant: without a fault every answer ends properly; with one,
+# the call ends exactly as `FAULTS` there describes it.
 
 
 _FINISH_REASON = re.compile(rb'"finish_reason":"\w+"')

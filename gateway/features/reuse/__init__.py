@@ -1,1 +1,1 @@
-"""Answers without the provider: idempotency keys, single flight, exact and semantic caches."""
+"""Answers without the provider: idempotency keys, single flight, the exact cache, and the order of all layers."""

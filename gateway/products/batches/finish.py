@@ -1,4 +1,4 @@
-"""The last piece of a batch: its chunks put together, in the order of the input, into an output and an error file.
+"""The first and the last piece of a batch: its input is checked; its chunks are put together into its files.
 
 A batch that stopped early has a line in the error file for each request without a result. The files have ids that follow from
 the batch's, and blobs that follow from theirs: done again after a crash, the same files come out. Invariant: every line of the

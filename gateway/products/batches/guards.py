@@ -96,7 +96,7 @@ class Brakes:
         self._brakes.pop(job_id, None)
 
 
-# Lines of batches that become dead letters, as `dead_letters.lines` says: of what killed its processes, and of what failed for
+# Lines of batches that become dead letters (`lines` of `dead_letters`): of what killed its processes, and of what failed for
 # now as often as it was tried. All others are their caller's, in the error file.
 
 

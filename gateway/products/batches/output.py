@@ -1,4 +1,4 @@
-"""Lines of a batch's output and error files, put together around the bytes of an answer.
+"""What a batch looks like to its owner, and the lines of its output and error files.
 
     {"id": "batch_req_…", "custom_id": "a-1", "response": {"status_code": 200, "request_id": "…", "body": {…}}, "error": null}
     {"id": "batch_req_…", "custom_id": "a-2", "response": null, "error": {"code": "batch_expired", "message": "…"}}

@@ -21,12 +21,12 @@ class RedisJobFiles:
     """Implements `gateway.products.jobs.store.JobFiles`: keeps files beside the jobs of their tenants."""
 
     def __init__(
-        self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], calm_s: Callable[[], float]
+        self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], durability_lag_s: Callable[[], float]
     ) -> None:
-        """`refuse_if_unfit` raises JobsUnavailable where the Redis may not keep anything; `calm_s` is the store's."""
+        """`refuse_if_unfit` raises JobsUnavailable where the Redis may not keep anything; `durability_lag_s` is the store's."""
         self._partitions = partitions
         self._refuse_if_unfit = refuse_if_unfit
-        self._calm_s = calm_s
+        self._calm_s = durability_lag_s
 
     async def add(self, file: StoredFile) -> None:
         """Keeps a file, durably; one with the same id is replaced."""

@@ -1,4 +1,4 @@
-"""What routes may do with files: take one as it comes, show, list, read and remove them. The tenant is given by the edge.
+"""What routes may do with files and batches. The tenant is given by the edge.
 
 Invariants: a file that is shown is whole and durable; an upload that comes to nothing leaves nothing; of an upload no more is
 held in memory than its caller hands over at a time. A file that is another tenant's is none.

@@ -1,4 +1,4 @@
-"""What jobs add to the numbers. Implements `jobs.ports.JobMeter`."""
+"""What jobs add to the numbers. Implements `JobMeter`."""
 
 from __future__ import annotations
 

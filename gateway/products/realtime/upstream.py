@@ -68,7 +68,7 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 class SocketWire(Wire):
-    """Opens sessions at one target. Implements `ports.Upstream`."""
+    """Opens sessions at one target. Implements `Upstream`."""
 
     __slots__ = ("_pools",)
 

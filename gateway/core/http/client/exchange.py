@@ -1,6 +1,6 @@
 """One request and its answer over HTTP/1.1, from the caller's side: wait for the head, then iterate the body.
 
-An exchange is the `exchange.Answer` that the flow reads: nothing stands between the connection's parser and the relay. The
+An exchange is the `Answer` that the core reads: nothing stands between the connection's parser and the relay. The
 connection feeds it (`bring`, `finish`) and may serve the next request while the last bytes of this one are unread. It knows
 nothing of bytes on the wire. Invariants: giving it up before its end closes the connection; what `mask_body` was told to
 mask is masked before anybody can read it.
@@ -319,7 +319,7 @@ class Exchange(PassthroughChunks):
         self.whole: bytes | None = None
         """The body, when all of it had come when the answer was handed out."""
 
-    # What the flow reads.
+    # What the core reads.
 
     @property
     def chunks(self) -> AsyncIterator[bytes]:

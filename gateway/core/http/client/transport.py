@@ -1,6 +1,6 @@
 """The default egress transport: HTTP/1.1 over asyncio and httptools, pooled per origin.
 
-A target's wire calls `Http1Transport.exchange`, which takes a request as bytes and gives back what the flow reads, without
+A target's wire calls `Http1Transport.exchange`, which takes a request as bytes and gives back what the core reads, without
 httpx's objects between them. To everybody else it is an `httpx.AsyncBaseTransport`, the seam that it shares with
 `HttpxTransport` (HTTP/2, proxies) and with `httpx.MockTransport`. No task, timer or context manager per request: one
 periodic sweep looks after every deadline, so timeouts are late by at most `sweep_interval_s`. It knows nothing of retries
@@ -119,8 +119,8 @@ class Http1Transport(httpx.AsyncBaseTransport):
     ) -> Exchange:
         """Send a request and return once the answer's head is there; what has come of the body by then is in `whole`.
 
-        `signs.sign_at` is set when anything comes before the head is complete. Raises what `asker` makes of httpx's errors,
-        without one these, which tell their phase. Cancelling closes the connection.
+        `signs.last_activity_at` is set when anything comes before the head is complete. Raises what `asker` makes of
+        httpx's errors, without one these, which tell their phase. Cancelling closes the connection.
         """
         try:
             pool = self._pools.get(origin) or self._open_pool(origin)

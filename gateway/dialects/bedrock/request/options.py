@@ -415,7 +415,7 @@ def _is_metadata(name: str, value: Any) -> bool:
 
 # The content of a turn of Claude's at Bedrock, whole: how it is remembered from an answer, and put back into a request.
 #
-# As with Messages, who repeats such a turn in another order is refused (see `anthropic.from_chat.signed_turns`); the blocks are
+# As with Messages, who repeats such a turn in another order is refused (see `anthropic/out_thoughts.py`); the blocks are
 # Converse's own. What a model of another maker thought is signed by nobody, and does not go back.
 
 

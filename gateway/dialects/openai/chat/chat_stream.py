@@ -2,7 +2,7 @@
 
     role delta* finish usage? [DONE] | ... error
 
-Each piece is one line that ends with its choices, so that `transcript.is_plain_chat` need not parse it again. No word is held
+Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. No word is held
 back; citations are, because chat completions tell them at once. What a server says only of an item as a whole, or of the whole
 answer, is told then, so that the same comes out as from an answer that was not streamed.
 """

@@ -1,1 +1,1 @@
-"""`gateway runs`."""
+"""The commands `gateway runs`: runs and workflows listed and shown."""

@@ -1,4 +1,4 @@
-"""Steps in the store of jobs, as the flow of a call sees them: nothing is paid for that could not be kept.
+"""Steps in the store of jobs, as a call sees them: nothing is paid for that could not be kept.
 
 It must not know how twins share a step. Invariant: an answer that was paid for is held here until it is kept, as long as the
 process lives and there is room.

@@ -549,7 +549,7 @@ def _lets_expire(provider: Provider) -> bool:
     return provider.dialect == "azure" or host == "openai.com" or host.endswith(".openai.com")
 
 
-# Batch APIs by what their providers speak. Implements `jobs.ports.ProviderBatches`.
+# Batch APIs by what their providers speak. Implements `ProviderBatches`.
 
 
 class HttpProviderBatches:

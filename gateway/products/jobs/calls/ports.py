@@ -1,4 +1,4 @@
-"""What the worker needs of others: calls made of stored requests, somebody who counts, and providers' own Batch APIs."""
+"""What the worker needs of others: outcomes judged, calls made of stored requests, metrics, providers' Batch APIs."""
 
 from __future__ import annotations
 

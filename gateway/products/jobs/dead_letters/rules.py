@@ -215,7 +215,7 @@ def unpack(data: bytes) -> DeadLetter:
 class DeadLetters(Protocol):
     """The dead letters of a store of jobs. Every method raises JobsUnavailable.
 
-    They come by the ends of jobs (`letters.letter_of_job`) and by `commit`. A job whose letter `holds_job` is not forgotten.
+    They come by the ends of jobs (`letter_of_job`) and by `commit`. A job whose letter `holds_job` is not forgotten.
     """
 
     async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:

@@ -1,4 +1,4 @@
-"""Streams of what happens to a job or batch: server-sent events, one for each change, until its end.
+"""Jobs in HTTP: bodies read, stored answers given, and the events of a job or batch until its end.
 
 The id of an event is the revision of the job: whoever comes back with it (`Last-Event-ID`) is told only what is new. While
 nothing happens a comment goes out now and then, so that nobody between takes the connection for a dead one.

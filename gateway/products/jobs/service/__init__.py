@@ -1,1 +1,1 @@
-"""What callers may ask of jobs, and what routes do for them."""
+"""Jobs as callers ask for them: the fields of a request, and what routes do with a job."""

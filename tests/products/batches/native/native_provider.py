@@ -83,7 +83,7 @@ class _Batch:
 
 @dataclass
 class ScriptedBatches:
-    """Implements `jobs.ports.ProviderBatches`, and remembers what it was asked."""
+    """Implements `ProviderBatches`, and remembers what it was asked."""
 
     clock: LoopClock
     lies: Lies = field(default_factory=Lies)

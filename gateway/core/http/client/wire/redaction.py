@@ -1,4 +1,4 @@
-"""The one place where our secrets are taken out of what providers say, before anything else of the gateway sees it.
+"""Addresses of requests, phases of failures, and secrets masked in answers.
 
 Some providers repeat a credential: in the error that refuses it, in a header, in a stream. Every answer passes `Secrets.guard`
 where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or an admin page can

@@ -97,7 +97,7 @@ class Address:
 
 
 class Wire:
-    """Sends a call to one target. Implements `ports.Upstream`."""
+    """Sends a call to one target. Implements `Upstream`."""
 
     __slots__ = (
         "_addresses",

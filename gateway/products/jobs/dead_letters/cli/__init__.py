@@ -1,1 +1,1 @@
-"""`gateway dlq`."""
+"""The commands `gateway dlq`: dead letters listed, replayed and deleted."""
