@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import ceil, inf
 
 from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError, InternalError, ShuttingDown
+from gateway.core.errors import MAX_RETRY_AFTER_S, GatewayError, InternalError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Attempt, Gap, Usage, shown
+from gateway.core.types import Attempt, Gap, RawHeaders, Usage, shown
 from gateway.features.runs.table.table import RunTable
 
 # What a call is estimated to use and to cost, by what its targets have answered to calls before it.
@@ -249,6 +249,31 @@ def overhead_s(call: Call, now: float) -> float:
 
 
 MOST_SHOWN = 200
+
+
+def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tuple[bytes, bytes]]:
+    """The headers of an error, with advice for SDKs: come back in so many seconds, or (None) not at all.
+
+    A provider that has named a time itself is believed; for longer than a minute no SDK should wait by itself.
+    """
+    kept = [header for header in headers if header[0] != b"x-should-retry"]
+    named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
+    longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
+    if back_in_s is None or longest_s > MAX_RETRY_AFTER_S:
+        return [*kept, (b"x-should-retry", b"false")]
+    kept.append((b"x-should-retry", b"true"))
+    if not named:
+        kept += (b"retry-after", b"%d" % ceil(back_in_s)), (b"retry-after-ms", b"%d" % ceil(back_in_s * 1000))
+    return kept
+
+
+def _seconds(name: bytes, value: bytes) -> float:
+    """The seconds that a header asks to wait; 0.0 where it is no such header, or no number."""
+    unit = {b"retry-after": 1.0, b"retry-after-ms": 0.001}.get(name, 0.0)
+    try:
+        return float(value) * unit if unit else 0.0
+    except ValueError:  # a date, as RFC 9110 allows
+        return 0.0
 
 
 def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:

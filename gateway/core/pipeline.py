@@ -21,12 +21,20 @@ from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, answer_headers, estimated_usage, lossy_header
+from gateway.core.ledger import (
+    CLIENT_GONE,
+    CLIENT_GONE_STATUS,
+    Accounts,
+    answer_headers,
+    estimated_usage,
+    lossy_header,
+    with_retry_advice,
+)
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
 from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
-from gateway.core.types import Usage
+from gateway.core.types import PASSING, Usage
 from gateway.dialects.http.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
 from gateway.features.degrade.slow_models import SlowModels
@@ -50,7 +58,6 @@ from gateway.products.realtime.service import RealtimeSessions, SessionAccounts
 SLOW_CLIENT = "slow_client"
 SLOW_CLIENT_S = 5.0
 """A provider that was kept waiting for so long is not to blame when its stream breaks or takes too long."""
-NO_RETRY = (b"x-should-retry", b"false")
 
 
 def _half() -> float:
@@ -255,9 +262,10 @@ class Pipeline:
                 return instead
             self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
-        if error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
-            shared = [header for header in shared if header[0] != b"x-should-retry"]
-            shared.append(NO_RETRY)
+        if error_class is not None and call.endpoint.request != "any":
+            is_passing = error_class in PASSING and call.denied is None
+            back_in_s = self._admission.back_in_s(call) if is_passing else None
+            shared = with_retry_advice(shared, back_in_s)
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)
 
     def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay | OverlongStream) -> Reply:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from gateway.core.retry.balancing import CostRule
 from gateway.core.snapshot.snapshot import Rates
@@ -20,6 +21,7 @@ SEEN_ANSWERS = 5
 """The length of a model's answers counts as known after this number of answers."""
 OF_BUDGET = 0.1
 """A call whose usual price is known reserves at most this part of the budget, unless its usual price is higher."""
+TOKENS_PER_S = 5.0
 SUCCESS_TOKENS = 1.0
 """The retry tokens that a success without retries gives back."""
 
@@ -46,13 +48,20 @@ class RetryBudget:
 
 
 class RetryTokens:
-    """One target's bucket of retry tokens: retries empty it, only successes fill it."""
+    """One target's bucket of retry tokens: retries empty it, successes fill it, and time a little."""
 
-    __slots__ = ("spent",)
+    __slots__ = ("_filled_at", "spent")
 
     def __init__(self) -> None:
         self.spent = 0.0
         """The tokens taken and not given back yet."""
+        self._filled_at = -inf
+
+    def fill(self, now: float) -> None:
+        """Gives back what time does: with nothing left, about one retry a second may go, so none waits for ever."""
+        if self.spent and self._filled_at > -inf:
+            self.spent = max(0.0, self.spent - (now - self._filled_at) * TOKENS_PER_S)
+        self._filled_at = now
 
     def level(self, capacity: float) -> float:
         """Returns the tokens left of `capacity`."""

@@ -42,6 +42,10 @@ class ErrorClass(StrEnum):
     UNKNOWN = "unknown"
 
 
+PASSING = frozenset((ErrorClass.CONNECTION, ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR))
+"""A target's own trouble, for which nobody has to be paid: another call, or this one a little later, may be served."""
+
+
 class Phase(StrEnum):
     """The progress of an attempt when it failed: it decides what may be tried again without paying twice."""
 
@@ -281,6 +285,8 @@ class Attempt:
     """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
     never_again: bool = False
     """The target can never serve this call, whatever the time."""
+    is_trial: bool = False
+    """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
     is_callers: bool = False
     """The attempt used the caller's own credential."""
     is_told: bool = False

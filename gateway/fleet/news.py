@@ -494,7 +494,8 @@ class FleetNews:
         elif item.left_s:
             if FleetView(breaker).peer_opened(now + item.left_s, move.ejections, move.reason, now, move.rate):
                 for line in self._health.lines_of(item.name):
-                    self._queue.shut(line)  # whoever has waited for the probe would wait for the next
+                    if self._queue.shut(line):  # whoever has waited for the probe would wait for the next
+                        line.gate.health.probe_for_waiting(now, now * 1e4 % 1.0)
             if account is not None and breaker.state == "open":
                 account.is_refused = account.is_refused or move.is_refused
 

@@ -67,7 +67,7 @@ def fail(bench: Bench, times: int, name: str = "p0/m") -> None:
     """So many calls there come to nothing, in a row."""
     health = vitals_of(bench, name)
     for _ in range(times):
-        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
+        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "timeout")
 
 
 # What is shown
@@ -111,7 +111,7 @@ def test_an_open_breaker_says_why_since_when_and_until_when() -> None:
     bench.clock.advance(3.0)
     row = shown(bench)
 
-    assert (row["state"], row["reason"]) == ("open", "5 failures in a row (server_error)")
+    assert (row["state"], row["reason"]) == ("open", "5 failures in a row (timeout)")
     assert (row["since_s"], row["last_opened_s"], row["next_probe_s"], row["ejections"]) == (3.0, 3.0, 6.0, 1)
     assert row["failures"] == {"rate": 1.0, "calls": 5, "usual_rate": 0.0}
     assert shown(bench, "p1/m")["state"] == "closed"

@@ -107,13 +107,10 @@ async def test_a_provider_that_takes_too_long_is_asked_once(gateway: Running, st
     assert len(gateway.records) == 1
 
 
+PASSING = {"e500": 500, "e503": 503, "e529": 529, "html502": 502, "reset": 502}
+"""Trouble of the provider's own, for which nobody pays."""
 FAULTS = {
-    "e500": 500,
-    "e503": 503,
-    "e529": 529,
-    "html502": 502,
     "empty_200": 502,
-    "reset": 502,
     "quota": 429,
     "e401": 401,
     "e404": 404,
@@ -135,6 +132,21 @@ async def test_a_final_error_is_final_for_the_sdk(gateway: Running, fault: str) 
     assert failure.value.response.headers["x-should-retry"] == "false"
     await gateway.stop()
     assert len(gateway.records) == 1
+
+
+@pytest.mark.parametrize("fault", PASSING)
+async def test_passing_trouble_may_be_tried_again(gateway: Running, fault: str) -> None:
+    """With the time at which another try may be served."""
+    gateway.script(*[fault] * 4)
+
+    async with sdk(gateway.url, max_retries=0) as client:
+        with pytest.raises(openai.APIStatusError) as failure:
+            await ask(client)
+        headers = failure.value.response.headers
+        assert failure.value.status_code == PASSING[fault]
+        assert headers["x-should-retry"] == "true"
+        assert 500 <= int(headers["retry-after-ms"]) <= 1000
+        await ask(client)
 
 
 async def test_a_retry_behind_a_deaf_proxy_is_not_paid_for_twice(start: StartGateway) -> None:

@@ -15,6 +15,7 @@ from gateway.core.health.target_health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import NewsItem
 from gateway.core.snapshot.snapshot import Counting, Model, Target
+from gateway.core.types import LANES
 from gateway.fleet import news
 from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.fleet.news import (
@@ -39,7 +40,7 @@ from tests.support.outage import answers, fails, refuses, soon
 from tests.support.virtual import LoopClock, run
 from tests.sweeps import sampled
 
-RULES = BreakerRules(open_s=4.0, jitter_percent=0.0)
+RULES = BreakerRules(open_s=4.0, jitter_percent=0.0, hold_for_s={**dict.fromkeys(LANES, 0.0), "batch": 60.0})
 KEEN: dict[str, Any] = {"changes": {"counting": Counting()}}
 """It learns from headers."""
 
@@ -53,7 +54,7 @@ async def tell_open(group: Fleet, who: int = 0) -> None:
     """One of them sees five failures."""
     now, breaker = group.clock.now, group.replicas[who].breaker_of()
     for _ in range(5):
-        breaker.failed(breaker.take(now), now, 0.0, "server_error")
+        breaker.failed(breaker.take(now), now, 0.0, "timeout")
     await group.hop()
 
 
@@ -463,7 +464,7 @@ def test_an_opened_breaker_opens_all() -> None:
 
         assert group.states() == ["open"] * 3
         assert [breaker.failure_rate(clock.now) for breaker in group.breakers()] == [0.5] * 3
-        assert group.breakers()[1].reason == "told by another replica: 5 failures in a row (server_error)"
+        assert group.breakers()[1].reason == "told by another replica: 5 failures in a row (timeout)"
         ends = [breaker.probe_at for breaker in group.breakers()]
         assert ends == pytest.approx([1004.0] + [1000.0 + 4.0 * FIRST_GO] * 2, abs=0.01)
         assert [breaker.ejections for breaker in group.breakers()] == [1] * 3

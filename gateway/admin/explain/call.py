@@ -279,7 +279,7 @@ def _breaker(rules: BreakerRules, key: Key) -> str:
         return "no breaker"
     return (
         f"opens for {rules.open_s:g} s after {rules.consecutive_failures} failures in a row or "
-        f"{rules.failure_rate_percent:g} % of {rules.min_calls} calls or more in {rules.window_s:g} s; "
+        f"{rules.failure_rate_percent:g} % of {rules.min_calls} calls or more in {rules.window_s:g} s, if that lasts; "
         f"with all open a call waits {rules.hold_for_s[key.lane]:g} s"
     )
 

@@ -354,8 +354,8 @@ class RetryBudgets:
         self.cancel(call)
         if budgets.denies(targets[0], last) is not None:
             return False
-        if last.phase is not Phase.NOTHING_SENT:
-            health = self._gates.line(targets[0], call).gate.health
+        health = self._gates.line(targets[0], call).gate.health
+        if last.phase is not Phase.NOTHING_SENT and health.is_clear:
             call.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, last, targets[0]))
         return True
 
@@ -400,14 +400,21 @@ class CallBudgets:
             return None
         gate, retries = self._gates[target.name], self._retries
         health = gate.health
+        if not health.is_clear:
+            return None  # what goes to a target in trouble is bounded there, call by call
         active = max(gate.in_flight, int(health.busiest(self._now)))
         if not health.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
             return "budget"
+        health.tokens.fill(self._now)
         return None if health.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
     def doubt(self, target: Target) -> Doubt | None:
         """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
         return self._gates[target.name].health.doubt(self._now)
+
+    def is_in_trouble(self, target: Target) -> bool:
+        """Returns whether a breaker lets only few calls through to the target."""
+        return not self._gates[target.name].health.is_clear
 
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""

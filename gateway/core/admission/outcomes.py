@@ -155,8 +155,12 @@ class HealthPropagation:
         if line is None:
             return
         self._queue.freed(line)
-        if self._gates.names.callers and line.gate.health.is_probed:
+        health = line.gate.health
+        if self._gates.names.callers and not health.is_clear:
             self._probe_ended(line.gate)
+        if not health.account.breaker.is_clear:
+            for other in self._gates.of_account(health.account):
+                self._queue.freed(other)
 
     def _probe_ended(self, gate: Gate) -> None:
         """A probe may have ended for which callers at other lines wait, too."""
@@ -179,7 +183,8 @@ class HealthPropagation:
     def _meet_change(self, lines: Sequence[WaitingLine], state: str) -> None:
         for line in lines:
             if state in ("open", "drained"):
-                self._queue.shut(line)
+                if self._queue.shut(line):
+                    line.gate.health.probe_for_waiting(self._clock.monotonic(), self._draw())
                 self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
                 self._trip_account_if_all_open(line.gate.health.account)
             else:

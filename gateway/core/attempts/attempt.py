@@ -18,14 +18,21 @@ from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
-from gateway.core.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
+from gateway.core.errors import (
+    MAX_RETRY_AFTER_S,
+    CircuitOpen,
+    DeadlineExceeded,
+    GatewayError,
+    NoTargetAvailable,
+    TargetsTimedOut,
+)
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects, is_final
 from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
+from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
 from gateway.dialects.sse.relayed_errors import client_status, for_generate, for_messages, for_openai, openai_error
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
@@ -34,8 +41,11 @@ LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_T
 
 _OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
 """What the operator has to mend: the provider says it best."""
+MOST_TRIALS = 10
+"""Of one call, where each of them was answered with a 500."""
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
+SOON_S = 0.01
 MOST_DETOURS = 100
 """A decision that cannot be carried out is taken again, but not for ever."""
 
@@ -82,6 +92,7 @@ class Attempts:
         while True:
             if isinstance(step, GiveUp) or detours > MOST_DETOURS:
                 return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
+            decided_at = self._clock.monotonic()
             try:
                 entered = admission.admit(call) if step is None else self._enter(call, step)
                 target = entered if isinstance(entered, Target) else await entered
@@ -92,8 +103,8 @@ class Attempts:
             except GatewayError as refusal:
                 _add_words(refusal, last)
                 raise
-            if target is None:  # what was decided is out of date
-                detours += 1
+            if target is None:  # what was decided is out of date; to have waited for a turn is no detour
+                detours = detours + 1 if self._clock.monotonic() - decided_at < SOON_S else 0
                 step = self._next_step(call)
                 continue
             hedging = call.model.retries.hedging
@@ -151,8 +162,17 @@ class Attempts:
         if isinstance(step, TryLater):
             call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
-            if not step.targets or not admission.retries.book(call, step.targets, admission.retries.of(call)):
+            plan = admission.planner.plan_now(call)
+            usable = [*plan.own, *plan.others, *plan.context]
+            if not any(target in usable for target in step.targets):
+                return None  # they have been left alone meanwhile, and others are in service; or there are none
+            if not admission.retries.book(call, step.targets, admission.retries.of(call)):
                 return None
+            # Should it have to wait there, it goes where it has not been.
+            met = {attempt.target for attempt in call.attempts}
+            is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
+            others = [] if is_too_long else [one for one in plan.others if one.name not in met]
+            return await admission.enter(call, [*step.targets, *others])
         return await admission.enter(call, step.targets)
 
     def _learn(self, call: Call, target: Target, failed: FirstAnswer | UpstreamFailed) -> None:
@@ -170,6 +190,7 @@ class Attempts:
             return
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
+        attempt.is_trial = _is_trial(call, failure.error_class)
         self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
@@ -186,6 +207,7 @@ class Attempts:
             attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
             attempt.never_again = not attempt.is_refused
             return
+        attempt.is_trial = _is_trial(call, diagnosis.error_class)
         self._admission.outcomes.answered(call, opened.headers, is_error=True)
         self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
@@ -241,13 +263,27 @@ class Attempts:
         )
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
+        elif error_class in PASSING and step.reason not in DENIALS:
+            back_in_s = self._admission.back_in_s(call)
+            error.should_retry, error.retry_after_s = back_in_s <= MAX_RETRY_AFTER_S, back_in_s
         raise error
+
+
+def _is_trial(call: Call, error_class: ErrorClass) -> bool:
+    """Whether the attempt has told of its target's trouble only, which costs its call no attempt.
+
+    A 500 may come of the call's own content, so a call with nobody beside it does not go on for ever.
+    """
+    if call.grant is None or not call.grant.is_trial or error_class not in PASSING:
+        return False
+    rule = call.model.retries.by_class.get(error_class)
+    if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
+        return False  # whoever forbids a second try forbids it here, too
+    return error_class is not ErrorClass.SERVER_ERROR or sum([one.is_trial for one in call.attempts]) < MOST_TRIALS
 
 
 _OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"
 _WHY = {
-    "budget": " Not tried again: too many retries are in flight there already.",
-    "tokens": " Not tried again: too many retries have failed there lately.",
     "money": " Not tried again: the call may not cost more (max_usd_per_call).",
     "key_budget": " Not tried again: the key's budget is spent.",
     "doubt": " Not tried again: others that tried what is left had no answer there.",

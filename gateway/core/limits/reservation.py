@@ -44,6 +44,7 @@ class Reservation:
         "is_judged",
         "is_open",
         "is_told",
+        "is_trial",
         "mark",
         "max_tokens",
         "permit",
@@ -80,6 +81,8 @@ class Reservation:
         """What it has taken of the retry budgets."""
         self.is_open = True
         """It has not ended."""
+        self.is_trial = False
+        """It finds out whether a target in trouble serves again."""
         self.is_told = False
         """The search for a rate knows how it ended."""
 
@@ -410,7 +413,9 @@ def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int 
     pauses.probed_at = gate.used_at = now
     gate.squares += cost.input_tokens * cost.input_tokens
     mark = _sample(gate, now) if now >= gate.learns_from else None
-    return Reservation(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
+    reservation = Reservation(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
+    reservation.is_trial = not gate.health.is_clear and gate.health.is_on_trial
+    return reservation
 
 
 def wait_for(

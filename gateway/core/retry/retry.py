@@ -47,6 +47,10 @@ class Budgets(Protocol):
         """Returns what enough failed calls before this one have found out about the target; None: the call may try it."""
         ...
 
+    def is_in_trouble(self, target: Target) -> bool:
+        """Returns whether a breaker lets only few calls through to the target."""
+        ...
+
     def denies_money(self) -> str | None:
         """Returns what forbids the call to pay for another attempt (`money`, `key_budget`); None: nothing does."""
         ...
@@ -82,10 +86,14 @@ class GiveUp(NamedTuple):
 Step = Try | TryLater | GiveUp
 FIRST_DOUBT_WAIT_S = 0.05
 """A failed call first waits this long while others find out whether a target serves; each further wait is longer."""
+LOOK_AGAIN_S = 1.0
+"""Later on it looks about so often whether somebody was served there, as long as its caller waits."""
 _LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
-FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
-"""A failed call waits this long for a spent retry budget: the first pause (each later one is longer), and in all."""
-DENIALS = frozenset(("budget", "tokens", "money", "key_budget"))
+FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 1.0
+"""The pauses of a failed call that waits for a spent retry budget: the first one, and about the longest."""
+LAST_TRY_S = 1.5
+"""Seconds after its first failure before which a call does not make its last try: openai-python's are over by then."""
+DENIALS = frozenset(("money", "key_budget"))
 """The reasons of `GiveUp` that have prevented an attempt which would otherwise have been made."""
 
 
@@ -113,7 +121,7 @@ def next_step(
         return GiveUp("deadline")
     is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
     left = _left(Plan(plan.context) if is_too_long else plan, ledger)
-    made = sum([not attempt.is_refused for attempt in ledger])
+    made = sum([not attempt.is_refused and not attempt.is_trial for attempt in ledger])
     # A target that lacks the model says nothing about the call, so the failures of the other targets decide, if there are any.
     ledger = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again] or ledger
     last = ledger[-1]
@@ -133,13 +141,13 @@ def next_step(
     if most > 1:
         most += max(0, allowed - retries.attempts)
     is_last = made == allowed - 1
-    step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
+    step = _next_target(failures, left, most, retries, budgets, deadline, now, u, is_last=is_last)
     # There is no time left to wait, but an untried target needs no wait.
     if isinstance(step, TryLater) and (step.until >= deadline or now >= deadline):
         fresh = _fresh((*left.own, *left.others), failures)
         step = Try(fresh) if fresh else GiveUp("deadline")
     if most:
-        step = _unless_in_doubt(step, failures, budgets, deadline if is_hard else inf, now, u)
+        step = _unless_in_doubt(step, failures, budgets, deadline, deadline if is_hard else inf, now, u)
     if isinstance(step, GiveUp) and is_too_long:
         return GiveUp("final")
     return step
@@ -173,7 +181,13 @@ def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Targe
 
 
 def _unless_in_doubt(
-    step: Step, failures: Sequence[Attempt], budgets: Budgets, hard_deadline: float, now: float, u: float
+    step: Step,
+    failures: Sequence[Attempt],
+    budgets: Budgets,
+    deadline: float,
+    hard_deadline: float,
+    now: float,
+    u: float,
 ) -> Step:
     """Returns the step, restricted to those of its targets that are not in doubt.
 
@@ -196,7 +210,10 @@ def _unless_in_doubt(
         return TryLater(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
     took_s = failed_at - last.started_at
     hopeful = [target for target, doubt in doubts if doubt and _is_hopeful(doubt, took_s, now, is_short=until < full)]
-    return step._replace(targets=hopeful) if hopeful else GiveUp("doubt")
+    if hopeful:
+        return step._replace(targets=hopeful)
+    look_again = now + LOOK_AGAIN_S * (0.5 + u)
+    return TryLater(look_again) if look_again < min(deadline, hard_deadline - took_s) else GiveUp("doubt")
 
 
 def _is_hopeful(doubt: Doubt, took_s: float, now: float, *, is_short: bool) -> bool:
@@ -215,6 +232,7 @@ def _next_target(
     most: int,
     retries: Retries,
     budgets: Budgets,
+    deadline: float,
     now: float,
     u: float,
     *,
@@ -227,7 +245,7 @@ def _next_target(
     3. the failure's class has attempts left (`most`)        TryLater, after the backoff, at an own target
     4. a fallback is untried                                 Try the fallback
     5. a tried fallback has attempts left                    TryLater, after the backoff, there again
-    6. only the budget for concurrent retries forbids it     TryLater without targets: a place may become free soon
+    6. only a retry budget forbids it                        TryLater without targets: its turn comes
     7. none of these                                         GiveUp with the reason of the denial, or of the shortage
     """
     fresh_others = _fresh(left.others, failures)
@@ -236,13 +254,14 @@ def _next_target(
         return Try([*fresh, *fresh_others])
     own = [target.name for target in left.own]
     last = failures[-1]
-    spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in failures])
+    counted = [attempt for attempt in failures if not attempt.is_trial]
+    spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in counted])
     if is_last and fresh_others:
         return Try(fresh_others)
     again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
-    # A call that has somewhere else to go need not find out whether a doubtful target serves again.
+    # A call that has somewhere else to go need not find out whether a target in doubt or in trouble serves again.
     if fresh_others:
-        again = [target for target in again if budgets.doubt(target) is None]
+        again = [one for one in again if budgets.doubt(one) is None and not budgets.is_in_trouble(one)]
     if not again:
         if fresh_others:
             return Try(fresh_others)
@@ -250,16 +269,22 @@ def _next_target(
         again, denied_there = _again(retryable_fallbacks, failures, budgets)
         denied = denied or denied_there
     waited_s = now - (now if last.ended_at is None else last.ended_at)
-    if not again and denied == "budget" and waited_s < min(retries.backoff.max_s, LONGEST_BUDGET_WAIT_S):
+    if not again and denied is not None:
         # The pause grows with the time waited and is random, so many waiting calls ask seldom and never all at once.
-        return TryLater(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))
+        return TryLater(now + min(max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)), LONGEST_BUDGET_WAIT_S * (0.5 + u)))
     if not again:
         return GiveUp(denied or ("no_target" if not own and not left.others else "attempts"))
     rule = rule_for(last, retries)
     # A connection that broke before anything was sent was usually a stale one: the first retry need not wait.
     if rule.is_first_immediate and len(failures) == 1 and last.phase is Phase.NOTHING_SENT:
         return TryLater(now, again)
-    return TryLater(now + backoff_s(retries.backoff, len(failures), u), again)
+    if last.is_trial:
+        return TryLater(now, again)  # it waits in the queue: the target's own trouble says when the next one goes
+    until = now + backoff_s(retries.backoff, len(counted), u)
+    later = failures[0].started_at + LAST_TRY_S * (1 + u / 4)
+    if (spent == most - 1 or is_last) and later < deadline and not fresh_others:
+        until = max(until, later)  # the last try is not spent on the moment that the others have met
+    return TryLater(until, again)
 
 
 def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budgets) -> tuple[list[Target], str | None]:

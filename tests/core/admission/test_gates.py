@@ -15,11 +15,12 @@ from gateway.core.admission import gates as gates_module
 from gateway.core.admission.queue.queue import Held, Option, WaitingLine
 from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import LimitsAre, Target
-from gateway.core.types import ErrorClass, Outgoing, Usage
+from gateway.core.types import LANES, ErrorClass, Outgoing, Usage
 from tests.support.flow import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
 
 QUOTA = (
@@ -161,11 +162,12 @@ async def test_written_limits_are_each_callers_own() -> None:
 
 async def test_all_callers_find_out_together_that_a_target_is_ill() -> None:
     """Its health is its own: the breaker that one caller's failures open, another's probes close."""
-    bench = keyless(whole(b"", 503), retries=ONCE)
+    bench = keyless(whole(b"", 503), retries=ONCE, breaker=BreakerRules(hold_for_s=dict.fromkeys(LANES, 0.0)))
     for number in range(5):
         await status(bench, f"made-up-{number}")
     breaker = bench.admission.gates.lines["p0/m"].gate.health.breaker
     assert not breaker.is_clear
+    breaker.trip("for the test", bench.clock.now, 0.0)
 
     with pytest.raises(CircuitOpen):
         await bench.serve(credential=b"Bearer honest")

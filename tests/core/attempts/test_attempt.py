@@ -69,11 +69,11 @@ def test_time_between_attempts_is_not_ours() -> None:
     """Backoffs are no overhead of the gateway."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([Provider(fails(500, 0.1))], clock)
+        city, began_at = City([Provider(fails(500, 0.1))], clock), clock.now
         await city.call()
 
         account = city.bench.account
-        assert account.call.backoff_s == pytest.approx(0.05 + 0.1 + 0.2)
+        assert account.call.backoff_s == pytest.approx(clock.now - began_at - 4 * 0.1)
         assert account.overhead_s == pytest.approx(0.0, abs=1e-6)
         await city.settle()
 
@@ -104,14 +104,22 @@ async def test_a_final_error_that_clients_cannot_read_passes_as_it_is(body: byte
     assert (b"x-should-retry", b"false") in reply.headers
 
 
-async def test_nobody_tries_again_what_could_not_be_repaired() -> None:
-    """SDKs are told so with our own errors and with the provider's."""
-    with pytest.raises(NoTargetAvailable) as error:
+async def test_errors_say_whether_another_try_helps() -> None:
+    """After a provider's own trouble, with the time; not where it would be paid twice, or be the same again."""
+    with pytest.raises(NoTargetAvailable) as passing:
         await Bench([ScriptedUpstream(failed())]).serve()
-    assert error.value.should_retry is False
+    with pytest.raises(NoTargetAvailable) as paid:
+        await Bench([ScriptedUpstream(failed(ErrorClass.TIMEOUT))]).serve()
+    assert passing.value.should_retry is True
+    assert 0.5 <= (passing.value.retry_after_s or 0.0) <= 1.0
+    assert (paid.value.should_retry, paid.value.retry_after_s) == (False, None)
 
-    reply, _ = await Bench([ScriptedUpstream(whole(ERROR, 500, (b"x-should-retry", b"true")))]).serve()
-    assert [value for name, value in reply.headers if name == b"x-should-retry"] == [b"false"]
+    reply, _ = await Bench([ScriptedUpstream(whole(ERROR, 500, (b"x-should-retry", b"false")))]).serve()
+    told = [(name, value) for name, value in reply.headers if name in (b"x-should-retry", b"retry-after")]
+    assert told == [(b"x-should-retry", b"true"), (b"retry-after", b"1")]
+
+    reply, _ = await Bench([ScriptedUpstream(whole(ERROR, 503, (b"retry-after", b"7")))]).serve()
+    assert [value for name, value in reply.headers if name.startswith(b"retry-after")] == [b"7"]
 
 
 async def test_rules_may_differ_from_the_built_in_ones() -> None:

@@ -264,7 +264,8 @@ def test_explain_tells_how_a_target_is_chosen_and_when_it_is_left_alone(tmp_path
     assert "tier 2, weight 1, account east" in lines
     assert "skipped by calls that need tools, structured output, more than 9 tokens" in lines
     assert (
-        "opens for 2 s after 5 failures in a row or 50 % of 20 calls or more in 60 s; with all open a call waits 60 s"
+        "opens for 2 s after 5 failures in a row or 50 % of 20 calls or more in 60 s, if that lasts; "
+        "with all open a call waits 21600 s"
     ) in lines
     assert (
         "3. vllm/c  (where the context is too long for the others)  [450000 input tokens/min, 90000 output tokens/min]"

@@ -83,7 +83,7 @@ class Site:
         while self._ends and self._ends[0][0] <= until:
             self.now, permit, fails, first_byte_s = heapq.heappop(self._ends)
             if fails:
-                self.breaker.failed(permit, self.now, self._draw.random(), "server_error")
+                self.breaker.failed(permit, self.now, self._draw.random(), "timeout")
             else:
                 self.breaker.succeeded(permit, self.now, first_byte_s)
 
@@ -95,7 +95,7 @@ def between(begin: float, end: float, share: float = 1.0, otherwise: float = 0.0
 
 def fail(breaker: Breaker, times: int, now: float) -> None:
     for _ in range(times):
-        breaker.failed(breaker.take(now), now, 0.0, "server_error")
+        breaker.failed(breaker.take(now), now, 0.0, "timeout")
 
 
 def serve(breaker: Breaker, times: int, now: float, first_byte_s: float | None = 0.1) -> None:
@@ -129,7 +129,7 @@ def test_five_failures_in_a_row_open_it() -> None:
     fail(breaker, 1, 1.0)
 
     assert (breaker.state, breaker.is_clear, breaker.opened_at) == ("open", False, 1.0)
-    assert breaker.reason == "5 failures in a row (server_error)"
+    assert breaker.reason == "5 failures in a row (timeout)"
 
 
 def test_a_success_breaks_the_row() -> None:
@@ -197,7 +197,7 @@ def test_the_rate_opens_it_where_no_failures_are_in_a_row() -> None:
         serve(breaker, 1, float(second))
 
     assert breaker.state == "open"
-    assert breaker.reason == "70 % of 20 calls failed in 10 s (server_error)"
+    assert breaker.reason == "70 % of 20 calls failed in 10 s (timeout)"
 
 
 def test_a_rate_of_few_calls_says_nothing() -> None:
@@ -505,7 +505,7 @@ def test_failures_that_come_back_before_successes_are_no_run(failures: int) -> N
     permits = [breaker.take(0.0) for _ in range(100)]
 
     for permit in permits[:failures]:
-        breaker.failed(permit, 0.02, 0.5, "server_error")
+        breaker.failed(permit, 0.02, 0.5, "timeout")
     assert breaker.state == "closed"
     for permit in permits[failures:]:
         breaker.succeeded(permit, 2.0, None)
@@ -517,7 +517,7 @@ def test_once_most_of_a_burst_has_failed_it_opens() -> None:
     """When no more are out than have failed in a row, the rest is not waited for."""
     breaker = Breaker("site", RULES, 0.0)
     for permit in [breaker.take(0.0) for _ in range(100)][:51]:
-        breaker.failed(permit, 0.02, 0.5, "server_error")
+        breaker.failed(permit, 0.02, 0.5, "timeout")
 
     assert breaker.state == "open"
 
@@ -545,9 +545,9 @@ def test_traffic_grows_after_recovery() -> None:
 
     seconds = [site.sent_between(begin + k, begin + k + 1) for k in range(12)]
 
-    assert 3 <= seconds[0] <= 15
+    assert 3 <= seconds[0] <= 30
     assert seconds[:9] == sorted(seconds[:9])
-    assert 25 <= seconds[1] <= 40
+    assert 40 <= seconds[1] <= 70
     assert seconds[11] == 100
 
 
@@ -679,7 +679,7 @@ def test_transitions_are_told_and_counted() -> None:
 
     assert [to for _, to, _ in site.moves] == ["open", "half_open", "closed"]
     assert [why for _, _, why in site.moves] == [
-        "5 failures in a row (server_error)",
+        "5 failures in a row (timeout)",
         site.moves[1][2],
         "3 probes succeeded",
     ]
@@ -950,7 +950,7 @@ def test_open_it_stays_so_for_the_longest() -> None:
     FleetView(breaker).peer_opened(8.0, 1, "ill", 1.0)
     assert breaker.probe_at == 10.0
     FleetView(breaker).peer_opened(25.0, 1, "ill", 1.0)
-    assert (breaker.probe_at, breaker.reason) == (25.0, "5 failures in a row (server_error)")
+    assert (breaker.probe_at, breaker.reason) == (25.0, "5 failures in a row (timeout)")
 
     FleetView(breaker).peer_opened(1e9, 1, "ill", 1.0)
 

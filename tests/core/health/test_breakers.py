@@ -10,7 +10,7 @@ from gateway.core.health.breaker.state_machine import BreakerRules
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies
 
-BUILT_IN = {"critical": 0, "interactive": 0, "batch": 60, "background": 21600}
+BUILT_IN = {"critical": 21600, "interactive": 21600, "batch": 21600, "background": 21600}
 
 
 def load_rules(folder: Path, text: str) -> BreakerRules:

@@ -17,7 +17,7 @@ from gateway.core.admission.admission.candidates import PROBED_AFTER_S
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Retries
-from gateway.core.types import ErrorClass, Phase, UpstreamFailed
+from gateway.core.types import LANES, ErrorClass, Phase, UpstreamFailed
 from tests.support.flow import RATES, Broken, Script, streamed, whole
 from tests.support.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
 from tests.support.virtual import LoopClock, run
@@ -26,6 +26,8 @@ from tests.sweeps import sampled
 DEFAULT = Retries()
 RULES = BreakerRules()
 STEADY = BreakerRules(is_enabled=False)
+IMPATIENT = BreakerRules(hold_for_s=dict.fromkeys(LANES, 0.0))
+"""Who could only wait for a breaker is refused."""
 
 
 def dead(after_s: float = 0.05) -> Provider:
@@ -41,17 +43,32 @@ def well(after_s: float = 0.05) -> Provider:
 
 @pytest.mark.parametrize("fate", [fails(503), refuses(), fails(500, 1.0)], ids=["503", "refused", "slow 500"])
 def test_a_total_outage_is_not_amplified(fate: Fate) -> None:
-    """250 calls a second and nobody serves: attempts are at most 1.2 times the calls, and refusals come at once."""
+    """250 calls a second and nobody serves: attempts are at most 1.2 times the calls, and nearly all wait to the end."""
 
     async def story(clock: LoopClock) -> None:
         city = City([Provider(fate), Provider(fate)], clock)
         await city.traffic(250, 8)
 
         assert city.attempts <= 1.2 * len(city.told)
+        assert sum(told.took_s < 29.0 for told in city.told) <= 0.02 * len(city.told)
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize("fate", [fails(503), refuses(), fails(500, 1.0)], ids=["503", "refused", "slow 500"])
+def test_where_nobody_is_to_wait_refusals_come_at_once(fate: Fate) -> None:
+    """`hold_for: 0s`: most calls of the same outage are refused, and told when to come back."""
+
+    async def story(clock: LoopClock) -> None:
+        city, began_at = City([Provider(fate), Provider(fate)], clock, breaker=IMPATIENT), clock.now
+        await city.traffic(250, 20)
+
+        assert city.attempts <= 1.2 * len(city.told)
         refused = [told for told in city.told if told.result == "circuit_open"]
         assert len(refused) > 0.6 * len(city.told)
         assert all(told.retry_after_s for told in refused)
-        times = sorted(told.took_s for told in refused if not told.attempts)
+        times = sorted(told.took_s for told in refused if not told.attempts and told.at > began_at + 5.0)
         assert times[round(len(times) * 0.99)] < 0.05
         await city.settle()
 
@@ -92,7 +109,7 @@ DEATHS = {
 def test_two_dead_targets_get_little_more_than_the_calls(
     death: str, stream: bool, fallbacks: int, is_priced: bool
 ) -> None:
-    """At 5 calls/s, from the start: at most 30 attempts of the first 20 calls, and 1.2 for each call of the first minute."""
+    """At 5 calls/s: at most 50 attempts of the first 20 calls, which wait, and 1.2 for each call of the first minute."""
 
     async def story(clock: LoopClock) -> None:
         draw, fate = Random(3).random, DEATHS[death]
@@ -101,7 +118,7 @@ def test_two_dead_targets_get_little_more_than_the_calls(
         await city.traffic(5, 60, stream=stream)
 
         assert len(city.told) == 300
-        assert sum(told.attempts for told in sorted(city.told, key=lambda told: told.at)[:20]) <= 30
+        assert sum(told.attempts for told in sorted(city.told, key=lambda told: told.at)[:20]) <= 50
         assert city.attempts <= 1.2 * 300
         await city.settle()
 
@@ -193,9 +210,11 @@ def test_twenty_calls_at_once_find_out_together_that_both_are_dead() -> None:
 
     async def story(clock: LoopClock) -> None:
         city = City([Provider(refuses()), Provider(refuses())], clock)
-        await asyncio.gather(*[city.start() for _ in range(20)])
+        tasks = [city.start() for _ in range(20)]
+        await asyncio.sleep(3.0)
 
-        assert city.attempts <= 30
+        assert city.attempts <= 40
+        await asyncio.gather(*tasks)
         await city.settle()
 
     run(story)
@@ -222,8 +241,8 @@ def test_a_refusal_tells_when_the_next_probe_is() -> None:
     """Whoever obeys its Retry-After finds a gateway that has tried again, or does; and not all come back at once."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([dead()], clock)
-        await city.traffic(50, 1)
+        city = City([dead()], clock, breaker=IMPATIENT)
+        await city.traffic(50, 6)
         told = await city.call()
         assert told.result == "circuit_open"
         behind_s = (told.retry_after_s or 0.0) - (city.breaker_of().probe_at - told.at)
@@ -453,7 +472,7 @@ def test_recovery_is_no_herd() -> None:
         healed_at = 1005.0
         in_tenths = [provider.asked(healed_at + n / 10, healed_at + (n + 1) / 10) for n in range(250)]
         assert max(in_tenths) <= 100
-        assert max(told.took_s for told in city.told if told.at > healed_at) < 5.0
+        assert max(told.took_s for told in city.told if told.at > healed_at) < 7.0
         await city.settle()
 
     run(story)
@@ -494,7 +513,7 @@ def test_a_herd_keeps_to_the_retry_budget() -> None:
     """A hundred calls that fail at one moment do not all go again at the next."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([dead(1.0)], clock, breaker=STEADY)
+        city = City([dead(1.0)], clock, breaker=STEADY, retries=replace(DEFAULT, tokens=5000.0))
 
         def herd() -> asyncio.Future[object]:
             return asyncio.gather(*[city.start() for _ in range(100)])  # type: ignore[return-value]  # nobody reads it
@@ -502,49 +521,26 @@ def test_a_herd_keeps_to_the_retry_budget() -> None:
         seen = await most_retries(city, herd)
 
         assert max(retries for retries, _ in seen) <= 20
-        assert sum(told.denied == "budget" for told in city.told) >= 80
+        assert {told.denied for told in city.told} == {None}
+        assert all(told.attempts >= 3 or told.took_s > 25.0 for told in city.told)
         await city.settle()
 
     run(story)
 
 
-def test_what_is_not_tried_again_passes_through_and_says_so() -> None:
-    """The provider's own error, with the reason in a header and in a metric."""
-
-    async def story(clock: LoopClock) -> None:
-        city = City([dead(1.0)], clock, breaker=STEADY)
-        await asyncio.gather(*[city.start() for _ in range(20)])
-
-        denied = [told for told in city.told if told.denied == "budget"]
-        assert denied
-        assert {told.result for told in denied} == {503}
-        assert city.bench.meter.denied.count("budget") == len(denied)
-        await city.settle()
-
-    run(story)
-
-
-def test_retry_tokens_drain_and_refill() -> None:
-    """A long trouble spends them, whatever is in flight; successes bring them back, one each."""
+def test_retries_without_tokens_go_one_a_second() -> None:
+    """A long trouble spends them, whatever is in flight: then retries wait for their turn, and none is refused."""
 
     async def story(clock: LoopClock) -> None:
         provider = dead(0.001)
         retries = replace(DEFAULT, tokens=50.0, attempts=2, by_cost=())
-        city = City([provider], clock, breaker=STEADY, retries=retries)
-        tokens = city.gate().health.tokens
-        for _ in range(15):
-            await city.call()
-        assert tokens.level(50.0) == 0.0
-        assert [told.attempts for told in city.told] == [2] * 10 + [1] * 5
-        assert {told.denied for told in city.told[10:]} == {"tokens"}
+        city = City([provider], clock, breaker=STEADY, retries=replace(retries, budget_min_concurrent=100))
+        began_at = clock.now
+        await asyncio.gather(*[city.start() for _ in range(20)])
 
-        provider.fate = answers(0.001)
-        for _ in range(5):
-            await city.call()
-        assert tokens.level(50.0) == 5.0
-        provider.fate = fails(503, 0.001)
-        assert (await city.call()).attempts == 2
-        assert (await city.call()).denied == "tokens"
+        assert {(told.attempts, told.denied) for told in city.told} == {(2, None)}
+        assert provider.asked(began_at + 1.0, began_at + 2.0) <= 12
+        assert provider.asked(began_at + 2.0, began_at + 20.0) >= 8
         await city.settle()
 
     run(story)
@@ -562,9 +558,7 @@ def test_a_retry_after_a_timeout_takes_more_tokens() -> None:
         city = City([Provider(times_out)], clock, retries=replace(DEFAULT, attempts=2, by_cost=()))
         tokens = city.gate().health.tokens
         task = city.start()
-        await soon(lambda: city.attempts == 1)
-        await asyncio.sleep(0.06)
-        assert tokens.level(500.0) == 490.0
+        await soon(lambda: tokens.level(500.0) == 490.0)
         await task
         await city.settle()
 
@@ -586,7 +580,7 @@ def test_a_retry_that_succeeds_brings_its_tokens_back() -> None:
         await city.call()
         assert city.gate().health.tokens.level(500.0) == 500.0
         await city.call()
-        assert city.gate().health.tokens.level(500.0) == 495.0
+        assert 495.0 <= city.gate().health.tokens.level(500.0) < 500.0
         await city.settle()
 
     run(story)
@@ -661,8 +655,7 @@ def test_a_client_that_leaves_while_held_for_a_probe_leaves_nothing() -> None:
         city = City([dead()], clock)
         await city.traffic(50, 1)
         task = city.start(lane="batch", deadline=clock.now + 600)
-        await asyncio.sleep(0.1)
-        assert city.admission.queue.occupancy.calls == 1
+        await soon(lambda: city.admission.queue.occupancy.calls == 1)
 
         await gone(task)
 
@@ -762,7 +755,7 @@ def test_a_probe_that_fails_opens_for_longer() -> None:
     """Up to a cap."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([dead()], clock)
+        city = City([dead()], clock, breaker=IMPATIENT)
         await city.traffic(5, 300)
 
         breaker = city.breaker_of()
@@ -783,7 +776,7 @@ def test_a_reload_while_open_keeps_the_state() -> None:
 
     async def story(clock: LoopClock) -> None:
         city = City([dead(), well()], clock, fallbacks=1)
-        await city.traffic(50, 1)
+        await city.traffic(50, 4)
         before = city.breaker_of()
         assert before.state == "open"
         probe_at, asked = before.probe_at, len(city.providers[0].asked_at)
@@ -825,7 +818,7 @@ def test_an_account_opens_when_all_of_its_targets_are() -> None:
         providers = [dead(), dead(), well()]
         rules = replace(RULES, open_s=30.0)
         city = City(providers, clock, accounts=("openai", "openai"), fallbacks=1, breaker=rules)
-        await city.traffic(50, 2)
+        await city.traffic(50, 6)
 
         account = city.admission.gates.accounts["openai"]
         assert account.breaker.state == "open"

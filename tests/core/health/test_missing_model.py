@@ -14,9 +14,11 @@ from gateway.admin.views import show_targets
 from gateway.core.admission.outcomes import MISSING_REMEDY
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError, NotFound
+from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.detector import LOST_AFTER
 from gateway.core.retry.balancing import Retries
 from gateway.core.snapshot.snapshot import Model
+from gateway.core.types import LANES
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
 
 NO_MODEL = whole(b'{"error":{"message":"The model `m` does not exist","code":"model_not_found"}}', 404)
@@ -111,11 +113,11 @@ async def test_all_targets_of_another_model_are_left_alone() -> None:
 
 async def test_while_the_one_that_has_the_model_is_out_callers_hear_that() -> None:
     """It may be back soon, which a 404 would deny."""
-    bench = bench_of([NO_MODEL] * 3, [whole()])
+    bench = bench_of([NO_MODEL] * 3, [whole()], breaker=BreakerRules(hold_for_s=dict.fromkeys(LANES, 0.0)))
     await ask(bench)
     health = bench.admission.gates.lines["p1/m"].gate.health
     for _ in range(20):
-        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
+        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "timeout")
 
     assert await ask(bench) == 503
 

@@ -25,7 +25,7 @@ def new_vitals(account: Account | None = None, name: str = "p/m") -> TargetHealt
 
 def fail(health: TargetHealth, times: int, now: float = NOW) -> None:
     for _ in range(times):
-        health.failed(health.take(now), now, 0.0, "server_error")
+        health.failed(health.take(now), now, 0.0, "timeout")
 
 
 def test_a_healthy_target_is_clear() -> None:
@@ -186,7 +186,7 @@ def _give_back(draw: Random, health: TargetHealth, permit: Permit, now: float) -
     if news == 0:
         health.succeeded(permit, now, None)
     elif news == 1:
-        health.failed(permit, now, draw.random(), "server_error")
+        health.failed(permit, now, draw.random(), "timeout")
     else:
         health.forget(permit, now)
 

@@ -15,7 +15,9 @@ from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, Retrie
 from gateway.core.retry.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
+    LAST_TRY_S,
     LONGEST_BUDGET_WAIT_S,
+    LOOK_AGAIN_S,
     Doubt,
     GiveUp,
     Plan,
@@ -57,9 +59,13 @@ class FixedBudgets:
     by_target: Mapping[str, str] = field(default_factory=dict)
     doubtful: Sequence[Target] = ()
     how: Doubt = NOBODY_TRIES
+    ill: Sequence[Target] = ()
 
     def doubt(self, target: Target) -> Doubt | None:
         return self.how if target in self.doubtful else None
+
+    def is_in_trouble(self, target: Target) -> bool:
+        return target in self.ill
 
     def denies(self, target: Target, last: Attempt) -> str | None:
         return self.by_target.get(target.name)
@@ -188,7 +194,24 @@ def test_a_connection_that_carried_nothing_is_tried_again_at_once() -> None:
     nothing_sent = failed(A, CONNECTION, Phase.NOTHING_SENT)
 
     assert after(nothing_sent) == TryLater(NOW, [A])
-    assert after(nothing_sent, nothing_sent) == TryLater(NOW + 0.1, [A])
+    assert after(nothing_sent, failed(A), nothing_sent, budgets=FixedBudgets(allowed=6)) == TryLater(NOW + 0.2, [A])
+
+
+def test_the_last_try_is_not_spent_on_one_moment() -> None:
+    """A second and a half after the first failure, as an SDK's own; where the caller waits no longer, after the backoff."""
+    late = NOW + LAST_TRY_S * 1.125
+
+    assert after(failed(A), failed(A)) == TryLater(late, [A])
+    assert after(failed(A), failed(A), deadline=late) == TryLater(NOW + 0.1, [A])
+    assert after(replace(failed(A), started_at=NOW - 10), failed(A)) == TryLater(NOW + 0.1, [A])
+
+
+def test_a_trial_costs_no_attempt_and_no_backoff() -> None:
+    """Of a target in trouble: the queue says when it is tried again, and the call's own tries stay as they were."""
+    trial = replace(failed(A), is_trial=True)
+
+    assert after(failed(A), *[trial] * 20) == TryLater(NOW, [A])
+    assert after(failed(A), failed(A), *[trial] * 20, failed(A)) == GiveUp("attempts")
 
 
 def test_a_connection_that_carried_something_waits() -> None:
@@ -239,17 +262,17 @@ def test_what_an_attempt_costs_bounds_the_attempts() -> None:
 
 
 def test_a_target_whose_retries_are_spent_is_passed_over() -> None:
-    """For the next own target, then for a fallback; last of all the call ends and says why."""
+    """For the next own target, then for a fallback; last of all the call waits for its turn."""
     spent = FixedBudgets(by_target={"A": "budget"})
 
     assert names(after(failed(A), failed(B), plan=Plan([A, B], [C]), budgets=spent)) == "B"
     assert after(failed(A), plan=WITH_FALLBACK, budgets=spent) == Try([C])
-    assert after(failed(A), budgets=FixedBudgets(by_target={"A": "tokens"})) == GiveUp("tokens")
-    assert after(replace(failed(A), ended_at=NOW - LONGEST_BUDGET_WAIT_S), budgets=spent) == GiveUp("budget")
+    assert after(failed(A), budgets=FixedBudgets(by_target={"A": "tokens"})) == TryLater(NOW + FIRST_BUDGET_WAIT_S)
+    assert after(replace(failed(A), ended_at=NOW - 20), budgets=spent) == TryLater(NOW + LONGEST_BUDGET_WAIT_S)
 
 
 def test_too_many_retries_in_flight_may_be_fewer_soon() -> None:
-    """So the call asks again a few times, at moments of its own, and not for long; spent tokens do not come back so soon."""
+    """So the call asks again at moments of its own, about once a second, as long as its caller waits."""
     spent = FixedBudgets(by_target={"A": "budget"})
     moments, now, step = [], NOW, after(failed(A), budgets=spent)
     while isinstance(step, TryLater):
@@ -258,9 +281,9 @@ def test_too_many_retries_in_flight_may_be_fewer_soon() -> None:
         moments.append(now := step.until)
         step = next_step([failed(A)], ONE, DEFAULT, spent, DEADLINE, now, 0.5)
 
-    assert step == GiveUp("budget")
-    assert len(moments) <= 10
-    assert now <= NOW + 2 * LONGEST_BUDGET_WAIT_S
+    assert step == GiveUp("deadline")
+    assert len(moments) <= 10 + (DEADLINE - NOW) / LONGEST_BUDGET_WAIT_S
+    assert now >= DEADLINE - 1.5 * LONGEST_BUDGET_WAIT_S
 
 
 def test_a_class_counts_its_own_failures() -> None:
@@ -486,7 +509,8 @@ def test_who_has_waited_goes_where_there_is_hope(
 
     step = next_step([attempt], Plan([B]), DEFAULT, doubts, NOW + left_s, now, 0.5)
 
-    assert step == (Try([B]) if goes else GiveUp("doubt"))
+    later = TryLater(now + LOOK_AGAIN_S) if left_s > 20.0 else GiveUp("doubt")
+    assert step == (Try([B]) if goes else later)
 
 
 def test_a_target_that_is_not_in_doubt_goes_first() -> None:

@@ -10,6 +10,7 @@ names, so a reload changes numbers and nothing else. Invariant: `call.grant` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import Any
 
 from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
@@ -20,7 +21,7 @@ from gateway.core.admission.queue.queue import DelayQueue
 from gateway.core.admission.queue.waiting import Waiting
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import DeadlineExceeded
+from gateway.core.errors import MAX_RETRY_AFTER_S, DeadlineExceeded
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.reservation import enter
 from gateway.core.openai.usage import costs_nothing
@@ -29,6 +30,10 @@ from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.fleet.leases.leases import Sharing
 
 _INTERACTIVE = RANKS["interactive"]
+
+
+BACK_AFTER_S = 0.5
+"""Seconds behind a probe after which it is known how that went; the draw makes them up to twice as many."""
 
 
 class Admission:
@@ -65,6 +70,15 @@ class Admission:
         self.gates.install(policy)
         self.keys.install(policy, self._clock.monotonic())
         self.queue.freed_all()
+
+    def back_in_s(self, call: Call) -> float:
+        """Returns after how many seconds a call that failed may find its targets well, spread so that not all come at once.
+
+        That is behind the next probe of the target that is probed first; the last digits of the time serve as the draw.
+        """
+        now = self._clock.monotonic()
+        probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in call.model.plan]) - now
+        return (max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S) + BACK_AFTER_S * (1 + now * 1e4 % 1.0)
 
     async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
         """Does what `admit` does, and waits for what that returns."""

@@ -81,9 +81,11 @@ class Planner:
         plan = self.plan(call)
         is_refused = call.attempts[-1].is_refused
         usable = Plan(*([one for one in targets if self._is_usable(call, one, is_refused)] for targets in plan))
-        everything = [*plan.own, *plan.others]
-        is_waited_for = not usable.own and not usable.others and self._patience_s(call, everything) > 0
-        return plan if is_waited_for else usable
+        if usable.own or usable.others:
+            return usable
+        waited_for = Plan(*([one for one in targets if not self._is_paused(call, one, is_refused)] for targets in plan))
+        is_waited_for = self._patience_s(call, [*waited_for.own, *waited_for.others]) > 0
+        return waited_for if is_waited_for else usable
 
     def untried(self, call: Call, now: float) -> Sequence[Target]:
         """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
@@ -160,7 +162,11 @@ class Planner:
         now = self._clock.monotonic()
         hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
         patience_s = min(call.received_at + hold_s, call.deadline) - now
+        if hold_s <= 0 or patience_s <= 0:
+            return 0.0
         gates = [self._gates.line(target, call).gate for target in targets]
+        for gate in gates:
+            gate.health.probe_for_waiting(now, now * 1e4 % 1.0)
         return patience_s if any(gate.health.probe_at(now) < now + patience_s for gate in gates) else 0.0
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
@@ -171,9 +177,13 @@ class Planner:
             and call.other_attempt.call is call
         ):
             return False  # it hangs elsewhere already, and there it goes on
-        if not is_refused and gate.pauses.ends_at > (now if gate.pauses.quota_until > now else call.deadline):
-            return False
-        return self._admits(call, target, now)
+        return not self._is_paused(call, target, is_refused) and self._admits(call, target, now)
+
+    def _is_paused(self, call: Call, target: Target, is_refused: bool) -> bool:
+        """Returns whether the target's pause ends too late for the call, or nobody knows when a spent quota comes back."""
+        gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
+        ends_at = gate.pauses.ends_at
+        return not is_refused and ends_at > (now if gate.pauses.quota_until > now else call.deadline)
 
     def _admits(self, call: Call, target: Target, now: float) -> bool:
         """Announces the call to the target's breakers, and tells whether none of them keeps it away.

@@ -79,6 +79,7 @@ class Held(Waiter):
         "deadline",
         "fallback_options",
         "grant",
+        "has_tried",
         "left",
         "model",
         "option",
@@ -108,6 +109,8 @@ class Held(Waiter):
         self.grant: Reservation | None = None
         self.option: Option | None = None
         self.tickets: list[QueueTicket] = []
+        self.has_tried = False
+        """It has just found out that a target still fails: others find out next."""
         self.fallback_options: tuple[float, Sequence[Option]] = (inf, ())
         """The moment from which on it may use other options, too, and these."""
         self._joined_as: tuple[Option, int] | None = None
@@ -354,16 +357,24 @@ class DelayQueue:
             self._serve(line, self._clock.monotonic())
             self._wakeups.arm()
 
-    def shut(self, line: WaitingLine) -> None:
-        """The target is out of service: nobody waits for it who may use fallbacks, and nobody who has no other and no time."""
+    def shut(self, line: WaitingLine) -> bool:
+        """The target is out of service: nobody waits for it who may use fallbacks, and nobody who has no other and no time.
+
+        Returns whether somebody waits for whom no other target is in service.
+        """
         now = self._clock.monotonic()
+        is_awaited = False
         for ticket in line.waiters.tickets():
             held = ticket.held
             if not held.is_gone and held.fallback_options[1]:
                 self._widen(held, now)
             if not held.is_gone and all(other.option.line.gate.is_shut(held.lane, now) for other in held.tickets):
                 self._end(held, Left.SHUT)
+            is_awaited = is_awaited or (
+                not held.is_gone and all(other.option.line.gate.health.is_left_alone for other in held.tickets)
+            )
         self._wakeups.arm()
+        return is_awaited
 
     def freed_all(self) -> None:
         """New limits are in force."""
@@ -402,7 +413,8 @@ class DelayQueue:
             ticket = turn.ticket
             is_probe = gate.health.breaker.state == "half_open"
             if is_probe:  # who can best afford to fail tries it out, out of turn
-                ticket = waiters.youngest(-1) or ticket
+                youngest = waiters.youngest(-1)
+                ticket = ticket if youngest is None or youngest.held.has_tried else youngest
             try:
                 rank = ticket.place.rank
                 wait_s = admit(gate, ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank)

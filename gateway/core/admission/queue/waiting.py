@@ -146,6 +146,8 @@ class Waiting:
                 "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",
                 retry_after_s=min(30.0, max(1.0, wait_s)),
             )
+        held.has_tried = is_back and call.attempts[-1].is_trial
+        is_back = is_back and not held.has_tried
         self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         call.held = held
         try:

@@ -1,7 +1,9 @@
 """A circuit breaker: a target that fails is left alone for a while, then tried with a few calls, then trusted again.
 
-    closed ── failures in a row | share of failures | share of slow calls ──> open ── its time is over ──> half_open
-    half_open ── a probe fails ──> open, for longer          half_open ── `probes` successes ──> closed, behind a ramp
+    closed ── failures in a row | share of failures ──> stumbling ── a few tries succeed ──> closed, behind a short ramp
+    stumbling ── tries fail for two seconds ──> open        closed ── timeouts | share of slow calls ──> open
+    open ── its time is over ──> half_open
+    half_open ── most probes fail ──> open, for longer       half_open ── `probes` successes ──> closed, behind a ramp
     by hand: open and drained stay until undone              peers: see `target_health/`
 
 When to move is decided here: `detector.py` says who is ill; `state_machine.py` says what each state has and who may go on the
@@ -19,6 +21,8 @@ from typing import Literal
 
 from gateway.core.health.breaker.state_machine import (
     EARLY_S,
+    FIRST_PAUSE_S,
+    LASTING_S,
     AwaitingLeave,
     BreakerRules,
     ByHand,
@@ -28,9 +32,11 @@ from gateway.core.health.breaker.state_machine import (
     Probes,
     SlowStart,
     StateMachine,
+    Stumbling,
 )
 from gateway.core.health.detector import Baseline, FailureDetector
 from gateway.core.health.target_health.peer_reports import PeerReports
+from gateway.core.types import ErrorClass
 
 LEAVE_S = 0.2
 """Seconds after which leave to probe is asked for again: an answer takes milliseconds, or is lost."""
@@ -139,6 +145,9 @@ class Breaker(StateMachine):
             phase = self.phase
             if isinstance(phase, HalfOpen):
                 phase.probes.out += 1
+            elif isinstance(phase, Stumbling):
+                phase.out += 1
+                phase.sent_at = now
             elif isinstance(phase, Closed) and phase.ramp is not None:
                 phase.ramp.take(now)
         self._out += 1
@@ -150,6 +159,8 @@ class Breaker(StateMachine):
             self._came_back(permit)
             if isinstance(self.phase, HalfOpen):
                 self.phase.probes.out -= 1
+            elif isinstance(self.phase, Stumbling):
+                self.phase.out -= 1
 
     def succeeded(self, permit: int, now: float, first_byte_s: float | None) -> None:
         """Counts a call that was served; `first_byte_s` is the time from sending it to its first byte, None if unknown.
@@ -158,6 +169,9 @@ class Breaker(StateMachine):
         """
         if self.state != "closed" or permit < self._base:
             self._probe_succeeded(permit, now)
+            return
+        if isinstance(self.phase, Stumbling):
+            self._try_succeeded(self.phase, now)
             return
         self._out -= 1
         self._run_from = _NOBODY
@@ -171,14 +185,17 @@ class Breaker(StateMachine):
             return
         self._came_back(permit)
         self.peers.own_success_until = None
-        if self.state == "half_open":
-            self._eject(f"a probe failed ({why})", now, u)
-        elif self.state == "closed":
+        phase = self.phase
+        if isinstance(phase, HalfOpen):
+            self._probe_failed(phase.probes, now, u, why)
+        elif isinstance(phase, Stumbling):
+            self._try_failed(phase, now, u, why)
+        elif isinstance(phase, Closed):
             if self._run_from == _NOBODY:
                 self._run_from, self._pending = self._base + int(now * _MS), self._out
             illness = self._health.failed(now, why, self._pending)
             if illness is not None:
-                self._eject(illness, now, u)
+                self._fall_ill(illness, now, u, why)
 
     # --- acts of its owner ---
 
@@ -205,7 +222,7 @@ class Breaker(StateMachine):
 
     def trip(self, reason: str, now: float, u: float) -> None:
         """Opens at once, whatever the shares: its owner knows better. `u` is a draw in [0, 1)."""
-        if isinstance(self.phase, Closed | HalfOpen):
+        if isinstance(self.phase, Closed | Stumbling | HalfOpen):
             self._eject(reason, now, u)
 
     def trust(self, reason: str, now: float) -> None:
@@ -213,10 +230,10 @@ class Breaker(StateMachine):
         if not isinstance(self.phase, Closed):
             self.close(reason, now, ramp_s=0.0)
 
-    def probe_soon(self, now: float) -> None:
-        """Lets an open breaker be probed at once, because there is a sign of life."""
+    def probe_soon(self, now: float, within_s: float = 0.0) -> None:
+        """Lets an open breaker be probed in so many seconds, because there is a sign of life, or because calls wait for it."""
         if isinstance(self.phase, Open | AwaitingLeave):
-            self.phase.probe_at = min(self.phase.probe_at, now)
+            self.phase.probe_at = min(self.phase.probe_at, now + within_s)
 
     # --- from phase to phase ---
 
@@ -242,7 +259,7 @@ class Breaker(StateMachine):
     def _open(self, phase: Open | ByHand, reason: str, now: float, *, is_news: bool = False) -> None:
         if self.is_clear:
             self._usual_per_s = self._health.window.calls_per_s(now)
-        if isinstance(self.phase, Closed):
+        if isinstance(self.phase, Closed | Stumbling):
             self.peers.failure_rate = None
         self.peers.forget()
         self.opened_at = now
@@ -252,6 +269,47 @@ class Breaker(StateMachine):
     def _half_open(self, reason: str, since: float) -> None:
         self._new_generation()
         self._enter(HalfOpen(Probes(since)), reason)
+
+    def _fall_ill(self, illness: str, now: float, u: float, why: str) -> None:
+        """Leaves the target alone for a moment; for longer where calls have waited long enough for it to know better.
+
+        Calls in flight that fail together are one observation: a second later the target may serve again.
+        """
+        if why == ErrorClass.TIMEOUT:
+            self._eject(illness, now, u)
+        elif self.rules.is_enabled:
+            self._usual_per_s = self._health.window.calls_per_s(now)
+            since = now if self._run_from == _NOBODY else (self._run_from & _SENT) / _MS
+            self._new_generation()
+            self._health.restart_run()
+            self.phase, self.is_clear, self.reason = (
+                Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S),
+                False,
+                illness,
+            )
+
+    def _try_failed(self, phase: Stumbling, now: float, u: float, why: str) -> None:
+        phase.out -= 1
+        phase.bad += 1
+        if phase.bad <= phase.good:
+            return  # a stray error among answers
+        if now - phase.since >= LASTING_S:
+            self._eject(f"failures for {now - phase.since:.0f} s ({why})", now, u)
+            return
+        phase.pause_s *= 2
+        phase.probe_at = now + phase.pause_s * (1 - self.rules.jitter_percent / 100 * u)
+
+    def _try_succeeded(self, phase: Stumbling, now: float) -> None:
+        self._out -= 1
+        phase.out -= 1
+        phase.good += 1
+        phase.bad = max(0, phase.bad - 1)
+        phase.probe_at = now
+        if phase.good >= self.rules.probes:
+            # What waits goes at a growing pace: over as long as the trouble has lasted.
+            self._health.restart(now)
+            ramp_s = min(self.rules.ramp_s, now - phase.since)
+            self.phase, self.is_clear = Closed(now, SlowStart(self._usual_per_s, ramp_s, now)), False
 
     def _eject(self, reason: str, now: float, u: float) -> None:
         """Opens for longer than the last time; `u` spreads the probes of several gateways."""
@@ -277,6 +335,15 @@ class Breaker(StateMachine):
         if probes.good >= self.rules.probes:
             self.peers.remember_own_success(self.rules.max_open_s, now)
             self.close(f"{probes.good} probes succeeded", now, self.rules.ramp_s, is_news=True)
+
+    def _probe_failed(self, probes: Probes, now: float, u: float, why: str) -> None:
+        """Opens again, unless more probes have succeeded: a stray error comes back before slower good answers do."""
+        probes.out -= 1
+        probes.bad += 1
+        if probes.bad > probes.good:
+            if probes.good:
+                self.ejections = 0  # it has served: the waits begin anew
+            self._eject(f"a probe failed ({why})", now, u)
 
     def _came_back(self, permit: int) -> None:
         self._out -= 1

@@ -23,10 +23,17 @@ from gateway.core.types import LANES, Lane
 
 PROBE_GRACE_S = 0.1
 """Seconds for which each lane leaves the probes to the one below it."""
-LEAST_RAMP_PER_S = 5.0
+LEAST_RAMP_PER_S = 20.0
 """The calls per second that a slow start lets through at least, however little the traffic was."""
 EARLY_S = 1e-6
 """Seconds by which a timer may come too early."""
+FIRST_PAUSE_S = 0.1
+"""Seconds after the failures of one moment until the first call finds out whether the target serves again."""
+ANSWERING_S = 1.0
+"""Seconds after which a call that has not failed counts for a sign of life: another one may follow it."""
+MOST_OUT = 64
+LASTING_S = 2.0
+"""Seconds after which trouble is no passing moment: a target whose tries go on failing is left alone."""
 FIRST_SHARE = 0.1
 """The share of the traffic before the ejection that a slow start begins with."""
 DOUBLINGS = 10
@@ -37,12 +44,13 @@ _LN2 = 0.6931471805599453
 class Probes:
     """The calls that a half-open breaker lets through from `since` on: one, and one more for each that succeeded."""
 
-    __slots__ = ("good", "out", "since")
+    __slots__ = ("bad", "good", "out", "since")
 
     def __init__(self, since: float) -> None:
         self.since = since
         self.out = 0
         self.good = 0
+        self.bad = 0
 
     def wait_s(self, now: float, rank: int, most: int) -> float | None:
         """Returns the seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
@@ -90,9 +98,10 @@ class SlowStart:
 #
 #     phase           state shown      which calls go                               it ends by
 #     Closed          closed           all; while it ramps up, as many as that lets  an ejection, or a person
+#     Stumbling       closed           one, after a pause; one more for each good one enough successes, or trouble that lasts
 #     Open            open             none before `probe_at`                        the first call after that
 #     AwaitingLeave   open             none: another replica may be the one to try   the fleet's answer, or asking again
-#     HalfOpen        half_open        as many as `probes` lets through              enough successes, one failure, a peer
+#     HalfOpen        half_open        as many as `probes` lets through              enough successes, more failures, a peer
 #     ByHand          open, drained    none                                          a person
 #
 # It must not know who moves a breaker from one to the next, nor why. Invariants: `wait_s` changes nothing, however often it is
@@ -117,6 +126,37 @@ class Closed:
     def wait_s(self, now: float, _rank: int, _most_probes: int) -> float:
         """Returns the seconds until the next call may go."""
         return 0.0 if self.ramp is None or self.ramp.is_over(now) else self.ramp.wait_s(now)
+
+
+@dataclass(slots=True)
+class Stumbling:
+    """Its last calls have failed, perhaps all at one moment: few calls go, until it is known whether the trouble lasts."""
+
+    since: float
+    """The time of the first of these failures (monotonic seconds)."""
+    probe_at: float
+    """The time at which the next call may go (monotonic seconds)."""
+    pause_s: float
+    """The seconds between two calls; doubled with each failure."""
+    sent_at: float = 0.0
+    """The time at which the last call went."""
+    out: int = 0
+    good: int = 0
+    bad: int = 0
+    state: ClassVar[State] = "closed"
+
+    def wait_s(self, now: float, _rank: int, most: int) -> float | None:
+        """Returns the seconds until the next call may go; None when one that is out has to end first.
+
+        Errors come back at once, long answers do not: the longer calls are out, the more others go.
+        """
+        if self.out >= MOST_OUT:
+            return None
+        due_at = self.probe_at
+        if self.out >= min(most, 1 + self.good):
+            due_at = max(due_at, self.sent_at + ANSWERING_S / self.out)
+        left_s = due_at - now
+        return left_s if left_s > EARLY_S else 0.0
 
 
 @dataclass(slots=True)
@@ -186,7 +226,7 @@ class ByHand:
         return inf
 
 
-BreakerPhase: TypeAlias = Closed | Open | AwaitingLeave | HalfOpen | ByHand
+BreakerPhase: TypeAlias = Closed | Stumbling | Open | AwaitingLeave | HalfOpen | ByHand
 
 
 # The compiled rules of `breakers.yaml`: when a target is left alone after failures, and how it comes back.
@@ -220,10 +260,8 @@ class BreakerRules:
     """The most calls in flight while it is half open; as many successes close it."""
     ramp_s: float = 10.0
     """The seconds of the slow start, over which the calls let through grow once it is closed."""
-    hold_for_s: Mapping[Lane, float] = field(
-        default_factory=lambda: {"critical": 0.0, "interactive": 0.0, "batch": 60.0, "background": 21600.0}
-    )
-    """The seconds that a call of each lane is held when all its targets are open, before it is refused."""
+    hold_for_s: Mapping[Lane, float] = field(default_factory=lambda: dict.fromkeys(LANES, 21600.0))
+    """The seconds that a call of each lane is held when all its targets are open; its deadline ends that sooner."""
 
 
 def account_rules(rules: BreakerRules) -> BreakerRules:
@@ -284,6 +322,11 @@ class StateMachine:
     def probe_at(self) -> float:
         """The time of the first probe (monotonic seconds); inf: it is closed, or stays as it is until a person says so."""
         return self.phase.probe_at
+
+    @property
+    def is_stumbling(self) -> bool:
+        """Returns whether single calls find out if the failures of a moment go on."""
+        return isinstance(self.phase, Stumbling)
 
     @property
     def is_by_hand(self) -> bool:

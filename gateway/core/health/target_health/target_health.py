@@ -134,6 +134,8 @@ LONG_S = 60.0
 """Seconds without an answer after which a target may be dead."""
 FEWEST_TRIALS = 3
 """The calls that have failed elsewhere and may try at the same time whether a target serves, at least."""
+AWAITED_PROBE_S = 1.5
+"""About so many seconds apart a target is probed that calls wait for which have nowhere else to go."""
 PROBE_PATIENCE_S = 0.25
 """Seconds up to which the turn of a probe is waited for."""
 UNHEALTHY = frozenset(
@@ -238,13 +240,23 @@ class TargetHealth:
         """Returns whether a few calls are finding out whether it is well again."""
         return self.breaker.state == "half_open" or self.account.breaker.state == "half_open"
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Returns whether single calls find out if it serves: those of a few moments of trouble, or probes."""
+        return self.is_probed or self.breaker.is_stumbling or self.account.breaker.is_stumbling
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Returns whether a breaker keeps calls away, but for probes."""
+        return self.breaker.state != "closed" or self.account.breaker.state != "closed"
+
     def is_open_to(self, rank: int, now: float) -> bool:
         """Returns whether only rates stand between a call of this rank and its turn: nothing is open, or a probe is wanted."""
         if self.is_clear:
             return True
         wait_s = self.wait_s(now, rank)
         if wait_s is None:
-            return False
+            return not self.is_left_alone
         return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
 
     def doubt(self, now: float) -> Doubt | None:
@@ -255,7 +267,7 @@ class TargetHealth:
         """
         breaker = self.breaker
         rules = breaker.rules
-        if breaker.state != "closed" or not rules.is_enabled:
+        if breaker.state != "closed" or breaker.is_stumbling or not rules.is_enabled:
             return None  # probes bound what goes there already, or the operator wants no bounds
         run, trials = breaker.failures_in_a_row, self.heard.trials
         enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
@@ -277,11 +289,16 @@ class TargetHealth:
         breaker.trust("nothing else is left, and it does serve calls", now)
         return True
 
+    def probe_for_waiting(self, now: float, u: float) -> None:
+        """Has it probed soon, because calls wait that have nowhere else to go; `u` is a draw in [0, 1)."""
+        for breaker in (self.breaker, self.account.breaker):
+            breaker.probe_soon(now, AWAITED_PROBE_S * (0.75 + u / 2))
+
     def probe_at(self, now: float) -> float:
         """Returns the earliest time at which a call may go (monotonic seconds)."""
         moments = [now]
         for breaker in (self.breaker, self.account.breaker):
-            if breaker.state in ("open", "drained"):
+            if breaker.state in ("open", "drained") or breaker.is_stumbling:
                 moments.append(breaker.probe_at)
         return max(moments)
 
