@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,10 +162,10 @@ class Housekeeping:
     async def _keep_watch(self) -> None:
         """Ends the attempts whose time is up, and keeps alive the streams that wait."""
         while True:
-            due = self.clock.monotonic() + SWEEP_S
+            due, used_s = self.clock.monotonic() + SWEEP_S, time.process_time()
             await asyncio.sleep(SWEEP_S)
             now = self.clock.monotonic()
-            self._loop_lag.note(now - due)
+            self._loop_lag.note(now - due, time.process_time() - used_s)
             self.deadlines.sweep(now)
             self.keepalive.sweep(now)
 
@@ -179,9 +180,9 @@ class Housekeeping:
 
     async def tick(self, now: float) -> None:
         """Does everything that is due about once a second; `now` is monotonic."""
-        lag_s = self._loop_lag.take()
+        lag_s, busy_lag_s = self._loop_lag.take()
         self.telemetry.set_loop_lag(lag_s)
-        await self._watch_load(now, lag_s)
+        await self._watch_load(now, busy_lag_s)
         for server in self.servers:
             server.tick()
         self.inflight.sweep(now)

@@ -162,19 +162,21 @@ class Shedding:
     ) -> None:
         """Takes in the state of the process, about once a second: the level rises by a step, falls by one, or stays.
 
-        `now` is monotonic seconds; `resident_bytes` None: unknown; `loop_lag_s` is the worst lag since the last call;
-        `is_at_rest`: no call is served or held.
+        `now` is monotonic seconds; `resident_bytes` None: unknown; `loop_lag_s` is the worst lag since the last call that
+        the process's own work explains; `is_at_rest`: no call is served or held.
         """
         memory = self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest)
         if memory >= 1:
             self._full_at = now
         elif now - self._full_at >= STEADY_S:
             memory = min(memory, EASY)
-        strain = max(
-            memory,
-            held_bytes / max(1.0, HELD_SHARE * bounds.max_bytes),
-            loop_lag_s / bounds.shed_loop_lag_s,
-        )
+        strains = {
+            "memory": memory,
+            "the bodies of held calls": held_bytes / max(1.0, HELD_SHARE * bounds.max_bytes),
+            "the lag of the event loop": loop_lag_s / bounds.shed_loop_lag_s,
+        }
+        what = max(strains, key=strains.__getitem__)
+        strain, before = strains[what], self.level
         if strain > EASY:
             self._calm_since = now
         if strain > 1:
@@ -182,6 +184,12 @@ class Shedding:
         elif self.level and now - self._calm_since >= CALM_S:
             self.level -= 1
             self._calm_since = now
+        if self.level > before:
+            log.warning(
+                "load is shed, level %d of %d: %s is at %d %% of its limit", self.level, MAX_LEVEL, what, 100 * strain
+            )
+        elif before and not self.level:
+            log.warning("load is shed no more; %d requests were refused so far", sum(self.shed_total.values()))
 
     def _memory_strain(self, resident_bytes: int | None, limit: int | None, *, is_at_rest: bool) -> float:
         """Returns the part of its limit that memory takes; above it, memory that does not grow calls for no more than level 2.
@@ -208,22 +216,27 @@ class Shedding:
 
 
 class LoopLag:
-    """The worst delay of the event loop since the last `take`, as noted by whatever ticks in it."""
+    """The worst delays of the event loop since the last `take`, as noted by whatever ticks in it."""
 
-    __slots__ = ("_worst_s",)
+    __slots__ = ("_busy_s", "_worst_s")
 
     def __init__(self) -> None:
         self._worst_s = 0.0
+        self._busy_s = 0.0
 
-    def note(self, late_s: float) -> None:
-        """Notes that something ran `late_s` seconds later than it was due."""
-        if late_s > self._worst_s:
-            self._worst_s = late_s
+    def note(self, late_s: float, cpu_s: float) -> None:
+        """Notes that something ran `late_s` seconds later than it was due, while the process used `cpu_s` of CPU time.
 
-    def take(self) -> float:
-        """Returns the worst delay in seconds, and starts anew."""
-        worst_s, self._worst_s = self._worst_s, 0.0
-        return worst_s
+        A process that was stopped, or its machine asleep, was late for nothing that shedding could spare it.
+        """
+        self._worst_s = max(self._worst_s, late_s)
+        self._busy_s = max(self._busy_s, min(late_s, cpu_s))
+
+    def take(self) -> tuple[float, float]:
+        """Returns the worst delay in seconds, and the worst that its own work explains; starts anew."""
+        taken = self._worst_s, self._busy_s
+        self._worst_s = self._busy_s = 0.0
+        return taken
 
 
 class GiveBack:

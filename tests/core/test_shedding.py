@@ -242,9 +242,32 @@ def test_the_worst_lag_is_told_once() -> None:
     """Whatever came after it; then the next second begins."""
     lag = LoopLag()
     for late_s in (0.01, 0.7, 0.02, -0.1):
-        lag.note(late_s)
+        lag.note(late_s, cpu_s=0.05)
 
-    assert (lag.take(), lag.take()) == (0.7, 0.0)
+    assert (lag.take(), lag.take()) == ((0.7, 0.05), (0.0, 0.0))
+
+
+def test_a_process_that_was_stopped_is_not_overloaded() -> None:
+    """0.6 s of each second it did not run: it is late, and has nothing to do. One that works as long has too much."""
+    found = {}
+    for cpu_s in (0.002, 0.6):
+        lag, overload = LoopLag(), Shedding()
+        for second in range(5):
+            lag.note(0.6, cpu_s)
+            overload.observe(1000.0 + second, None, 0, lag.take()[1], BOUNDS)
+        found[cpu_s] = overload.level
+
+    assert found == {0.002: 0, 0.6: MAX_LEVEL}
+
+
+def test_the_log_says_why_load_is_shed_and_when_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each level on the way up, and once at the end."""
+    levels([1.0, 0.1, *[0.0] * 8])
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "load is shed, level 1 of 3: the lag of the event loop is at 200 % of its limit",
+        "load is shed no more; 0 requests were refused so far",
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell it there")
