@@ -92,7 +92,7 @@ class Attempts:
         while True:
             if isinstance(step, GiveUp) or detours > MOST_DETOURS:
                 return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
-            decided_at = self._clock.monotonic()
+            decided_at = 0.0 if step is None else self._clock.monotonic()
             try:
                 entered = admission.admit(call) if step is None else self._enter(call, step)
                 target = entered if isinstance(entered, Target) else await entered

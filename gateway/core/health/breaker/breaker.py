@@ -170,7 +170,7 @@ class Breaker(StateMachine):
         if self.state != "closed" or permit < self._base:
             self._probe_succeeded(permit, now)
             return
-        if isinstance(self.phase, Stumbling):
+        if not self.is_clear and isinstance(self.phase, Stumbling):
             self._try_succeeded(self.phase, now)
             return
         self._out -= 1
