@@ -27,7 +27,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.detector import Heard, SilentAttempt, Suspicion, is_suspect
+from gateway.core.health.detector import Responsiveness, SilentAttempt, Suspicion, is_suspect
 from gateway.core.health.times import UNKNOWN, Latency, UsualTimes, first_event_s, probe_s, room_s, silence_s, usual_of
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
@@ -480,15 +480,15 @@ class Suspects:
         self._watch = watch
         self._moves = moves
         self._draw = draw
-        self._suspects: dict[Heard, Suspect] = {}
+        self._suspects: dict[Responsiveness, Suspect] = {}
         self._stay_until: dict[Task, float] = {}
-        self._known: dict[tuple[Heard, bool, bool], UsualTimes] = {}  # of this look
+        self._known: dict[tuple[Responsiveness, bool, bool], UsualTimes] = {}  # of this look
 
     def look(self, opens: Open, now: float) -> None:
         """Judges all open attempts; called a few times a second while there are any."""
         self._known.clear()
         self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
-        groups: dict[Heard, tuple[Gate, list[Hanging]]] = {}
+        groups: dict[Responsiveness, tuple[Gate, list[Hanging]]] = {}
         for task, (ends_at, call) in opens.items():
             grant = call.grant
             if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
@@ -544,7 +544,7 @@ class Suspects:
         ]
         return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
 
-    def _usual(self, heard: Heard, call: Call) -> UsualTimes:
+    def _usual(self, heard: Responsiveness, call: Call) -> UsualTimes:
         kind = (heard, call.stream, call.thinks)
         usual = self._known.get(kind)
         if usual is None:
@@ -633,7 +633,7 @@ class Suspects:
             suspicion.moved()
             self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
 
-    def _clear(self, heard: Heard, suspect: Suspect) -> None:
+    def _clear(self, heard: Responsiveness, suspect: Suspect) -> None:
         """Clears the suspicion because the target has answered a call: it may be tried at once."""
         del self._suspects[heard]
         heard.suspicion = None

@@ -22,6 +22,7 @@ SEEN_ANSWERS = 5
 OF_BUDGET = 0.1
 """A call whose usual price is known reserves at most this part of the budget, unless its usual price is higher."""
 TOKENS_PER_S = 5.0
+"""The retry tokens that a second gives back, whatever else happens."""
 SUCCESS_TOKENS = 1.0
 """The retry tokens that a success without retries gives back."""
 

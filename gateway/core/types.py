@@ -198,8 +198,8 @@ class Usage:
 
 
 @dataclass(slots=True)
-class SpokenUsage(Usage):
-    """The tokens of a realtime session, with those that are sound: these have prices of their own."""
+class AudioUsage(Usage):
+    """The tokens of a realtime session, with its audio tokens: these have prices of their own."""
 
     audio_input: int = 0
     """The part of `input` that is sound."""

@@ -40,8 +40,8 @@ FOREIGN: Final = Gap(
 _DIGEST_BYTES: Final = 16
 
 
-class SaidTurn:
-    """A turn of the model with calls, as far as its caller is told of it."""
+class VisibleTurn:
+    """A turn of the model with tool calls, as its caller sees it: without the signed thoughts."""
 
     __slots__ = ("_calls", "_words", "id")
 
@@ -50,7 +50,7 @@ class SaidTurn:
         self.id = calls[0][0]
         self._calls, self._words = calls, words
 
-    def is_same(self, other: SaidTurn) -> bool:
+    def is_same(self, other: VisibleTurn) -> bool:
         """Returns whether the other one is written the same, of two turns of one request."""
         return self is other or (self._calls == other._calls and self._words == other._words)
 
@@ -74,11 +74,11 @@ class SignedElsewhere(Enum):
 class TurnMemory(Protocol):
     """The turns of one tenant; what signs one call's answer."""
 
-    def keep(self, turn: SaidTurn, signed: Any, *, has_thoughts: bool) -> None:
+    def keep(self, turn: VisibleTurn, signed: Any, *, has_thoughts: bool) -> None:
         """Remembers what was signed in a turn (anything that JSON can say); it may refuse."""
         ...
 
-    def find(self, turn: SaidTurn) -> Any:
+    def find(self, turn: VisibleTurn) -> Any:
         """Returns what was signed in this very turn; None where none is known, `BY_ANOTHER` where
         it was signed, but not here."""
         ...
@@ -87,10 +87,10 @@ class TurnMemory(Protocol):
 class UnknownMemory:
     """Stands for a memory that cannot be asked yet: whatever may be remembered is. Implements `TurnMemory`."""
 
-    def keep(self, turn: SaidTurn, signed: Any, *, has_thoughts: bool) -> None:
+    def keep(self, turn: VisibleTurn, signed: Any, *, has_thoughts: bool) -> None:
         """Remembers nothing."""
 
-    def find(self, turn: SaidTurn) -> Any:
+    def find(self, turn: VisibleTurn) -> Any:
         return []
 
 
@@ -112,7 +112,7 @@ class Presumed(Mapping[int, list[Any]]):
         return sum(1 for _ in self)
 
 
-def unechoed(messages: Any) -> Iterator[tuple[int, SaidTurn]]:
+def unechoed(messages: Any) -> Iterator[tuple[int, VisibleTurn]]:
     """Yields the turns that came back without what they were signed with, each with its message's number."""
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         if type(message) is dict and "tool_calls" in message and message.get("role") == "assistant":
@@ -133,7 +133,7 @@ def id_of_call(id: str) -> str:
     return id.partition(IN_ID)[0] or id if IN_ID in id else id
 
 
-def _turn_of(message: dict[str, Any]) -> SaidTurn | None:
+def _turn_of(message: dict[str, Any]) -> VisibleTurn | None:
     """Returns a turn as the caller repeats it; None: it has no calls, or thoughts of its own, or makes no sense."""
     calls = message["tool_calls"]
     if type(calls) is not list or not calls or message.get("refusal"):
@@ -149,7 +149,7 @@ def _turn_of(message: dict[str, Any]) -> SaidTurn | None:
         if type(id) is not str or not id:
             return None
         made.append((id_of_call(id), name, arguments))
-    return SaidTurn(made, message.get("content"))
+    return VisibleTurn(made, message.get("content"))
 
 
 def _object_in(arguments: Any) -> Any:
@@ -401,7 +401,7 @@ class OwnTurns:
 
     def __init__(self, memory: ThoughtMemory, owner: str, issuer: str, *, keeps_all: bool) -> None:
         self._all, self._owner, self._issuer, self._keeps_all = memory, owner, issuer, keeps_all
-        self._found: dict[str, tuple[SaidTurn, Any]] = {}
+        self._found: dict[str, tuple[VisibleTurn, Any]] = {}
         """By the id of the first call, the turn last asked for: the gaps of a request are looked for before it is converted.
 
         Some servers call every turn's first call the same, so that one of many turns with an id may be the remembered one.
@@ -411,7 +411,7 @@ class OwnTurns:
         if memory.shared is not None:
             memory.shared.bind()
 
-    def keep(self, turn: SaidTurn, signed: Any, *, has_thoughts: bool) -> None:
+    def keep(self, turn: VisibleTurn, signed: Any, *, has_thoughts: bool) -> None:
         if not self._issuer or not (has_thoughts or self._keeps_all):
             return
         digest = turn.digest()
@@ -423,13 +423,13 @@ class OwnTurns:
         if digest and len(written) + len(turn.id) <= MOST_TURN_BYTES:
             self._all.put((self._owner, turn.id), self._issuer, digest, written)
 
-    def find(self, turn: SaidTurn) -> Any:
+    def find(self, turn: VisibleTurn) -> Any:
         found = self._found.get(turn.id)
         if found is None or not found[0].is_same(turn):
             found = self._found[turn.id] = turn, self._look(turn)
         return found[1]
 
-    def _look(self, turn: SaidTurn) -> Any:
+    def _look(self, turn: VisibleTurn) -> Any:
         counts, entry = self._all.counts, self._all.get((self._owner, turn.id))
         if entry is None:
             is_asked_for = self._issuer and self._all.shared is not None and len(turn.id) <= MOST_SHARED_CHARACTERS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.base import ModelFacts, ServerFacts
-from gateway.dialects.memory import IN_ID, SaidTurn, SignedElsewhere, ThoughtMemory, UnknownMemory
+from gateway.dialects.memory import IN_ID, SignedElsewhere, ThoughtMemory, UnknownMemory, VisibleTurn
 from gateway.dialects.registry import pair_of
 from tests.dialects.claude import ADAPTIVE, BOUND, BUDGET, OTHER, PAIR, REDACTED, THINKING, TOOL, USER, text
 
@@ -365,7 +365,7 @@ def test_any_odd_turn_is_read(calls: Any, content: Any, is_list: bool) -> None:
     message = {"role": "assistant", "tool_calls": given_calls, "content": content}
 
     PAIR.gaps(asked(messages=[message], reasoning_effort="low"), facts(memory_of(of=of), BUDGET))
-    assert SaidTurn([("a", content, calls)], content).digest()
+    assert VisibleTurn([("a", content, calls)], content).digest()
 
 
 def test_a_turn_that_is_too_deep_is_nobodys() -> None:
@@ -375,13 +375,13 @@ def test_a_turn_that_is_too_deep_is_nobodys() -> None:
         deep = {"a": deep}
     of = ThoughtMemory(lambda: 0.0)
     memory = memory_of(of=of)
-    memory.keep(SaidTurn([("a", "f", deep)], ""), [], has_thoughts=True)
+    memory.keep(VisibleTurn([("a", "f", deep)], ""), [], has_thoughts=True)
 
-    assert (SaidTurn([("a", "f", deep)], "").digest(), len(of)) == (b"", 0)
-    assert memory.find(SaidTurn([("a", "f", {})], "")) is None
-    memory.keep(SaidTurn([("a", "f", {})], " "), [1], has_thoughts=True)
-    assert memory_of(of=of).find(SaidTurn([("a", "f", "")], None)) == [1]
-    assert memory_of(of=of, issuer="x").find(SaidTurn([("a", "f", "{}")], [])) is SignedElsewhere.BY_ANOTHER
+    assert (VisibleTurn([("a", "f", deep)], "").digest(), len(of)) == (b"", 0)
+    assert memory.find(VisibleTurn([("a", "f", {})], "")) is None
+    memory.keep(VisibleTurn([("a", "f", {})], " "), [1], has_thoughts=True)
+    assert memory_of(of=of).find(VisibleTurn([("a", "f", "")], None)) == [1]
+    assert memory_of(of=of, issuer="x").find(VisibleTurn([("a", "f", "{}")], [])) is SignedElsewhere.BY_ANOTHER
 
 
 @pytest.mark.parametrize("place", [[], {}, "0", 1.5, None, True])
@@ -402,5 +402,5 @@ def test_a_block_without_a_sound_place_ends_nothing(place: Any, kind: str) -> No
     start, *rest = events(CONTENT).split(b"\n\n")
     reader.feed(b"\n\n".join((start, b"data: " + odd, *rest)))
 
-    said = SaidTurn([("toolu_1", "f", FIRST["input"]), ("toolu_2", "g", {})], "so on")
+    said = VisibleTurn([("toolu_1", "f", FIRST["input"]), ("toolu_2", "g", {})], "so on")
     assert memory_of(of=of).find(said) == CONTENT

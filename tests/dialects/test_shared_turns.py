@@ -16,10 +16,10 @@ from gateway.dialects.memory import (
     SHARED_FOR_S,
     UNKNOWN_FOR_S,
     OwnTurns,
-    SaidTurn,
     SharedTurns,
     SignedElsewhere,
     ThoughtMemory,
+    VisibleTurn,
 )
 from tests.support.conformance import MakeStore, Wall, settle
 
@@ -35,8 +35,8 @@ class Now:
         return self.at
 
 
-def said(number: int, argument: int = 0) -> SaidTurn:
-    return SaidTurn([(f"toolu_{number}", "f", {"n": argument})], "so")
+def said(number: int, argument: int = 0) -> VisibleTurn:
+    return VisibleTurn([(f"toolu_{number}", "f", {"n": argument})], "so")
 
 
 def process(answers: Answers, wall: Wall, now: Now | None = None) -> ThoughtMemory:

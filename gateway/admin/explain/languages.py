@@ -17,7 +17,7 @@ from gateway.core.types import Endpoint, FindUnsupportedFields, How, Phase, RawH
 from gateway.dialects.spoken import Conversion
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.rules.keeping import RESPONSES, keeping_of
-from gateway.products.responses.rules.response_object import AskedResponse, Keeping, keeps, read_asked
+from gateway.products.responses.rules.response_object import Keeping, ResponseOptions, keeps, read_asked
 
 # Tells what the gateway makes of a provider's error, without sending anything: class, rule, and why it matched.
 
@@ -125,7 +125,7 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
     return f"here, for {model.jobs.keep_responses_s:g} s; the provider is asked to keep nothing"
 
 
-def _in_background(policy: PolicySnapshot, model: Model, asked: AskedResponse, keeping: Keeping) -> str:
+def _in_background(policy: PolicySnapshot, model: Model, asked: ResponseOptions, keeping: Keeping) -> str:
     if keeping == "never":
         return "by nobody: refused, as one in the background has to be kept (responses.store, or keeps_responses of the key)"
     if keeping == "provider" and not policy.jobs.settings.takes_files:

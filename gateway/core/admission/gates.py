@@ -20,7 +20,7 @@ from gateway.core.admission.queue.queue import DelayQueue, WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.health.breaker.state_machine import account_rules
-from gateway.core.health.detector import Heard
+from gateway.core.health.detector import Responsiveness
 from gateway.core.health.target_health.target_health import Account, OnChange, TargetHealth
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.limits.target_limits.idle_gates import Remembered
@@ -222,7 +222,7 @@ class Gates:
             return line
         return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
-    def heard(self, target: Target, call: Call) -> Heard | None:
+    def heard(self, target: Target, call: Call) -> Responsiveness | None:
         """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.health.heard

@@ -46,6 +46,7 @@ MOST_TRIALS = 10
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
 SOON_S = 0.01
+"""A call that has waited for a turn for this many seconds has made no detour."""
 MOST_DETOURS = 100
 """A decision that cannot be carried out is taken again, but not for ever."""
 
@@ -270,7 +271,7 @@ class Attempts:
 
 
 def _is_trial(call: Call, error_class: ErrorClass) -> bool:
-    """Whether the attempt has told of its target's trouble only, which costs its call no attempt.
+    """Whether the attempt only showed that its target is in trouble: it does not count against the call's attempts.
 
     A 500 may come of the call's own content, so a call with nobody beside it does not go on for ever.
     """

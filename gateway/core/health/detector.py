@@ -408,8 +408,8 @@ LOST_AFTER = 3
 """The calls in a row that have to be told that a model which has served others is not there, before it counts as lost."""
 
 
-class Heard:
-    """Keeps the answers and the silence of one target."""
+class Responsiveness:
+    """Counts the answers of one target, and the calls that it has left unanswered."""
 
     __slots__ = (
         "_answers",

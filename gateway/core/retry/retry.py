@@ -69,7 +69,7 @@ class Try(NamedTuple):
 class TryLater(NamedTuple):
     """Wait until `until` (monotonic seconds), then retry at one of these targets, where the call has failed before.
 
-    Without targets the call asks `next_step` again at that time: too many retries are in flight just now.
+    Without targets the call asks `next_step` again at that time: retries are limited, or no target is known to serve.
     """
 
     until: float
@@ -193,8 +193,9 @@ def _unless_in_doubt(
 
     If all of them are in doubt, the call waits for the outcome of the calls that are out there, but at most 1.5 times as long
     as its own failure took, and at most half of the time that its caller has left. Then it tries the target itself, unless
-    there is little hope: the calls out there have failed, or can hardly be answered in the time that is left. If no call is
-    out there, this one goes at once, for otherwise the target's state would never be known.
+    there is little hope: the calls out there have failed, or can hardly be answered in the time that is left. A call with
+    little hope looks again every `LOOK_AGAIN_S` or so, and gives up when its caller's time ends. If no call is out there,
+    this one goes at once, for otherwise the target's state would never be known.
     """
     if isinstance(step, GiveUp) or not step.targets:
         return step

@@ -25,10 +25,10 @@ from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, obje
 from gateway.dialects.memory import (
     MOST_TURN_BYTES,
     Presumed,
-    SaidTurn,
     SignedElsewhere,
     TurnMemory,
     UnknownMemory,
+    VisibleTurn,
     unechoed,
 )
 from gateway.dialects.schema_tools.media import URLS, data_url, file_of, is_text, type_of_name
@@ -111,7 +111,7 @@ def keep_message(content: list[Any], memory: TurnMemory | None) -> None:
         return
     words = [text_of(block.get("text")) for block in blocks if block.get("type") == "text"]
     kept = [block for block in blocks if block["type"] != "text" or not is_blank(text_of(block.get("text")))]
-    memory.keep(SaidTurn(calls, "".join(words)), kept, has_thoughts=not _THOUGHTS.isdisjoint(kinds))
+    memory.keep(VisibleTurn(calls, "".join(words)), kept, has_thoughts=not _THOUGHTS.isdisjoint(kinds))
 
 
 class OpenTurn:

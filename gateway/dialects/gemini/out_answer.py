@@ -14,7 +14,7 @@ import orjson
 
 from gateway.core.openai.sse import DONE, GIVEN_UP, error_in, event_data, is_silent, json_object
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
-from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, SaidTurn, TurnMemory, UnknownMemory, unechoed
+from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
 
 # The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.
@@ -78,7 +78,7 @@ class KeptTurn:
         if not self._calls or self._size > MOST_TURN_BYTES:
             return
         has_signatures = bool(self._details) or any(extra is not None for extra in self._extras)
-        turn = SaidTurn(self._calls, "".join(self._words))
+        turn = VisibleTurn(self._calls, "".join(self._words))
         memory.keep(turn, {"extras": self._extras, "details": self._details}, has_thoughts=has_signatures)
 
 

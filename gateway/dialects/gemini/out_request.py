@@ -243,14 +243,14 @@ _FUNCTIONS_ALONE: Final = "the target has functions alone as tools"
 _MODES: Final = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 
 
-class ToldTools(NamedTuple):
-    """Fields of a generateContent request, and what was lost on the way to them."""
+class ToolFields(NamedTuple):
+    """The tool fields of a generateContent request, and what the translation lost."""
 
     fields: Json
     gaps: list[Gap]
 
 
-def tools_and_choice(body: Json) -> ToldTools:
+def tools_and_choice(body: Json) -> ToolFields:
     """Returns `tools` and `toolConfig`. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     given = _given(body, gaps)
@@ -262,7 +262,7 @@ def tools_and_choice(body: Json) -> ToldTools:
     if not declared:
         if choice.get("mode") == "ANY":
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
-        return ToldTools({}, gaps)
+        return ToolFields({}, gaps)
     strict = [bool(_function(tool).get("strict")) for tool in given]
     if any(strict) and choice.get("mode", "AUTO") == "AUTO":
         if all(strict):
@@ -270,7 +270,7 @@ def tools_and_choice(body: Json) -> ToldTools:
         else:
             gaps.append(Gap("tools.strict", How.DROPPED, "all tools are held to their schemas, or none"))
     fields: Json = {"tools": [{"functionDeclarations": declared}]}
-    return ToldTools(fields | ({"toolConfig": {"functionCallingConfig": choice}} if choice else {}), gaps)
+    return ToolFields(fields | ({"toolConfig": {"functionCallingConfig": choice}} if choice else {}), gaps)
 
 
 def has_tools(body: Json) -> bool:

@@ -68,8 +68,8 @@ SCHEMA_IN_WORDS: Final = "Answer with JSON and nothing else. It has to be valid 
 _WORDS_ONLY: Final = "it is told in words, at the end of the instructions"
 
 
-class AskedForm(NamedTuple):
-    """How a target is asked for an answer in a form; without any field, for text."""
+class RequestedForm(NamedTuple):
+    """How a request to a target demands an answer in a form; without any field it demands text."""
 
     schema: Json | None = None
     """The one that it holds to strictly."""
@@ -78,19 +78,19 @@ class AskedForm(NamedTuple):
     gaps: tuple[Gap, ...] = ()
 
 
-def asked_form(response_format: object, facts: ServerFacts, *, has_description: bool) -> AskedForm:
+def asked_form(response_format: object, facts: ServerFacts, *, has_description: bool) -> RequestedForm:
     """Returns how a target that answers by strict schemas alone is asked for a form of chat completions.
 
     `has_description`: it is told what the format says besides its schema in a field of its own; else it stands in the schema.
     """
     kind = text_of(response_format.get("type")) if isinstance(response_format, dict) else "text"
     if kind == "text":
-        return AskedForm()
+        return RequestedForm()
     if kind == "json_object":
-        return AskedForm(None, JSON_IN_WORDS, (Gap("response_format.json_object", How.APPROXIMATED, _WORDS_ONLY),))
+        return RequestedForm(None, JSON_IN_WORDS, (Gap("response_format.json_object", How.APPROXIMATED, _WORDS_ONLY),))
     if kind != "json_schema":
         why = "the target has no such format"
-        return AskedForm(gaps=(Gap(f"response_format.{kind}"[:MOST_NAMED], How.REFUSED, why),))
+        return RequestedForm(gaps=(Gap(f"response_format.{kind}"[:MOST_NAMED], How.REFUSED, why),))
     given = object_of(object_of(response_format).get("json_schema"))
     schema, in_words = given.get("schema") if has_description else described(given), JSON_IN_WORDS
     if isinstance(schema, dict):
@@ -102,10 +102,10 @@ def asked_form(response_format: object, facts: ServerFacts, *, has_description: 
                 why = "the schema refers to itself"
             else:
                 told = Gap("response_format.json_schema", How.APPROXIMATED, "what cannot be checked is told in words")
-                return AskedForm(closed, gaps=() if closed == schema else (told,))
+                return RequestedForm(closed, gaps=() if closed == schema else (told,))
         if not facts.approximates:
-            return AskedForm(gaps=(Gap("response_format.json_schema", How.REFUSED, why),))
-    return AskedForm(None, in_words, (Gap("response_format.json_schema", How.APPROXIMATED, _WORDS_ONLY),))
+            return RequestedForm(gaps=(Gap("response_format.json_schema", How.REFUSED, why),))
+    return RequestedForm(None, in_words, (Gap("response_format.json_schema", How.APPROXIMATED, _WORDS_ONLY),))
 
 
 def object_schema(parameters: Any) -> Json:

@@ -50,7 +50,7 @@ from gateway.products.jobs.redis_claims import RedisClaims, RedisSteps
 from gateway.products.jobs.redis_partitions.durability import MOST_PARTITIONS, Accept, JobDurability, JobPartitions
 from gateway.products.jobs.redis_records import acceptance, records
 from gateway.products.jobs.redis_records.acceptance import (
-    HeardClaims,
+    CancellableClaims,
     JobPlaces,
     RedisAcceptance,
     RedisCommits,
@@ -112,7 +112,7 @@ class RedisJobStore:
         self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, kept_bounds)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
-        self._heard = HeardClaims(self._claims, self._writes, self._places, self._background)
+        self._cancellable = CancellableClaims(self._claims, self._writes, self._places, self._background)
         self._commits = RedisCommits(self._partitions, self._background)
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
@@ -130,7 +130,7 @@ class RedisJobStore:
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
-        return await self._heard.claim(asks)
+        return await self._cancellable.claim(asks)
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
         """Extends claims, and says what has been asked of their jobs meanwhile."""

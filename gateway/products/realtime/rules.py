@@ -12,7 +12,7 @@ import orjson
 from gateway.core.openai.usage import read_usage
 from gateway.core.retry_budgets import token_cost_usd
 from gateway.core.snapshot.snapshot import Provider, Rates
-from gateway.core.types import EMULATOR, SpokenUsage, Usage
+from gateway.core.types import EMULATOR, AudioUsage, Usage
 
 # Which providers can have realtime sessions, as far as the config tells.
 
@@ -45,7 +45,7 @@ class ReadEvent(NamedTuple):
     """What an event says: the end of a response and its usage, or an error's code."""
 
     is_done: bool
-    usage: SpokenUsage | None
+    usage: AudioUsage | None
     error: str | None
     """The provider's code of an error, or of a response that has failed; None: it went well."""
 
@@ -75,11 +75,11 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
     return ReadEvent(is_done=True, usage=_usage(usage) if isinstance(usage, dict) else None, error=error)
 
 
-def added(total: SpokenUsage | None, more: SpokenUsage) -> SpokenUsage:
+def added(total: AudioUsage | None, more: AudioUsage) -> AudioUsage:
     """Returns both together."""
     if total is None:
         return more
-    return SpokenUsage(
+    return AudioUsage(
         total.input + more.input,
         total.output + more.output,
         total.cached + more.cached,
@@ -95,7 +95,7 @@ def error_event(code: str, kind: str, message: str) -> bytes:
     return orjson.dumps({"type": "error", "event_id": f"event_gateway_{code}", "error": error})
 
 
-def _usage(said: dict[str, Any]) -> SpokenUsage | None:
+def _usage(said: dict[str, Any]) -> AudioUsage | None:
     """Realtime says `input_token_details` where Responses say `input_tokens_details`."""
     details = said.get("input_token_details")
     read = read_usage(said if details is None else {**said, "input_tokens_details": details})
@@ -103,7 +103,7 @@ def _usage(said: dict[str, Any]) -> SpokenUsage | None:
         return None
     cached = details.get("cached_tokens_details") if isinstance(details, dict) else None
     audio_cached = min(_audio(cached), read.cached)
-    return SpokenUsage(
+    return AudioUsage(
         read.input,
         read.output,
         read.cached,
@@ -132,7 +132,7 @@ def _code_of(error: object) -> str:
 def session_usd(rates: Rates | None, usage: Usage) -> float | None:
     """Returns the price of the tokens in US dollars; None: the model has no price."""
     usd = token_cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
-    if usd is None or rates is None or not isinstance(usage, SpokenUsage):
+    if usd is None or rates is None or not isinstance(usage, AudioUsage):
         return usd
     fresh = usage.audio_input - usage.audio_cached
     usd += fresh * _more(rates.audio_input_usd, rates.input_usd)

@@ -21,7 +21,7 @@ from gateway.core.openai.headers import response_headers
 from gateway.core.relay import RawRelay
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
-from gateway.core.types import ErrorClass, Socket, SpokenUsage, Usage
+from gateway.core.types import AudioUsage, ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
 from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event, session_usd
 
@@ -102,7 +102,7 @@ Hide = Callable[[bytes], bytes]
 class SessionHost(Protocol):
     """Who looks after sessions."""
 
-    def used(self, session: RealtimeSession, usage: SpokenUsage) -> str | None:
+    def used(self, session: RealtimeSession, usage: AudioUsage) -> str | None:
         """Charges what a response has used; returns why the session may not go on, None: it may."""
         ...
 
@@ -148,7 +148,7 @@ class RealtimeSession:
         self.client: Socket | None = None
         self.hide = hide
         self.ends_at = now + MAX_SESSION_S
-        self.usage: SpokenUsage | None = None
+        self.usage: AudioUsage | None = None
         """What its responses have used so far."""
         self.errors = 0
         self.is_over = False

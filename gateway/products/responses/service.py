@@ -51,10 +51,10 @@ from gateway.products.responses.rules.response_object import (
     PREVIOUS,
     STORES,
     STREAMS,
-    AskedResponse,
     Conversation,
     Keeping,
     ResponseNotFound,
+    ResponseOptions,
     StoredResponse,
     conversation_of,
     echo_of,
@@ -98,7 +98,12 @@ class ResponseService:
         self._reading = EventReading(clock, lives, self._final, lambda: engine.is_closing)
 
     async def accept(
-        self, call: Call, body: dict[str, Any], asked: AskedResponse, webhook: str = "", priority: int = USUAL_PRIORITY
+        self,
+        call: Call,
+        body: dict[str, Any],
+        asked: ResponseOptions,
+        webhook: str = "",
+        priority: int = USUAL_PRIORITY,
     ) -> Job:
         """Makes a durable job of a call that the edge has checked. With an idempotency key, the one that was made before.
 
@@ -248,7 +253,7 @@ class ResponseService:
         )
         return True
 
-    def _new_job(self, call: Call, body: dict[str, Any], asked: AskedResponse, webhook: str, priority: int) -> NewJob:
+    def _new_job(self, call: Call, body: dict[str, Any], asked: ResponseOptions, webhook: str, priority: int) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
         query = call.query.decode("latin-1")
         key = call.idempotency_key
@@ -315,7 +320,7 @@ class ForegroundResponses:
         self._service = service
         self._wall = wall
 
-    async def handle(self, call: Call, keeping: Keeping, asked: AskedResponse) -> Reply:
+    async def handle(self, call: Call, keeping: Keeping, asked: ResponseOptions) -> Reply:
         """Serves a call. Raises GatewayError, InvalidRequest where what it goes on from is not there."""
         from_ours = is_ours(RESPONSE, asked.previous_id)
         if keeping == "provider" and is_converted(call):

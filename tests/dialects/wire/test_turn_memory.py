@@ -14,9 +14,9 @@ from gateway.dialects.memory import (
     MOST_SHARED_CHARACTERS,
     MOST_UNKNOWN,
     UNKNOWN_FOR_S,
-    SaidTurn,
     SharedTurns,
     ThoughtMemory,
+    VisibleTurn,
 )
 from gateway.drivers.memory_store import MemoryStore
 
@@ -30,8 +30,8 @@ KEPT = st.tuples(
 )
 
 
-def said(number: int) -> SaidTurn:
-    return SaidTurn([(f"toolu_{number}", "f", {})], "")
+def said(number: int) -> VisibleTurn:
+    return VisibleTurn([(f"toolu_{number}", "f", {})], "")
 
 
 class Now:
@@ -69,9 +69,9 @@ def test_turns_of_one_id_are_told_apart() -> None:
     memory = ThoughtMemory(Now())
     keep(memory, 1, "s")
     own = memory.of("a", None, "i", keeps_all=False)
-    same, other = said(1), SaidTurn([("toolu_1", "f", {"n": 9})], "")
+    same, other = said(1), VisibleTurn([("toolu_1", "f", {"n": 9})], "")
     assert [own.find(one) for one in (same, other, other, same)] == ["s", None, None, "s"]
-    worded = SaidTurn([("toolu_1", "f", {})], "so")
+    worded = VisibleTurn([("toolu_1", "f", {})], "so")
     assert (own.find(worded), own.find(said(1))) == (None, "s")
 
 
@@ -96,7 +96,7 @@ async def test_no_other_process_is_asked_for_what_cannot_be() -> None:
     memory.shared = SharedTurns(MemoryStore(StoreBounds({THINKING: 1_000_000}, 0), Now()).answers, Now())
     own = memory.of("a", None, "i", keeps_all=False)
     for id in ("x" * (MOST_SHARED_CHARACTERS + 1), "toolu_7"):
-        assert own.find(SaidTurn([(id, "f", {})], "")) is None
+        assert own.find(VisibleTurn([(id, "f", {})], "")) is None
     assert own.missed == ["toolu_7"]
     assert not await own.fetch()
     assert own.missed == []

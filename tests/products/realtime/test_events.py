@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot.snapshot import Rates
-from gateway.core.types import SpokenUsage, Usage
+from gateway.core.types import AudioUsage, Usage
 from gateway.products.realtime.http import read_subprotocols
 from gateway.products.realtime.rules import added, error_event, is_read, read_event, session_usd
 from tests.products.realtime.provider import created, delta, done
@@ -34,8 +34,8 @@ def test_usage_is_read_as_realtime_says_it() -> None:
     """`input_token_details` where others say `input_tokens_details`."""
     event = read_event(done().encode())
     assert event is not None
-    assert event.usage == SpokenUsage(20, 10, 8)
-    assert added(event.usage, event.usage) == SpokenUsage(40, 20, 16)
+    assert event.usage == AudioUsage(20, 10, 8)
+    assert added(event.usage, event.usage) == AudioUsage(40, 20, 16)
     assert added(None, event.usage) == event.usage
 
 
@@ -49,7 +49,7 @@ def test_sound_has_prices_of_its_own() -> None:
     }
     event = read_event(done(said).encode())
     assert event is not None
-    assert event.usage == SpokenUsage(100, 50, 30, audio_input=60, audio_output=40, audio_cached=20)
+    assert event.usage == AudioUsage(100, 50, 30, audio_input=60, audio_output=40, audio_cached=20)
     as_text = Rates(4.0, 16.0, 0.4)
     assert session_usd(as_text, event.usage) == pytest.approx(70 * 4 + 30 * 0.4 + 50 * 16)
     as_sound = Rates(4.0, 16.0, 0.4, None, None, 32.0, 64.0, 0.5)

@@ -18,7 +18,7 @@ from gateway.core.config.fields.check import check
 from gateway.core.config.fields.fields import is_loopback, is_pattern, substitute
 from gateway.core.config.load.folder import PolicySets, list_error_files, list_policy_files, read_policies
 from gateway.core.config.models.sections_models import (
-    Asked,
+    ConfigParts,
     Route,
     build_models,
     check_endpoints,
@@ -92,7 +92,7 @@ def load_snapshot(
     keys = key_section(document, config, server, policies.workflows)
     routes = check_routes(document, config, policies)
     plans = compile_pipelines(policies.pipelines, config.models)
-    check_endpoints(document, routes, Asked(groups, kinds, policies, plans))
+    check_endpoints(document, routes, ConfigParts(groups, kinds, policies, plans))
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state, shared)

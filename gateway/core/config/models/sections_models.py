@@ -275,8 +275,8 @@ _HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What of the config is looked at besides its models."""
+class ConfigParts:
+    """The parts of the config, besides its models, that the checks of its endpoints read."""
 
     groups: Groups
     kinds: Mapping[str, Kind]
@@ -295,30 +295,30 @@ class Asked:
         return why_never(endpoint, spoken, place.model)
 
 
-def check_endpoints(document: Document, routes: Mapping[str, Route], asked: Asked) -> None:
+def check_endpoints(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes what no target of a model can serve, although the config asks for it."""
-    _check_languages(document, routes, asked)
+    _check_languages(document, routes, parts)
     for name, route in routes.items():
         for index, place in enumerate(route.places):
             if place.model is not None:
-                _check_name(document, ("models", name, "targets", index), (name, place.model), place, asked)
+                _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
         if route.grouping is not None:
-            whys = [asked.why_never("embeddings", one) and asked.why_never("moderations", one) for one in route.places]
+            whys = [parts.why_never("embeddings", one) and parts.why_never("moderations", one) for one in route.places]
             if whys and all(whys):
                 told = f"no target of the model has embeddings, or moderations: {whys[0]}"
                 document.complain(("models", name, "group_embeddings"), told)
-    _check_caches(routes, asked)
-    _check_pipelines(routes, asked)
-    _check_batches(document, routes, asked)
+    _check_caches(routes, parts)
+    _check_pipelines(routes, parts)
+    _check_batches(document, routes, parts)
 
 
-def _check_batches(document: Document, routes: Mapping[str, Route], asked: Asked) -> None:
+def _check_batches(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes models that pick half price at providers that have none; what `default` says of all models is no error."""
     for name, route in routes.items():
-        picked = asked.policies.jobs.get(route.entry.jobs)
+        picked = parts.policies.jobs.get(route.entry.jobs)
         if route.entry.jobs == DEFAULT or picked is None or picked.batches.run != "native":
             continue
-        owners = {place.entry.provider: asked.groups.get(place.entry.provider) for place in route.places}
+        owners = {place.entry.provider: parts.groups.get(place.entry.provider) for place in route.places}
         found = {owner: group[0] for owner, group in owners.items() if group is not None}
         if found and len(found) == len(owners) and not any(map(has_batch_api, found.values())):
             named = ", ".join(f"{owner}: {provider.dialect}" for owner, provider in found.items())
@@ -330,14 +330,14 @@ def _check_batches(document: Document, routes: Mapping[str, Route], asked: Asked
             document.complain(("models", name, "jobs"), told)
 
 
-def _check_languages(document: Document, routes: Mapping[str, Route], asked: Asked) -> None:
-    for name, group in asked.groups.items():
+def _check_languages(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    for name, group in parts.groups.items():
         path: Path = ("providers", name)
         if document.at((*path, "dialect")) == group[0].dialect:
             _check_speaks(document, (*path, "speaks"), group[0].dialect, group[0].speaks)
     for name, route in routes.items():
         for index, place in enumerate(route.places):
-            owner = asked.groups.get(place.entry.provider)
+            owner = parts.groups.get(place.entry.provider)
             if owner is not None:
                 here = ("models", name, "targets", index, "speaks")
                 _check_speaks(document, here, owner[0].dialect, place.entry.speaks)
@@ -353,10 +353,10 @@ def _check_speaks(document: Document, path: Path, dialect: str, speaks: object) 
         document.complain(path, told)
 
 
-def _check_name(document: Document, path: Path, names: tuple[str, str], place: TargetPlace, asked: Asked) -> None:
+def _check_name(document: Document, path: Path, names: tuple[str, str], place: TargetPlace, parts: ConfigParts) -> None:
     found = ((one, endpoint) for one in dict.fromkeys(reversed(names)) for endpoint in _endpoints_of(one))
     for one, endpoint in found:
-        why = asked.why_never(endpoint, place)
+        why = parts.why_never(endpoint, place)
         if why is not None:
             remedy = _HAVE_EMBEDDINGS if endpoint == "embeddings" else ""
             document.complain(
@@ -370,36 +370,36 @@ def _endpoints_of(model: str) -> Iterator[str]:
     yield from (endpoint for endpoint, pattern in _SAID_BY_NAMES if pattern.match(name))
 
 
-def _check_caches(routes: Mapping[str, Route], asked: Asked) -> None:
+def _check_caches(routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes semantic caches whose model makes no embeddings."""
-    cache = asked.policies.cache
+    cache = parts.policies.cache
     for name in {route.entry.cache for route in routes.values()} & cache.sets.keys() if cache.document else ():
         semantic = cache.sets[name].semantic
         if cache.document is not None and semantic is not None:
-            why = _why_none("embeddings", semantic.embeddings, routes, asked)
+            why = _why_none("embeddings", semantic.embeddings, routes, parts)
             if why is not None:
                 shown = quoted(semantic.embeddings)
                 told = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
                 cache.document.complain((name, "semantic", "embeddings"), told)
 
 
-def _check_pipelines(routes: Mapping[str, Route], asked: Asked) -> None:
+def _check_pipelines(routes: Mapping[str, Route], parts: ConfigParts) -> None:
     """Notes steps whose model has no such endpoint."""
-    documents = {FilePath(one.file).stem: one for one in asked.policies.pipelines}
-    for name, plan in asked.plans.items():
+    documents = {FilePath(one.file).stem: one for one in parts.policies.pipelines}
+    for name, plan in parts.plans.items():
         for step in plan.steps.values():
             for branch in step.branches:
-                why = _why_none(branch.call.endpoint, branch.call.model, routes, asked)
+                why = _why_none(branch.call.endpoint, branch.call.model, routes, parts)
                 if why is not None:
                     told = f"no target of the model {quoted(branch.call.model)} serves {branch.call.endpoint}: {why}"
                     documents[name].complain(("steps", step.name, "call", "endpoint"), told)
 
 
-def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], asked: Asked) -> str | None:
+def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], parts: ConfigParts) -> str | None:
     """Returns why no target of a model takes a call to this endpoint; None: one does, or it is not known."""
     matching = [name for name in routes if name == model or fnmatchcase(model, name)]
     if not matching:
         return None
     route = routes[model if model in matching else max(matching, key=len)]
-    whys = [asked.why_never(endpoint, place) for place in route.places]
+    whys = [parts.why_never(endpoint, place) for place in route.places]
     return whys[0] if whys and all(whys) and not route.entry.fallbacks else None

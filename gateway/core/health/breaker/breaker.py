@@ -271,7 +271,7 @@ class Breaker(StateMachine):
         self._enter(HalfOpen(Probes(since)), reason)
 
     def _fall_ill(self, illness: str, now: float, u: float, why: str) -> None:
-        """Leaves the target alone for a moment; for longer where calls have waited long enough for it to know better.
+        """Lets single calls find out whether the trouble lasts. After timeouts it opens at once: these have taken long already.
 
         Calls in flight that fail together are one observation: a second later the target may serve again.
         """

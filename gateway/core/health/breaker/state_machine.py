@@ -32,6 +32,7 @@ FIRST_PAUSE_S = 0.1
 ANSWERING_S = 1.0
 """Seconds after which a call that has not failed counts for a sign of life: another one may follow it."""
 MOST_OUT = 64
+"""The most calls that may be out at once while a target stumbles."""
 LASTING_S = 2.0
 """Seconds after which trouble is no passing moment: a target whose tries go on failing is left alone."""
 FIRST_SHARE = 0.1

@@ -20,7 +20,7 @@ from gateway.core.health.breaker.state_machine import (
     Open,
     account_rules,
 )
-from gateway.core.health.detector import Heard
+from gateway.core.health.detector import Responsiveness
 from gateway.core.health.times import Latency
 from gateway.core.retry.retry import Doubt
 from gateway.core.retry_budgets import RetryBudget, RetryTokens
@@ -198,7 +198,7 @@ class TargetHealth:
         """`kin` is the health of the same target with another caller's credential: both share the breaker and what is heard."""
         self.account = account
         self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
-        self.heard: Heard = Heard() if kin is None else kin.heard
+        self.heard: Responsiveness = Responsiveness() if kin is None else kin.heard
         self.first_byte = self.heard.first_byte
         self.whole_answer = self.heard.whole_answer
         self._busiest = 0

@@ -26,7 +26,7 @@ from gateway.dialects.anthropic.out_request.tools import (
 )
 from gateway.dialects.anthropic.out_thoughts import NOTHING, OpenTurn, has_foreign
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
-from gateway.dialects.memory import SaidTurn, TurnMemory
+from gateway.dialects.memory import TurnMemory, VisibleTurn
 from gateway.dialects.schema_tools.media import URLS, Media, data_url, file_of
 from gateway.dialects.schema_tools.schema import asked_form
 
@@ -440,7 +440,7 @@ def keep_content(content: list[Any], memory: TurnMemory | None) -> None:
         return
     words = "".join(text_of(block.get("text")) for block in blocks)
     kept = [block for block in blocks if "text" not in block or not is_blank(text_of(block["text"]))]
-    memory.keep(SaidTurn(calls, words), kept, has_thoughts=bool(thoughts))
+    memory.keep(VisibleTurn(calls, words), kept, has_thoughts=bool(thoughts))
 
 
 def with_points(content: list[Json], blocks: list[Json]) -> list[Json]:

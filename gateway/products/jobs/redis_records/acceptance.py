@@ -513,10 +513,10 @@ def _as_it_was(_pieces: MemoryPieces, _kept: MemoryJob, _now: float, _effects: S
     """Changes nothing."""
 
 
-# Claims of which somebody hears: what was claimed for a caller that has left is given back at once, uncounted.
+# Claims whose caller may leave: its pieces are given back at once, uncounted.
 
 
-class HeardClaims:
+class CancellableClaims:
     """Claims for callers that may be cancelled. Without it, a lease would pass until others get the pieces."""
 
     def __init__(

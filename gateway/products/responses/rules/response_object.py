@@ -28,8 +28,8 @@ MOST_ID_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class AskedResponse:
-    """What a request says of its response as a thing that is kept."""
+class ResponseOptions:
+    """The fields of a request that say whether and how its response is stored."""
 
     in_background: bool = False
     stores: bool | None = None
@@ -38,7 +38,7 @@ class AskedResponse:
     """The response that it goes on from; empty: none."""
 
 
-def read_asked(body: Mapping[str, Any]) -> AskedResponse:
+def read_asked(body: Mapping[str, Any]) -> ResponseOptions:
     """Reads the top-level fields of a body. Raises InvalidRequest, naming the field."""
     previous = body.get("previous_response_id")
     if previous is not None and not (isinstance(previous, str) and len(previous) <= MOST_ID_CHARS):
@@ -47,10 +47,10 @@ def read_asked(body: Mapping[str, Any]) -> AskedResponse:
             param="previous_response_id",
             code="invalid_type",
         )
-    return AskedResponse(bool(_flag(body, "background")), _flag(body, "store"), previous or "")
+    return ResponseOptions(bool(_flag(body, "background")), _flag(body, "store"), previous or "")
 
 
-def keeps(keeping: Keeping, asked: AskedResponse, *, goes_on_from_ours: bool) -> bool:
+def keeps(keeping: Keeping, asked: ResponseOptions, *, goes_on_from_ours: bool) -> bool:
     """Tells whether the gateway keeps the answer of a call in the foreground."""
     if keeping == "gateway":
         return asked.stores is not False

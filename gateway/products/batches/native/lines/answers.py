@@ -50,7 +50,7 @@ _MARK: Final = b'"gw1.'
 """Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
 
 
-class SaidLine(NamedTuple):
+class TranslatedLine(NamedTuple):
     """A line as the provider gets it, and what it loses on the way: fields, and how."""
 
     text: bytes
@@ -115,7 +115,7 @@ class LineTranslator:
         spoken = Spoken("anthropic", frozenset((MESSAGES,)), "anthropic")
         return Conversion(pair_of(self._asked, MESSAGES), spoken, self._part.model)
 
-    def _said(self, line_id: str, body: bytes) -> SaidLine | None:
+    def _said(self, line_id: str, body: bytes) -> TranslatedLine | None:
         edited = self._edited(body)
         if edited is None or self._conversion is None:
             return edited if edited is None or _MARK not in body else self._unmarked(edited)
@@ -126,23 +126,23 @@ class LineTranslator:
             )
         except InvalidRequest:
             return None
-        return SaidLine(made, (*edited.lost, *((gap.field, str(gap.how)) for gap in gaps)))
+        return TranslatedLine(made, (*edited.lost, *((gap.field, str(gap.how)) for gap in gaps)))
 
-    def _edited(self, body: bytes) -> SaidLine | None:
+    def _edited(self, body: bytes) -> TranslatedLine | None:
         edits = None if self._target is None else self._target.edits
         if edits is None:
-            return SaidLine(body)
+            return TranslatedLine(body)
         made, dropped = edits.apply(body)
         lost = tuple((name, str(How.DROPPED)) for name in dropped)
-        return None if dropped and self._refuses_loss else SaidLine(made, lost)
+        return None if dropped and self._refuses_loss else TranslatedLine(made, lost)
 
-    def _unmarked(self, line: SaidLine) -> SaidLine | None:
+    def _unmarked(self, line: TranslatedLine) -> TranslatedLine | None:
         from gateway.dialects.anthropic.in_request import without_marks  # few conversations have one
 
         made, gaps = without_marks(line.text)
         if gaps and self._refuses_loss:
             return None
-        return SaidLine(made, (*line.lost, *((gap.field, str(gap.how)) for gap in gaps)))
+        return TranslatedLine(made, (*line.lost, *((gap.field, str(gap.how)) for gap in gaps)))
 
     def _facts(self, pair: Pair) -> ServerFacts:
         assert self._conversion is not None  # noqa: S101  # who asks has one
