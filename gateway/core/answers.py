@@ -194,9 +194,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
         await answer.aclose()
-        diagnosis = target.errors.diagnose(
-            Phase.ANSWERED, status, headers, body, clock.wall(), kind=target.counting.kind
-        )
+        diagnosis = target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
         return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
     if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.core.limits.headers import never_fits, parse_reset, retry_delay_s
+from gateway.core.limits.headers import never_fits, parse_reset, provider_now, retry_delay_s
 from gateway.core.openai.json_edit import is_crowded
 from gateway.core.types import ErrorClass, Phase, RawHeaders
 
@@ -470,10 +470,10 @@ class ErrorTable:
 
     rules: tuple[ErrorRule, ...] = ()
     kind: str = ""
-    """The kind of headers to expect, as `provider_of` names it."""
+    """The name of the provider's own table; empty: the rules for all providers alone."""
 
     def diagnose(
-        self, phase: Phase, status: int | None, headers: RawHeaders, body: bytes, wall_now: float, kind: str = ""
+        self, phase: Phase, status: int | None, headers: RawHeaders, body: bytes, wall_now: float
     ) -> Diagnosis:
         """Returns the diagnosis of an answer; `body` may be anything, header names are lower case, `wall_now` is epoch seconds.
 
@@ -481,17 +481,17 @@ class ErrorTable:
         """
         read = read_body(body)
         if read.error is not None and status is not None and status < 300:
-            return self._diagnose_in_band(phase, read, headers, wall_now, kind)
-        return self._told(answer_of(phase, status, headers, read.wording), read.error, body, wall_now, kind)
+            return self._diagnose_in_band(phase, read, headers, wall_now)
+        return self._told(answer_of(phase, status, headers, read.wording), read.error, body, wall_now)
 
     def diagnose_error(
-        self, phase: Phase, status: int | None, error: Json, headers: RawHeaders, wall_now: float, kind: str = ""
+        self, phase: Phase, status: int | None, error: Json, headers: RawHeaders, wall_now: float
     ) -> Diagnosis:
         """Returns the diagnosis of an error object inside an answer; a `status` below 400 tells nothing of it."""
         read = read_error(error)
         if status is None or status < 400:
-            return self._diagnose_in_band(phase, read, headers, wall_now, kind)
-        return self._told(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now, kind)
+            return self._diagnose_in_band(phase, read, headers, wall_now)
+        return self._told(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now)
 
     def rule_for(self, answer: ErrorAnswer) -> ErrorRule | None:
         """Returns the first rule that holds."""
@@ -501,24 +501,23 @@ class ErrorTable:
         """Returns the rule that a diagnosis names."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
-    def _diagnose_in_band(
-        self, phase: Phase, read: ErrorBody, headers: RawHeaders, wall_now: float, kind: str
-    ) -> Diagnosis:
+    def _diagnose_in_band(self, phase: Phase, read: ErrorBody, headers: RawHeaders, wall_now: float) -> Diagnosis:
         """Returns the diagnosis by the status and the words of the error; with neither it is a failure of the server."""
         error = read.error or {}
         answer = answer_of(phase, status_in(error), headers, read.wording, is_in_band=True)
         if self.rule_for(answer) is None:
             answer = answer_of(phase, 500, headers, read.wording)
-        return self._told(answer, error, _as_bytes(error), wall_now, kind)
+        return self._told(answer, error, _as_bytes(error), wall_now)
 
-    def _told(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float, kind: str) -> Diagnosis:
+    def _told(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
         """Returns the verdict of the first rule that holds, with the server's hints about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
         hinted = _hints_in(body)
+        wall_now = provider_now(answer.headers, wall_now)
         status = 429 if rule.error_class in _LIMITS else answer.status or 0
         told_s = None
         if rule.error_class in _PASSES:
-            told_s = retry_delay_s(status, answer.headers, hinted, wall_now, kind or self.kind)
+            told_s = retry_delay_s(status, answer.headers, hinted, wall_now)
         if told_s is None and error is not None and (instant := resets_at(error)) is not None:
             told_s = parse_reset(instant, wall_now)
         return Diagnosis(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -22,12 +23,18 @@ from gateway.core.types import RawHeaders
 # argument; it must not know which header it reads.
 
 
-_ABSURD_S = 31 * 86_400.0
+_MINUTE_S = 60.0
+_DAY_S = 86_400.0
+_ABSURD_S = 31 * _DAY_S
 _VALUE_BYTES = 64
+_INSTANT_BYTES = 10
+"""An instant takes at least so many: an epoch in seconds."""
+_CLOCKS_DIFFER_S = 2.0
+"""A `date` that differs by more shows that a clock is off; less is rounding and the way."""
 
-_NUMBER = re.compile(rb"\d{1,15}(?:\.\d{1,9})?")
-_GO = re.compile(
-    rb"(?:(\d{1,9}(?:\.\d{1,9})?)h)?(?:(\d{1,9}(?:\.\d{1,9})?)m(?!s))?"
+_NUMBER = re.compile(rb"\d{1,15}(?:\.\d{1,20})?")  # Cerebras writes 15 decimals
+_DURATION = re.compile(
+    rb"(?:(\d{1,9}(?:\.\d{1,9})?)d)?(?:(\d{1,9}(?:\.\d{1,9})?)h)?(?:(\d{1,9}(?:\.\d{1,9})?)m(?!s))?"
     rb"(?:(\d{1,9}(?:\.\d{1,9})?)s)?(?:(\d{1,9}(?:\.\d{1,9})?)ms)?"
 )
 _RFC3339 = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?(?:[Zz]|([+-])(\d\d):(\d\d))")
@@ -40,7 +47,7 @@ _MONTHS = {b"JanFebMarAprMayJunJulAugSepOctNovDec"[3 * n : 3 * n + 3]: n + 1 for
 def parse_reset(value: bytes | str, wall_now: float) -> float | None:
     """Seconds from `wall_now` (epoch seconds) to the moment a reset header names; None for anything not sane.
 
-    In this order: RFC 3339 instant, Go duration (`6m0s`), epoch milliseconds, epoch seconds, plain seconds.
+    In this order: RFC 3339 instant, duration (`6m0s`, `1d2h`), epoch milliseconds, epoch seconds, plain seconds.
     """
     told = value.encode("ascii", "replace") if isinstance(value, str) else value
     if len(told) > _VALUE_BYTES:
@@ -48,8 +55,8 @@ def parse_reset(value: bytes | str, wall_now: float) -> float | None:
     told = told.strip()
     if told[4:5] == b"-":
         return until_s(rfc3339(told), wall_now)
-    if told[-1:] in (b"h", b"m", b"s"):
-        return sane_s(_go_duration(told))
+    if told[-1:] in (b"d", b"h", b"m", b"s"):
+        return sane_s(_duration_s(told))
     number = plain_number(told)
     if number is None:
         return None
@@ -59,13 +66,23 @@ def parse_reset(value: bytes | str, wall_now: float) -> float | None:
 
 
 def parse_retry_after(value: bytes, wall_now: float) -> float | None:
-    """The seconds that a `retry-after` asks for: a number or an HTTP date (RFC 9110, 10.2.3); one in the past means now."""
+    """The seconds that a `retry-after` asks for: a number or an HTTP date (RFC 9110, 10.2.3); one in the past means now.
+
+    What the RFC does not know but servers write (`30s`, an epoch) is read as in `parse_reset`.
+    """
     value = value[: _VALUE_BYTES + 1].strip()
-    seconds = plain_number(value)
-    if seconds is not None:
-        return sane_s(seconds)
     instant = _http_date(value, wall_now)
-    return None if instant is None else sane_s(max(0.0, instant - wall_now))
+    return parse_reset(value, wall_now) if instant is None else sane_s(max(0.0, instant - wall_now))
+
+
+def provider_now(headers: RawHeaders, wall_now: float) -> float:
+    """The provider's time in epoch seconds by the answer's `date` (RFC 9110, 6.6.1); `wall_now` where that is right.
+
+    A `date` has whole seconds, rounded down, so a wait for an instant comes out up to a second too long, never too short.
+    """
+    date = next((value for name, value in headers if name == b"date"), None)
+    instant = None if date is None else _http_date(date[: _VALUE_BYTES + 1].strip(), wall_now)
+    return wall_now if instant is None or abs(instant - wall_now) <= _CLOCKS_DIFFER_S else instant
 
 
 def until_s(instant: float | None, wall_now: float) -> float | None:
@@ -122,22 +139,41 @@ def epoch_s(year: int, month: int, day: int, hour: int, minute: int, second: int
     return float(timegm((year, month, day, hour, minute, second)))
 
 
-def _go_duration(text: bytes) -> float | None:
-    found = _GO.fullmatch(text)
+def _duration_s(text: bytes) -> float | None:
+    """The seconds of a duration as Go writes it, or with days before it."""
+    found = _DURATION.fullmatch(text)
     if found is None:
         return None
-    hours, minutes, seconds, millis = found.groups()
-    return float(hours or 0) * 3600 + float(minutes or 0) * 60 + float(seconds or 0) + float(millis or 0) / 1000
+    days, hours, minutes, seconds, millis = [float(part or 0) for part in found.groups()]
+    return days * _DAY_S + hours * 3600 + minutes * _MINUTE_S + seconds + millis / 1000
 
 
 _MOST = 1e12
 _BODY_BYTES = 16_384
+_FIELD_BYTES = 512
 _MOST_HINTS = 32
-_MINUTE_S = 60.0
-_DAY_S = 86_400.0
 
-_RETRY_INFO = re.compile(rb'"retryDelay"\s{0,8}:\s{0,8}"(\d{1,9}(?:\.\d{1,9})?)s"')
-_AGAIN = re.compile(rb"(?:try again|retry) (?:in|after) ", re.IGNORECASE)
+# docs/reference/headers.md has all of these and the headers in one table. How the body of an error says when to come back, in the order in which it is looked for, and who writes so:
+#
+#     "retryDelay": "34.07s"                     Google, google.rpc.RetryInfo: the words beside it may be rounded
+#     "quotaResetDelay": "3h45m12s"              Google Code Assist, google.rpc.ErrorInfo
+#     "retry_after": 30, "retry_after_ms": 1500  limiters of FastAPI and Express in front of self-hosted models
+#     "resets_in_seconds": 3600                  ChatGPT subscriptions, `usage_limit_reached`
+#     try again in 84ms, retry after 6 seconds   OpenAI, Groq, Gemini; Azure
+#     will reset after 3h45m12s                  Google Code Assist
+#     wait 30 seconds                            GitHub Models
+#     after 34 seconds                           Azure, older
+#     regain access on 2026-09-01 at 00:00 UTC   Anthropic, a spend limit
+
+_RETRY_FIELD = re.compile(
+    rb'"(?:retryDelay|quotaResetDelay|(?:resets_in|retry_?after)(?:_?(?:(ms)|s|seconds))?)\\?"'
+    rb'\s{0,8}:\s{0,8}\\?"?([\d.hms]{1,32})',
+    re.IGNORECASE,
+)
+_AGAIN = re.compile(
+    rb"\b(?:try again|retry(?:ing)?|resets?|wait)(?: (?:in|after|for|at least|about|another)){0,2} (?=\d)",
+    re.IGNORECASE,
+)
 _PIECE = re.compile(
     rb"\s{0,2}(\d{1,9}(?:\.\d{1,9})?)\s{0,2}"
     rb"(milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)(?![a-z])",
@@ -145,27 +181,40 @@ _PIECE = re.compile(
 )
 _AFTER = re.compile(rb"after (\d{1,9}) seconds", re.IGNORECASE)
 _REGAIN = re.compile(rb"regain access on (\d{4})-(\d\d)-(\d\d) at (\d\d):(\d\d) UTC")
-_UNIT_S = {b"d": 86_400.0, b"h": 3600.0, b"m": 60.0, b"s": 1.0, b"ms": 0.001}
+_UNIT_S = {b"d": _DAY_S, b"h": 3600.0, b"m": _MINUTE_S, b"s": 1.0, b"ms": 0.001}
 _REQUESTED = re.compile(
     rb"Limit:? (\d[\d,]{0,19}?),?(?: Used:? \d[\d,]{0,19}?,?)? Requested:? (\d[\d,]{0,19})", re.IGNORECASE
 )
 
+# The headers that tell a limit. What a name counts, and in how many seconds, is known of the providers beside it; of all
+# others only when it is whole again, which is what a refused call asks.
+
 _PLACES = {"limit": 0, "remaining": 1, "reset": 2}
 _NAMES = {
-    "x-ratelimit-{}-requests": "requests",
-    "x-ratelimit-{}-tokens": "tokens",
-    "x-ratelimit-{}-project-tokens": "project-tokens",
-    "x-rate-limit-{}-requests": "requests",
-    "x-rate-limit-{}-tokens": "tokens",
-    "anthropic-ratelimit-requests-{}": "anthropic-requests",
+    "x-ratelimit-{}-requests": "requests",  # OpenAI, Groq (of a day), xAI, Azure, Fireworks
+    "x-ratelimit-{}-tokens": "tokens",  # OpenAI, Groq, xAI, Azure
+    "x-ratelimit-{}-project-tokens": "project-tokens",  # OpenAI, of a project
+    "x-rate-limit-{}-requests": "requests",  # Azure, older
+    "x-rate-limit-{}-tokens": "tokens",  # Azure, older
+    "anthropic-ratelimit-requests-{}": "anthropic-requests",  # docs.anthropic.com, Rate limits
     "anthropic-ratelimit-tokens-{}": "anthropic-tokens",
     "anthropic-ratelimit-input-tokens-{}": "anthropic-input-tokens",
     "anthropic-ratelimit-output-tokens-{}": "anthropic-output-tokens",
-    "x-ratelimitbysize-{}-minute": "by-size",
+    "x-ratelimitbysize-{}-minute": "by-size",  # Mistral, 2025
     "ratelimitbysize-{}": "by-size",
-    "x-ratelimit-{}": "bare",
-    "x-tokenlimit-{}": "bare-tokens",
-    "x-ratelimit-{}-tokens-prompt": "prompt",
+    "x-ratelimit-{}-req-minute": "requests",  # Mistral, 2026: captured answers
+    "x-ratelimit-{}-tokens-minute": "tokens",  # Mistral, Cerebras
+    "x-ratelimit-{}-tokens-per-minute": "tokens",  # DigitalOcean
+    "x-ratelimit-{}-requests-minute": "requests",  # Cerebras
+    "x-ratelimit-{}-requests-hour": "requests-hour",
+    "x-ratelimit-{}-requests-day": "requests-day",
+    "x-ratelimit-{}-tokens-hour": "tokens-hour",
+    "x-ratelimit-{}-tokens-day": "tokens-day",
+    "x-ratelimit-{}-tokens-per-day": "tokens-day",  # DigitalOcean
+    "x-ratelimit-{}": "bare",  # Together (of a second), OpenRouter; Envoy: `X-RateLimit-Limit: 10, 10;w=60`, reset in seconds
+    "ratelimit-{}": "ietf",  # draft-ietf-httpapi-ratelimit-headers-00 to -06, Kong
+    "x-tokenlimit-{}": "bare-tokens",  # Together
+    "x-ratelimit-{}-tokens-prompt": "prompt",  # Fireworks, all of a second
     "x-ratelimit-{}-tokens-cache-adjusted-prompt": "cache-adjusted-prompt",
     "x-ratelimit-{}-tokens-generated": "generated",
 }
@@ -176,10 +225,18 @@ _FIELDS: dict[bytes, tuple[str, int]] = {
         for field, place in _PLACES.items()
     },
     b"ratelimitbysize-query-cost": ("cost", 0),
+    b"x-ratelimit-tokens-query-cost": ("cost", 0),
     b"x-ratelimit-over-limit": ("over", 0),
 }
 """By the header's name: of which dimension it tells what."""
-_PERIOD_S = dict.fromkeys(("bare", "bare-tokens", "prompt", "cache-adjusted-prompt", "generated"), 1.0)
+_COMBINED = re.compile(rb"\b(r|remaining|t|reset)\s{0,2}=\s{0,2}(\d{1,15})\b")
+"""A part of `RateLimit: "default";r=0;t=30` (draft -08 on), or of `limit=100, remaining=0, reset=30` (draft -07)."""
+_SERVED = frozenset((b"allowed", b"allowed_warning"))
+"""The values of `anthropic-ratelimit-unified-status` (subscriptions: captured answers) of an account with something left."""
+_PERIOD_S = {
+    **dict.fromkeys(("bare", "bare-tokens", "prompt", "cache-adjusted-prompt", "generated"), 1.0),
+    "requests-day": _DAY_S,
+}
 _UNTOLD = (None,)
 
 _HOSTS = {
@@ -259,6 +316,7 @@ def read_limit_headers(headers: RawHeaders, wall_now: float, provider: str = "")
     `provider` is that of `provider_of`: Groq's requests are per day, Together's bare names per second.
     """
     found: dict[str, list[bytes | None]] = {}
+    has_instant = False
     for name, value in headers:
         field = _FIELDS.get(name)
         if field is not None:
@@ -267,16 +325,21 @@ def read_limit_headers(headers: RawHeaders, wall_now: float, provider: str = "")
             if told is None:
                 found[dimension] = told = [None, None, None]
             told[place] = value
-    return _learned(found, wall_now, provider) if found else None
+            if place == 2 and len(value) >= _INSTANT_BYTES:
+                has_instant = True
+    if not found:
+        return None
+    return _learned(found, provider_now(headers, wall_now) if has_instant else wall_now, provider)
 
 
-def retry_delay_s(status: int, headers: RawHeaders, body: bytes, wall_now: float, provider: str = "") -> float | None:
+def retry_delay_s(status: int, headers: RawHeaders, body: bytes, wall_now: float) -> float | None:
     """How long the provider asks to wait, in seconds; None when it does not say, or nothing sane.
 
-    The first of: `retry-after-ms`, `retry-after`, Google's RetryInfo, the words of the body, and with a 429 the resets of
-    what the headers say is used up.
+    The first of: `retry-after-ms`, `retry-after`, the fields and words of the body, and with a 429 the resets of what the
+    headers say is used up. Instants are read by the provider's clock.
     """
     index = dict(headers)
+    wall_now = provider_now(headers, wall_now)
     told = index.get(b"retry-after-ms")
     if told is not None:
         milliseconds = plain_number(told.strip())
@@ -289,7 +352,7 @@ def retry_delay_s(status: int, headers: RawHeaders, body: bytes, wall_now: float
         if delay_s is not None:
             return delay_s
     delay_s = _delay_in_body(body[:_BODY_BYTES], wall_now)
-    return _exhausted_s(headers, wall_now, provider) if delay_s is None and status == 429 else delay_s
+    return _exhausted_s(headers, wall_now) if delay_s is None and status == 429 else delay_s
 
 
 def never_fits(body: bytes) -> bool:
@@ -312,6 +375,7 @@ def _learned(found: dict[str, list[bytes | None]], wall_now: float, provider: st
     told_of = readings.get
     learned = Learned(
         requests=told_of("anthropic-requests") or told_of("requests"),
+        requests_per_day=told_of("requests-day"),
         tokens=_tighter(told_of("tokens"), told_of("project-tokens")) or told_of("by-size") or told_of("bare-tokens"),
         input_tokens=told_of("anthropic-input-tokens") or told_of("cache-adjusted-prompt") or told_of("prompt"),
         output_tokens=told_of("anthropic-output-tokens") or told_of("generated"),
@@ -334,6 +398,8 @@ def _reading(told: list[bytes | None], wall_now: float, period_s: float) -> Read
     limit = remaining = None
     if told_limit is not None:
         limit = _amount(told_limit)
+        if limit is None:
+            limit = _amount(told_limit.partition(b",")[0])  # `10, 10;w=60`: the policies behind it are not looked at
         if not limit:
             return None
     if told_remaining is not None:
@@ -365,25 +431,41 @@ def _tighter(one: Reading | None, other: Reading | None) -> Reading | None:
     return one if one.remaining <= other.remaining else other
 
 
-def _exhausted_s(headers: RawHeaders, wall_now: float, provider: str) -> float | None:
+def _exhausted_s(headers: RawHeaders, wall_now: float) -> float | None:
     """The longest reset among what is used up; a reset alone (Azure's older headers) counts as used up."""
-    learned = read_limit_headers(headers, wall_now, provider)
-    if learned is None:
-        return None
-    return max(
-        (
-            reading.reset_s
-            for _, reading in learned.by_limit()
-            if reading.reset_s is not None and (reading.remaining is None or reading.remaining < 1)
-        ),
-        default=None,
-    )
+    found: dict[str, list[bytes | None]] = {}
+    resets: list[tuple[float | None, float | None]] = []
+    for name, value in headers:
+        if (field := _FIELDS.get(name)) is not None:
+            found.setdefault(field[0], [None, None, None])[field[1]] = value
+        elif name == b"ratelimit":
+            resets += _combined(value)
+    index = dict(headers)
+    unified = index.get(b"anthropic-ratelimit-unified-reset")
+    if unified is not None and index.get(b"anthropic-ratelimit-unified-status") not in _SERVED:
+        resets.append((None, parse_reset(unified, wall_now)))
+    for told in found.values():
+        reading = _reading(told, wall_now, _MINUTE_S)
+        if reading is not None:
+            resets.append((reading.remaining, reading.reset_s))
+    used_up = [reset_s for remaining, reset_s in resets if reset_s is not None and (remaining is None or remaining < 1)]
+    return max(used_up, default=None)
+
+
+def _combined(value: bytes) -> Iterator[tuple[float | None, float | None]]:
+    """Yields what remains of each policy in a `RateLimit` field, and its reset in seconds."""
+    value = value[:_FIELD_BYTES]
+    for member in [value] if b"limit=" in value else value.split(b","):
+        told = dict(_COMBINED.findall(member))
+        remaining, reset = told.get(b"r", told.get(b"remaining")), told.get(b"t", told.get(b"reset"))
+        yield None if remaining is None else float(remaining), None if reset is None else sane_s(float(reset))
 
 
 def _delay_in_body(body: bytes, wall_now: float) -> float | None:
-    google = _RETRY_INFO.search(body)
-    if google is not None:
-        return sane_s(float(google[1]))
+    for field in islice(_RETRY_FIELD.finditer(body), _MOST_HINTS):
+        told_s = parse_reset(field[2], wall_now)
+        if told_s is not None:
+            return told_s / 1000 if field[1] else told_s
     for again in islice(_AGAIN.finditer(body), _MOST_HINTS):
         delay_s = _words_s(body, again.end())
         if delay_s is not None:

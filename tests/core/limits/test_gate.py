@@ -51,7 +51,7 @@ def refuse(
     error_class: str = ErrorClass.RATE_LIMIT_REQUESTS,
     body: bytes = b"",
 ) -> Refusal:
-    delay_s = retry_delay_s(429, headers, body, WALL + now, gate.counting.kind)
+    delay_s = retry_delay_s(429, headers, body, WALL + now)
     diagnosis = Diagnosis(ErrorClass(error_class), delay_s=delay_s, never_fits=never_fits(body))
     return refused(grant, diagnosis, headers, now, WALL + now)
 
