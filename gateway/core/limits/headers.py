@@ -153,7 +153,8 @@ _BODY_BYTES = 16_384
 _FIELD_BYTES = 512
 _MOST_HINTS = 32
 
-# docs/reference/headers.md has all of these and the headers in one table. How the body of an error says when to come back, in the order in which it is looked for, and who writes so:
+# How the body of an error says when to come back, in the order in which it is looked for, and who writes so
+# (docs/reference/headers.md has the headers in the same table):
 #
 #     "retryDelay": "34.07s"                     Google, google.rpc.RetryInfo: the words beside it may be rounded
 #     "quotaResetDelay": "3h45m12s"              Google Code Assist, google.rpc.ErrorInfo

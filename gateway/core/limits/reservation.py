@@ -385,6 +385,9 @@ def admit(
     pauses.end_probing(now)
     keep = keep_tokens + gate.margin(cost) if gate.has_token_limit else keep_tokens
     wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
+    if wait_s != 0.0 and limit_table.forget_stale(gate.limits, now):
+        gate.review_rate(now)
+        wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
     if wait_s == inf:
         return inf
     if wait_s != 0.0:

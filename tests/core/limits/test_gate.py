@@ -607,6 +607,58 @@ def test_what_the_operator_forbids_to_learn_is_not_learned() -> None:
     assert capacities(gate) == {"requests_per_min": (600, "configured")}
 
 
+def served_within(gate: Gate, start: float, seconds: float, *headers: tuple[bytes, bytes]) -> int:
+    """Counts the calls of 1,100 tokens that go, one each half second, answered at once with these headers."""
+    went = 0
+    for step in range(int(2 * seconds)):
+        now = start + step / 2
+        grant = reservation.enter(gate, 1000, 100, now)
+        if grant is not None:
+            went += 1
+            accept(gate, grant, now, *headers)
+            grant.settle(Usage(1000, 100), now)
+    return went
+
+
+@rows(
+    "limits",
+    [
+        {},
+        {"tokens_per_min": 1_000_000},
+        {"requests_per_min": 600},
+        {"tokens_per_min": 1_000_000, "requests_per_min": 600},
+    ],
+)
+@rows("odd", [(b"x-ratelimit-limit-tokens", b"200"), (b"x-ratelimit-limit-requests", b"1")])
+def test_one_odd_limit_does_not_stick_for_good(limits: dict[str, float], odd: tuple[bytes, bytes]) -> None:
+    """What one answer has told, and none of those that came since, is believed for five minutes."""
+    gate = new_gate(LEARNING, **limits)
+    assert served_within(gate, 0.0, 0.5, odd) == 1
+
+    assert 5 <= served_within(gate, 1.0, 300.0) <= 6  # what it tells is obeyed, and nothing larger is impossible
+    assert served_within(gate, 302.0, 60.0) >= 60
+    assert capacities(gate).keys() - {"found_requests_per_min"} == limits.keys()
+    assert {capacities(gate)[name] for name in limits} == {(limit, "configured") for limit in limits.values()}
+
+
+@rows("limits", [{}, {"requests_per_min": 600}])
+def test_a_limit_that_each_answer_tells_is_believed_for_as_long(limits: dict[str, float]) -> None:
+    """However seldom calls come, and however long they wait for it."""
+    gate = new_gate(LEARNING, **limits)
+    told = (b"x-ratelimit-limit-requests", b"2")
+
+    assert 119 <= served_within(gate, 0.0, 3600.0, told) <= 123
+
+
+def test_a_call_above_the_operators_own_number_fits_never() -> None:
+    """Whatever headers say: only what they narrow is cut."""
+    gate = new_gate(LEARNING, tokens_per_min=1000)
+    accept(gate, take(gate, 0.0), 0.0, (b"x-ratelimit-limit-tokens", b"200"))
+
+    assert reservation.enter(gate, 1000, 200, 0.1) is not None
+    assert reservation.admit(gate, gate.cost_of(1000, 300), 0.1) == inf
+
+
 def test_headers_of_calls_that_went_together_are_read_once() -> None:
     """Reading costs more than it teaches: one answer in five milliseconds."""
     gate = new_gate(LEARNING)

@@ -67,7 +67,7 @@ class LimitRow(NamedTuple):
 class KnownLimit:
     """One limit of a table: its level, which part of a cost it counts, and the operator's own number (None: learned)."""
 
-    __slots__ = ("amount", "configured", "limit", "name", "part", "since")
+    __slots__ = ("amount", "configured", "limit", "name", "part", "since", "told_at")
 
     def __init__(self, name: str, limit: Limit, amount: float, configured: float | None, since: float) -> None:
         self.name = name
@@ -78,6 +78,12 @@ class KnownLimit:
         self.configured = configured
         self.since = since
         """When it became known (monotonic seconds)."""
+        self.told_at = inf
+        """When an answer told of it last; inf: none has, or what one told is forgotten."""
+
+    def most(self, tolerance: float) -> float:
+        """Returns how large a call may be to be cut to it: `tolerance` times the operator's number; inf: there is none."""
+        return inf if self.configured is None else self.limit.capacity * self.configured / self.amount * tolerance
 
     def keep(self, percent: float, tokens: float, requests: float) -> float:
         """Returns what is to be left over of it: so many percent, and so many tokens or requests besides."""
@@ -187,6 +193,10 @@ class LimitTable:
         one = self.find("requests_per_min")
         if one is not None:
             one.limit.resize(*self._shape(one.name, one.amount, None), now)
+
+    def forget(self, limits: list[KnownLimit]) -> None:
+        """Forgets these limits. To be followed by `size_up`."""
+        self._keep([one for one in self.known if one not in limits])
 
     def size_up(self) -> None:
         """Renews `smallest` and `buckets`; to be called when limits have come, gone or changed."""
@@ -414,15 +424,15 @@ class LimitSet:
     def shrink(self, cost: Cost, tolerance: float) -> Cost:
         """Returns `cost`, cut to what the limits can hold where it is no more than `tolerance` times that: estimates err.
 
-        Learned limits cut it in any case: they may be told of another kind of token, and only a provider's own words make
-        a call impossible.
+        What a provider's headers tell cuts it in any case: they may be of another kind of token, or one odd answer's, and
+        only its own words make a call impossible.
         """
         requests, input_tokens, output_tokens = cost
         if input_tokens + output_tokens <= self.table.smallest:
             return cost
         for one in self.table.known:
             capacity = one.limit.capacity
-            most = capacity * tolerance if one.configured is not None else inf
+            most = one.most(tolerance)
             if one.part == INPUT and capacity < input_tokens <= most:
                 input_tokens = capacity
             elif one.part == OUTPUT and capacity < output_tokens <= most:
@@ -430,8 +440,7 @@ class LimitSet:
         for one in self.table.known:  # the joint limit last: what is left after the cuts may fit it
             capacity = one.limit.capacity
             total = input_tokens + output_tokens
-            most = capacity * tolerance if one.configured is not None else inf
-            if one.part == TOKENS and capacity < total <= most:
+            if one.part == TOKENS and capacity < total <= one.most(tolerance):
                 input_tokens, output_tokens = input_tokens * capacity / total, output_tokens * capacity / total
         return Cost(requests, input_tokens, output_tokens)
 
@@ -499,6 +508,7 @@ class LimitSet:
 # What moves the levels of a set of limits besides calls: a provider's headers, a burst that grows, a refusal, a pause's end.
 #
 #     learn        an answer's headers correct levels and capacities; a limit nobody configured appears
+#     forget_stale a call waits for what no answer has told for long
 #     grow_burst   a call waits for nothing but a guess of how many requests go at once
 #     burst_refused, burst_heard      a refusal, or another replica, has told how many do
 #     hold_back    a pause has ended: no herd
@@ -507,6 +517,8 @@ class LimitSet:
 # It must not know headers as bytes, calls or gates. Invariant: an operator's limit is never raised above the operator's number.
 
 
+TOLD_FOR_S = 300.0
+"""So long a limit that headers told is believed without being told again; who tells them does so with each answer."""
 _NAMES = tuple(PART_OF)
 _FEWEST_TOKENS = 100.0
 _AT_ONCE_S = 0.2
@@ -528,6 +540,7 @@ def learn(
         if reading.limit is not None:
             one = table.put(name, reading.limit * (period_s(name) / reading.period_s), now, reading=reading)
         if one is not None:
+            one.told_at = now
             taken_since = 0.0 if mark is None else limits.taken[one.part] - mark[one.part]
             if learned.requests is reading and table.burst is not None and _tells_level(reading):
                 _open_as_told(limits, table.burst, one, reading, now, taken_since)
@@ -536,6 +549,24 @@ def learn(
                 one.limit.correct(max(0.0, reading.remaining - taken_since), now)
             _reconcile(one, reading, now, now if sent_at is None else sent_at, taken_since)
     table.size_up()
+
+
+def forget_stale(limits: LimitSet, now: float) -> bool:
+    """Goes back to the operator's numbers where no answer has told another for TOLD_FOR_S; returns whether any had.
+
+    To be asked when a limit is in a call's way: what one odd answer has told would else hold up calls for good.
+    """
+    table, told_before = limits.table, now - TOLD_FOR_S
+    stale = [one for one in table.known if one.told_at < told_before]
+    if not stale:
+        return False
+    table.forget([one for one in stale if one.configured is None])
+    for one in stale:
+        one.told_at = inf
+        if one.configured is not None:
+            table.put(one.name, one.configured, now, configured=one.configured)
+    table.size_up()
+    return True
 
 
 def grow_burst(
