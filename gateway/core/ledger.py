@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil, inf
 
-from gateway.core.admission.admission.candidates import estimate_of
+from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
@@ -40,7 +40,10 @@ class CostEstimates:
     def usage(self, call: Call, target: Target) -> Usage:
         """Returns what an attempt at the target is estimated to use."""
         learned = self._gates.line(target, call).gate.calibration
-        output = learned.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
+        output = 0
+        if call.endpoint.tokens == "both":
+            output = learned.expected_output * answers_of(call)
+            output = output if call.max_tokens is None else min(output, call.max_tokens)
         return Usage(learned.input_estimate(estimate_of(call)), output, estimated=True)
 
     def usd(self, call: Call, target: Target) -> float | None:
@@ -51,6 +54,7 @@ class CostEstimates:
     def price(self, call: Call, budget_usd: float) -> Price:
         """Returns what the call may cost its key: at the dearest of the model's own targets, where some are priced."""
         prices = []
+        answers = answers_of(call)
         for target in call.model.targets if call.endpoint.request != "any" and call.endpoint.tokens != "none" else ():
             rates = target.find_rates(upstream_model(call, target))
             if rates is not None:
@@ -61,6 +65,7 @@ class CostEstimates:
                     learned.output_estimate(None),
                     call.max_tokens,
                     budget_usd,
+                    answers=answers,
                     is_known=learned.answers_seen >= SEEN_ANSWERS,
                 )
                 prices.append(price)

@@ -40,14 +40,15 @@ from gateway.core.openai.json_edit import (
 )
 from gateway.core.openai.transcript import FIELDS as REASONING
 from gateway.core.openai.transcript import asks_for_reasoning
-from gateway.core.openai.usage import costs_nothing
+from gateway.core.openai.usage import costs_nothing, count_answers
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import PASSTHROUGH, Endpoint
 
 MAX_MODEL_CHARS = 256
-MAX_CHOICES = 128
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
+_ANSWERS = frozenset(("n", "best_of", "prompt"))
+"""What multiplies the answers of one call."""
 _RARE = REASONING | {"metadata", "generationConfig"}
 """What is looked at more closely; one question for all of it."""
 
@@ -123,7 +124,7 @@ def written_twice(name: str) -> InvalidRequest:
 
 
 def _max_tokens(body: dict[str, Any]) -> int | None:
-    """The bound on the answer's tokens, for all choices together; what is not a sane number is the provider's to judge."""
+    """The bound on the tokens of all answers together; what is not a sane number is the provider's to judge."""
     bound = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     if type(bound) is not int or not 0 < bound < 1_000_000_000:
         return None
@@ -133,16 +134,14 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
             if type(other) is not int or not 0 < other < 1_000_000_000:
                 return None
             bound = max(bound, other)
-    choices = body.get("n")
-    return bound * choices if type(choices) is int and 1 < choices <= MAX_CHOICES else bound
+    return bound if _ANSWERS.isdisjoint(body) else bound * count_answers(body)
 
 
 def _of_generated(config: object) -> tuple[int | None, bool]:
     """The bound on the answer's tokens and whether it is thought before it, from Gemini's own options."""
     if not isinstance(config, dict):
         return None, False
-    bound, choices = config.get("maxOutputTokens"), config.get("candidateCount")
-    asked = {"max_tokens": bound} | ({"n": choices} if choices is not None else {})
+    asked = {"max_tokens": config.get("maxOutputTokens"), "n": config.get("candidateCount")}
     thinking = config.get("thinkingConfig")
     thinking = thinking if isinstance(thinking, dict) else {}
     budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
@@ -292,6 +291,8 @@ async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> Peeked
         contents = await _in_steps(read_contents(body))
         peeked = read_fields(outline.fields, is_model_optional=is_optional)
         large = large_of(body, outline, contents)
+        if peeked.max_tokens is not None:
+            peeked.max_tokens = peeked.max_tokens // count_answers(outline.fields) * large.answers
     if "model" in outline.repeated:
         raise written_twice("model")
     peeked.large = large

@@ -152,43 +152,60 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of an attempt in US dollars: `most` is reckoned with beside other calls, `usual` for a call alone."""
+    """The price of an attempt in US dollars."""
 
     most: float
+    """What is reserved while it is in flight."""
     usual: float
+    worst: float
+    """With answers as long as its caller allows; where that is not said, as `usual`."""
 
 
-FREE = Price(0.0, 0.0)
+FREE = Price(0.0, 0.0, 0.0)
 
 
 def price_of(
-    input_usd: float, output_usd: float, usual_tokens: int, max_tokens: int | None, budget_usd: float, *, is_known: bool
+    input_usd: float,
+    output_usd: float,
+    usual_tokens: int,
+    max_tokens: int | None,
+    budget_usd: float,
+    *,
+    answers: int = 1,
+    is_known: bool,
 ) -> Price:
-    """Returns the price of a call whose input costs `input_usd`, and each token of its answer `output_usd`.
+    """Returns the price of a call whose input costs `input_usd`, and each token of its answers `output_usd`.
+
+    `usual_tokens` are those of one answer, `max_tokens` is the bound of all `answers` together.
 
     Until the usual length of answers is known, a call is reckoned with the bound that its caller has set. From then on it is
     reckoned with the usual length (a high percentile), or with the part of the bound that is a small part of the budget, if
     that is more: a caller whose answers have been short for a while cannot send many long ones at once.
     """
-    bound = UNSEEN_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    bound = UNSEEN_OUTPUT_TOKENS * answers if max_tokens is None else max_tokens
+    usual_tokens *= answers
     usual = input_usd + min(bound, usual_tokens) * output_usd
-    worst = input_usd + bound * output_usd
-    if not is_known:
-        return Price(worst, usual)
-    if max_tokens is None:
-        usual = input_usd + usual_tokens * output_usd
-    return Price(max(usual, min(worst, OF_BUDGET * budget_usd)), usual)
+    most = worst = input_usd + bound * output_usd
+    if is_known:
+        usual = usual if max_tokens is not None else input_usd + usual_tokens * output_usd
+        most = max(usual, min(worst, OF_BUDGET * budget_usd))
+    return Price(most, usual, usual if max_tokens is None else worst)
 
 
-def fits_budget(budget_usd: float, spent_usd: float, reserved_usd: float, price: Price) -> bool:
+def fits_budget(
+    budget_usd: float, spent_usd: float, reserved_usd: float, price: Price, *, allows_overspend: bool = False
+) -> bool:
     """Returns whether a call fits beside the money that is spent and the money reserved by calls in flight (0.0: none is).
 
-
-    A call alone is reckoned with its usual price, and the first call of a day always fits.
+    A call alone may cost what is left, and nobody more. `allows_overspend`: it goes by its usual price, though it may cost
+    more, and the first of a day whatever it costs.
     """
+    left_usd = budget_usd - spent_usd - reserved_usd
+    if not allows_overspend:
+        return (max(price.most, price.worst) if reserved_usd > 0 else price.worst) <= left_usd
     if reserved_usd > 0:
-        return spent_usd + reserved_usd + price.most <= budget_usd
-    return spent_usd <= 0 or spent_usd + min(price.most, price.usual) <= budget_usd
+        return price.most <= left_usd
+    return spent_usd <= 0 or min(price.most, price.usual) <= left_usd
 
 
 def allows_spending(budget_usd: float | None, spent_usd: float, extra_usd: float) -> bool:

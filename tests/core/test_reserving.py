@@ -16,13 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import BudgetReserved, GatewayError
+from gateway.core.errors import BudgetExceeded, BudgetReserved, GatewayError
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import costs_nothing
+from gateway.core.peek import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
 from gateway.core.snapshot.snapshot import Key, Rates
 from gateway.core.types import Endpoint
+from gateway.dialects.http.door import GENERATE
 from gateway.features import background_charges
+from gateway.routes import ENDPOINTS
 from tests.core.fleet import Replica, SharedPools
 from tests.rows import rows
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
@@ -85,12 +88,56 @@ def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: i
         results = await at_once(city, 60, tries=12, max_tokens=max_tokens)
 
         assert spent_usd(city) <= BUDGET_USD
-        assert spent_usd(city) >= 0.6 * BUDGET_USD
+        assert spent_usd(city) >= min(0.6 * BUDGET_USD, BUDGET_USD - (max_tokens or 0) * 1e-5)  # no call may cost more
         assert results[200] + results["budget_exceeded"] + results["budget_reserved"] == 60
         assert not city.admission.budgets._flying
         await city.settle()
 
     run(story)
+
+
+MANY: dict[str, tuple[str, dict[str, Any], int]] = {
+    "prompts": ("completions", {"prompt": ["hello"] * 100, "max_tokens": 180}, 18_000),
+    "prompts of tokens": ("completions", {"prompt": [[1, 2]] * 100, "max_tokens": 180}, 18_000),
+    "prompts without a bound": ("completions", {"prompt": ["hello"] * 100}, 100 * ANSWER_TOKENS),
+    "best_of": ("completions", {"prompt": "hello", "n": 2, "best_of": 10, "max_tokens": 180}, 1_800),
+    "prompts and n": ("completions", {"prompt": ["hello"] * 10, "n": 4, "best_of": 1, "max_tokens": 180}, 7_200),
+    "n": ("chat", {"messages": [{"role": "user", "content": "hello"}], "n": 10, "max_tokens": 180}, 1_800),
+    "n without a bound": ("chat", {"messages": [{"role": "user", "content": "hello"}], "n": 10}, 10 * ANSWER_TOKENS),
+    "n as some servers take it": ("chat", {"messages": [], "n": "10"}, 10 * ANSWER_TOKENS),
+    "very many": ("chat", {"messages": [], "n": 500, "max_tokens": 180}, 90_000),
+    "candidates": ("generate", {"contents": [], "generationConfig": {"candidateCount": 8}}, 8 * ANSWER_TOKENS),
+}
+"""Requests for several answers, and the tokens of all of them together."""
+
+
+@pytest.mark.parametrize("what", MANY)
+@rows("before", [0, 20], ids=["cold", "warm"])
+def test_several_answers_of_one_call_are_reserved_like_several_calls(what: str, before: int) -> None:
+    """Of each prompt, and as many as are made to choose from."""
+    name, fields, tokens = MANY[what]
+    endpoint = next(one for one in (*ENDPOINTS, GENERATE) if one.name == name)
+    body = orjson.dumps({"model": "m", **fields})
+    max_tokens = peek(endpoint, body, {}).max_tokens
+    key = Key("team", "team", b"", budget_usd_per_day=0.05 + 6 * tokens * 1e-5)
+
+    async def story(clock: LoopClock) -> float:
+        provider = Provider(says(ANSWER_TOKENS))
+        city = City([provider], clock, changes={"rates": PER_TOKEN})
+        for _ in range(before):  # of another key, with one answer each
+            await city.call(body=ASKED)
+        city.bench.meter.accounts.clear()
+        provider.fate = says(tokens)
+        await asyncio.gather(
+            *[city.call(key=key, body=body, endpoint=endpoint, max_tokens=max_tokens) for _ in range(20)]
+        )
+        await city.settle()
+        return spent_usd(city)
+
+    usd = run(story)
+
+    assert key.budget_usd_per_day is not None
+    assert 0 < usd <= key.budget_usd_per_day
 
 
 def test_what_is_charged_ahead_and_calls_spend_the_budget_once() -> None:
@@ -109,6 +156,60 @@ def test_what_is_charged_ahead_and_calls_spend_the_budget_once() -> None:
         assert (await at_once(city, 3))["budget_exceeded"] == 3
         budgets.correct("team", day, -(BUDGET_USD - 4 * CALL_USD))
         assert (await at_once(city, 1))[200] == 1
+        await city.settle()
+
+    run(story)
+
+
+def test_several_answers_whose_client_leaves_are_charged() -> None:
+    """The provider goes on with all of them, or has begun to."""
+
+    async def story(clock: LoopClock) -> float:
+        city = City([Provider(says(10 * ANSWER_TOKENS, after_s=60.0))], clock, changes={"rates": PER_TOKEN})
+        body = orjson.dumps({"model": "m", "messages": [], "n": 10})
+        call = city.start(key=team(1.0), body=body, max_tokens=10 * 400)
+        await asyncio.sleep(1.0)
+        call.cancel()
+        await asyncio.wait([call])
+        await city.settle()
+        return city.admission.budgets._spent("team")
+
+    assert run(story) == pytest.approx(10 * 400 * 1e-5)
+
+
+@rows(
+    ("max_tokens", "allows", "results"),
+    [
+        (4000, False, [200, 200, "budget_exceeded", "budget_exceeded"]),
+        (4000, True, [200, 200, 200, 200]),
+        (6000, False, ["budget_exceeded"] * 4),
+        (6000, True, [200, 200, 200, 200]),
+        (ANSWER_TOKENS, False, [200, 200, 200, 200]),
+        (None, False, [200, 200, 200, 200]),
+    ],
+)
+def test_one_call_may_not_cost_more_than_what_is_left(
+    max_tokens: int | None, allows: bool, results: list[int | str]
+) -> None:
+    """Not even the first of a day, unless the key says so: then what it usually costs decides."""
+
+    async def story(clock: LoopClock) -> list[int | str]:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        key = replace(team(), allow_overspend=allows)
+        found = [(await city.call(key=key, body=ASKED, max_tokens=max_tokens)).result for _ in results]
+        await city.settle()
+        return found
+
+    assert run(story) == results
+
+
+def test_the_refusal_says_what_the_call_may_cost() -> None:
+    """And what to do."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        with pytest.raises(BudgetExceeded, match=r"may cost \$0\.06.*max_tokens"):
+            await city.bench.pipeline.handle(city.bench.call(key=team(), body=ASKED, max_tokens=6000))
         await city.settle()
 
     run(story)
@@ -375,46 +476,70 @@ USD = st.floats(0.0, 10.0, allow_nan=False)
 def test_calls_that_keep_to_their_bound_never_spend_more_than_the_budget(
     budget_usd: float, calls: list[tuple[int, bool]], max_tokens: int
 ) -> None:
-    """As long as nothing is known of answers the bound is reserved; the first call of the day alone may cost more."""
-    spent, first = 0.0, None
+    """As long as nothing is known of answers the bound is reserved."""
+    spent = 0.0
     flying: list[tuple[float, float]] = []
     for tokens, ends in calls:
         price = price_of(0.0, 1e-3, max_tokens, max_tokens, budget_usd, is_known=False)
         if fits_budget(budget_usd, spent, sum(reserved for reserved, _ in flying), price):
-            first = price.most if first is None else first
             flying.append((price.most, min(tokens, max_tokens) * 1e-3))
         if ends and flying:
             spent += flying.pop(0)[1]
     spent += sum(usd for _, usd in flying)
 
-    assert spent <= max(budget_usd, first or 0.0) + 1e-9
+    assert spent <= budget_usd + 1e-9
 
 
-@given(USD, USD, st.floats(0.01, 10.0))
-def test_more_in_flight_never_makes_room(spent_usd: float, reserved_usd: float, budget_usd: float) -> None:
+@given(USD, USD, st.floats(0.01, 10.0), USD, st.booleans())
+def test_more_in_flight_never_makes_room(
+    spent_usd: float, reserved_usd: float, budget_usd: float, worst_usd: float, overspends: bool
+) -> None:
     """Whoever fits beside others fits without them; what is free fits as long as anything is left."""
-    price = Price(0.2, 0.1)
+    price = Price(0.2, 0.1, worst_usd)
 
-    if spent_usd and reserved_usd and fits_budget(budget_usd, spent_usd, reserved_usd, price):
-        assert fits_budget(budget_usd, spent_usd, 0.0, price)
-    assert fits_budget(budget_usd, min(spent_usd, budget_usd), 0.0, FREE)
+    if (
+        spent_usd
+        and reserved_usd
+        and fits_budget(budget_usd, spent_usd, reserved_usd, price, allows_overspend=overspends)
+    ):
+        assert fits_budget(budget_usd, spent_usd, 0.0, price, allows_overspend=overspends)
+    assert fits_budget(budget_usd, min(spent_usd, budget_usd), 0.0, FREE, allows_overspend=overspends)
+
+
+@given(USD, USD, st.floats(0.01, 10.0), USD, USD)
+def test_no_call_may_cost_more_than_what_is_left_unless_the_key_says_so(
+    spent_usd: float, reserved_usd: float, budget_usd: float, usual_usd: float, worst_usd: float
+) -> None:
+    """And who may overspend is let in wherever others are."""
+    price = Price(usual_usd, usual_usd, max(usual_usd, worst_usd))
+    is_let_in = fits_budget(budget_usd, spent_usd, reserved_usd, price)
+
+    assert not is_let_in or spent_usd + reserved_usd + price.worst <= budget_usd + 1e-9
+    assert not is_let_in or fits_budget(budget_usd, spent_usd, reserved_usd, price, allows_overspend=True)
 
 
 @rows(
-    ("max_tokens", "is_known", "most", "usual"),
+    ("max_tokens", "is_known", "most", "usual", "worst"),
     [
-        (None, False, 4096, 500),
-        (100, False, 100, 100),
-        (9000, False, 9000, 500),
-        (None, True, 1000, 500),
-        (100, True, 100, 100),
-        (9000, True, 1000, 500),
-        (600, True, 600, 500),
+        (None, False, 4096, 500, 500),
+        (100, False, 100, 100, 100),
+        (9000, False, 9000, 500, 9000),
+        (None, True, 1000, 500, 500),
+        (100, True, 100, 100, 100),
+        (9000, True, 1000, 500, 9000),
+        (600, True, 600, 500, 600),
     ],
 )
-def test_what_a_call_is_reckoned_with(max_tokens: int | None, is_known: bool, most: float, usual: float) -> None:
+def test_what_a_call_is_reckoned_with(
+    max_tokens: int | None, is_known: bool, most: float, usual: float, worst: float
+) -> None:
     """Its bound, and 4096 tokens without one; once answers are known, at most a tenth of the budget unless that is usual."""
-    assert price_of(0.0, 1.0, 500, max_tokens, 10_000.0, is_known=is_known) == Price(most, usual)
+    assert price_of(0.0, 1.0, 500, max_tokens, 10_000.0, is_known=is_known) == Price(most, usual, worst)
+    ten = price_of(0.0, 1.0, 50, max_tokens, 10_000.0, answers=10, is_known=is_known)
+    if max_tokens is not None or is_known:
+        assert ten == Price(most, usual, worst)
+    else:
+        assert ten == Price(10 * most, usual, usual)
     dear = price_of(0.0, 1.0, 2000, max_tokens, 10_000.0, is_known=True)
     assert dear.most == (min(2000, max_tokens) if max_tokens is not None and max_tokens < 2000 else 2000)
 

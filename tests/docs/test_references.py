@@ -22,7 +22,8 @@ from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference
 
 NO_HEADERS = frozenset(
     b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive form-data "
-    b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost".split()
+    b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost x-ratelimit-tokens-query-cost "
+    b"anthropic-ratelimit-unified-reset anthropic-ratelimit-unified-status".split()
 )
 """Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""
 CROSSED = {"core", "features", "products", "admin", "http"}

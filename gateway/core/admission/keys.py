@@ -87,9 +87,9 @@ class KeyBudgets:
         """Raises BudgetExceeded when it does not fit."""
         flying_usd = self._flying_usd(call.key.name)
         spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
-        if spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, flying_usd, price):
+        if spent_usd < budget_usd and _fits(call.key, spent_usd, flying_usd, price):
             return
-        is_for_now = flying_usd > 0 and spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, 0.0, price)
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and _fits(call.key, spent_usd, 0.0, price)
         self._refuse(call, budget_usd, price, is_for_now=is_for_now)
 
     def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
@@ -101,7 +101,12 @@ class KeyBudgets:
                 retry_after_s=COME_BACK_S,
             )
         spent_usd = self._spent(name)
-        why = "" if spent_usd >= budget_usd else f" What is left does not pay for this call (about ${price.usual:.2g})."
+        usd = price.usual if call.key.allow_overspend else price.worst
+        why = (
+            ""
+            if spent_usd >= budget_usd
+            else f" What is left does not pay for this call, which may cost ${usd:.2g}: set a smaller max_tokens."
+        )
         raise BudgetExceeded(
             f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
             f"budget_usd_per_day, or wait for tomorrow.{why}",
@@ -118,7 +123,7 @@ class KeyBudgets:
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if has_told:
             others_usd = self._flying_usd(name) - own_usd
-            return fits_budget(budget_usd, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
+            return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.untold)
         return tally.untold <= left_usd / sharing.replicas or tally.read() <= own_usd
 
@@ -238,6 +243,12 @@ class KeyBudgets:
     def today(self) -> int:
         """The present day (UTC)."""
         return int(self._clock.wall() // DAY_S)
+
+
+def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool:
+    """Returns whether a call of the key fits its budget, if it has one."""
+    budget_usd = inf if key.budget_usd_per_day is None else key.budget_usd_per_day
+    return fits_budget(budget_usd, spent_usd, reserved_usd, price, allows_overspend=key.allow_overspend)
 
 
 # What each key may use, whatever target serves it. A key over its own limit is told so: that 429 is the operator's wish.

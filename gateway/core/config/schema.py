@@ -300,6 +300,7 @@ class KeyEntry(LimitedEntry):
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
+    allow_overspend: Flag = False
     workflow: Text | None = None
     webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
 

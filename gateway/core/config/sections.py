@@ -443,6 +443,7 @@ def _key(entry: KeyEntry) -> Key:
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
+        allow_overspend=entry.allow_overspend,
         workflow=entry.workflow or "",
         webhook_secrets=tuple(entry.webhook_secrets or ()),
     )

@@ -23,7 +23,7 @@ from gateway.core.openai.json_edit import (
     remove_fields,
     replace_field,
 )
-from gateway.core.openai.usage import Needs, needs_of_fields
+from gateway.core.openai.usage import Needs, count_answers, needs_of_fields
 from gateway.core.types import Edit, Spliced
 
 # What a target's config sets in the body of each call and leaves out of it, on top-level fields alone.
@@ -115,6 +115,9 @@ class Large:
     """The place of the model's name in the JSON."""
     stream_options: Field | None = None
     choices: int = 1
+    """The answers that come back of one prompt."""
+    answers: int = 1
+    """The answers that are paid for, of all prompts together."""
     tokens: int = -1
     """The tokens of the input, estimated from its length; negative: they may be counted."""
     needs: Needs | None = None
@@ -134,9 +137,16 @@ def large_of(body: bytes, outline: Outline, contents: Contents | None = None) ->
     count = choices if type(choices) is int and 1 < choices <= MAX_CHOICES else 1
     if contents is None:
         return Large(model, options, count)
+    answers = count_answers(outline.fields) * _count_prompts(body, outline)
     tokens = estimate_large(body, outline.tally.data_bytes, outline.tally.data_strings)
     needs = needs_of_fields(outline.fields, images=contents.may_show_images)
-    return Large(model, options, count, tokens, needs, contents.digest)
+    return Large(model, options, count, answers, tokens, needs, contents.digest)
+
+
+def _count_prompts(body: bytes, outline: Outline) -> int:
+    """Returns how many prompts a body has that is not parsed: at most as many as values (of tokens, no number is counted)."""
+    prompt = outline.spans.get("prompt")
+    return 1 if prompt is None or body[prompt.start : prompt.start + 1] != b"[" else max(1, outline.tally.values)
 
 
 def edited(body: bytes, large: Large, model: str | None, stream_options: object, *, adds_usage: bool) -> Spliced:

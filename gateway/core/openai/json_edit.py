@@ -369,7 +369,7 @@ MAX_FIELDS = 4_096
 """The most fields at the top level of a large body; requests have a few dozen."""
 MAX_VALUE_BYTES = 32_768
 """A longer value is not read, whatever its field."""
-_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
 _ABILITIES = ("tools", "functions", "response_format", "text")
 _REPEATS = ("temperature", "seed", "conversation", "background")
 _KEPT = ("store", "previous_response_id")

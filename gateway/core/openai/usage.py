@@ -29,6 +29,7 @@ SURELY_TOO_LONG = 1.5
 """So many times more than a model reads is an estimate that is too long for it, where the operator says no window."""
 CONTEXT_WINDOW = "a larger context window"
 
+_COUNT_DIGITS = 6
 _MOST_PARTS = 4096  # messages and parts of messages together, the newest
 _IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
 
@@ -56,6 +57,25 @@ class Needs(NamedTuple):
     images: bool = False
     structured_output: bool = False
     tokens: int = 0
+
+
+def count_prompts(body: dict[str, Any]) -> int:
+    """Returns how many prompts a parsed request has: a list of texts, or of lists of tokens, is one each."""
+    prompt = body.get("prompt")
+    return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
+
+
+def count_answers(body: dict[str, Any]) -> int:
+    """Returns how many answers a parsed request pays for: of each prompt `n`, or the `best_of` of which they are chosen."""
+    asked = [body.get("n"), body.get("best_of"), _field(body.get("generationConfig"), "candidateCount")]
+    return count_prompts(body) * max([_count_asked(number) for number in asked])
+
+
+def _count_asked(number: object) -> int:
+    """Returns the number, also as a text or a float, as lax servers take it; 1 for what is no sane one."""
+    if type(number) is str and number.isdecimal() and len(number) < _COUNT_DIGITS:
+        number = int(number)
+    return int(number) if isinstance(number, int | float) and 1 < number < 10**_COUNT_DIGITS else 1
 
 
 def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:

@@ -306,6 +306,8 @@ class Key:
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
     """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    allow_overspend: bool = False
+    """Beside a budget: one call may cost more than is left, if it usually does not."""
     keeps_responses: bool = True
     """False: the gateway keeps none of its responses, so none runs in the background."""
     workflow: str = ""

@@ -406,7 +406,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             config(keys=f"[{{name: a, key: {KEY}, quota: 5}}]"),
             "config.yaml:3: keys[0].quota: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
             "key, tenant, lane, critical, names_tenants, "
-            "accepts_202, keeps_responses, models, budget_usd_per_day, allow_unpriced, "
+            "accepts_202, keeps_responses, models, budget_usd_per_day, allow_unpriced, allow_overspend, "
             "workflow, webhook_secrets",
         ),
         (

@@ -82,6 +82,18 @@ def test_choices_are_known() -> None:
         assert remembered(b'{"n":%b}' % written).choices == choices
 
 
+def test_paid_answers_are_known() -> None:
+    """Those of the prompts, at least."""
+    for written, least, most in (
+        (b'"prompt":"a","best_of":3', 3, 3),
+        (b'"prompt":["a","b"],"n":4', 8, 20),
+        (b'"prompt":[' + b'"a",' * 5000 + b'"a"]', 5001, 5010),
+        (b'"prompt":[[1,2],[3]]', 2, 10),
+        (b'"messages":[{},{}]', 1, 1),
+    ):
+        assert least <= remembered(b"{%b}" % written).answers <= most
+
+
 @rows(
     ("fields", "needs"),
     [

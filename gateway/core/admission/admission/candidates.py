@@ -16,7 +16,14 @@ from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import CONTEXT_WINDOW, SURELY_TOO_LONG, lacks, needs_of
+from gateway.core.openai.usage import (
+    CONTEXT_WINDOW,
+    SURELY_TOO_LONG,
+    count_answers,
+    count_prompts,
+    lacks,
+    needs_of,
+)
 from gateway.core.retry.balancing import Tiers
 from gateway.core.retry.retry import Plan
 from gateway.core.snapshot.route_plan import upstream_model
@@ -204,13 +211,13 @@ class Planner:
 
 def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
     """Returns by target what it lacks for the call; None: it can serve it."""
-    tokens = estimate_of(call) + (call.max_tokens or 0)
     body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
+    bound = call.max_tokens or 0
     if call.large is not None and call.large.needs is not None:
-        needs = call.large.needs._replace(tokens=tokens)
+        needs = call.large.needs._replace(tokens=estimate_of(call) + bound // call.large.answers)
     else:
         body = call.parsed or json_object(call.body) or {}
-        needs = needs_of(body, tokens)
+        needs = needs_of(body, estimate_of(call) // count_prompts(body) + bound // count_answers(body))
     return {
         target.name: lacks(needs, target.capabilities) or _too_long(call, target) or _refused(call, target, body)
         for target in targets
@@ -219,7 +226,7 @@ def _missing(call: Call, targets: Sequence[Target]) -> dict[str, str | None]:
 
 def _too_long(call: Call, target: Target) -> str | None:
     """Returns what is missing where the model surely reads less than the call says, by what is known of it."""
-    is_one_text = call.endpoint.name != "embeddings"  # whose texts are read one by one
+    is_one_text = call.endpoint.name not in ("embeddings", "completions")  # whose texts are read one by one
     if target.find_most_input is None or target.capabilities.context_window is not None or not is_one_text:
         return None
     most = target.find_most_input(upstream_model(call, target))
@@ -235,6 +242,15 @@ def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | N
     if target.edits is not None and call.endpoint.request == "json":
         body = target.edits.seen(body)  # what the config drops is in nobody's way
     return ", ".join(gap.field for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
+
+
+def answers_of(call: Call) -> int:
+    """Returns how many answers the call pays for."""
+    if call.endpoint.request != "json":
+        return 1
+    if call.large is not None and call.large.tokens >= 0:
+        return call.large.answers
+    return count_answers(call.parsed or json_object(call.body) or {})
 
 
 def estimate_of(call: Call) -> int:
