@@ -37,7 +37,7 @@ from gateway.core.config.fields.fields import (
 )
 from gateway.core.limits.table.rules import ChargeRule
 from gateway.core.retry.balancing import Choice
-from gateway.core.snapshot.snapshot import Dialect, LimitsAre, OnLoss
+from gateway.core.snapshot.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.features.grouping.bodies import GroupRules
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 
@@ -298,6 +298,7 @@ class KeyEntry(LimitedEntry):
     accepts_202: Flag = False
     keeps_responses: Flag = True
     models: Names = ["*"]
+    fallbacks: FallbackUse = "any"
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
     allow_overspend: Flag = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from importlib.util import find_spec
@@ -49,7 +49,7 @@ from gateway.core.config.source import Document, Path, did_you_mean, path_text, 
 from gateway.core.config.state.shared_limits import check_fail_closed, parse_redis_url
 from gateway.core.config.targets.targets import TargetParts, limits_of
 from gateway.core.openai.bodies import LARGE_BYTES, NOT_EDITABLE, BodyEdits
-from gateway.core.snapshot.route_plan import targets_hidden_from_callers
+from gateway.core.snapshot.route_plan import followed_models, targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
@@ -148,6 +148,7 @@ def find_notices(
     closed = [] if shared else list(dict.fromkeys(_closed(models, keys)))
     if closed:
         notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
+    notices += _fallback_notices(models, keys.values())
     return tuple(printable(notice) for notice in notices)
 
 
@@ -161,6 +162,25 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
         elif url.scheme == "http" and not provider.is_callers and not is_loopback(url.hostname or ""):
             what = "api_key" if provider.api_key else "credential"
             yield f"provider {name}: its {what} travels unencrypted to {url.hostname}: use https"
+
+
+def _fallback_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Iterator[str]:
+    """Tells which models a key reaches by falling back that it may not ask for."""
+    for key in keys:
+        if key.allows is None or key.fallbacks == "allowed":
+            continue
+        pairs = [
+            f"{name} -> {other}"
+            for name, model in models.items()
+            if key.allows.match(name) or any(fnmatchcase(allowed, name) for allowed in key.models)
+            for other in followed_models(model, models)
+            if not key.allows.match(other)
+        ]
+        if pairs:
+            yield (
+                f"key {key.name}: its models do not allow what they fall back to: {', '.join(pairs)}; "
+                "fallbacks: allowed at the key leaves that out"
+            )
 
 
 def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
@@ -440,6 +460,7 @@ def _key(entry: KeyEntry) -> Key:
         keeps_responses=entry.keeps_responses,
         models=tuple(entry.models),
         allows=allows,
+        fallbacks=entry.fallbacks,
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,

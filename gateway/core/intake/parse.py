@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gateway.core.edge.served import refuse_pages
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.core.snapshot.route_plan import for_key
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
 from gateway.features.runs import step
@@ -112,7 +113,7 @@ def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
             param="model",
             code="model_not_found",
         )
-    return model
+    return model if key.fallbacks == "any" else for_key(policy, key, model)
 
 
 def strictly(model: Model, index: Mapping[bytes, bytes]) -> Model:

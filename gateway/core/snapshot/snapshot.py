@@ -100,6 +100,8 @@ class Provider:
         return self.api_key is None and self.auth is None
 
 
+FallbackUse = Literal["any", "allowed"]
+"""A key's calls use every fallback of their models; or those only that its `models` allow."""
 OnLoss = Literal["report", "refuse", "approximate"]
 """A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
 
@@ -302,6 +304,8 @@ class Key:
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
     """Compiled from `models`; None: every model."""
+    fallbacks: FallbackUse = "any"
+    """Whether its calls fall back to models that `allows` leaves out."""
     limits: Limits = field(default_factory=Limits)
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False

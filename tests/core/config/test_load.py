@@ -12,10 +12,11 @@ from gateway.core.config import sections
 from gateway.core.config.admission import KINDS
 from gateway.core.config.load.load import load_snapshot
 from gateway.core.errors import ConfigError
+from gateway.core.intake.parse import find_model
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.retry.balancing import Choice
-from gateway.core.snapshot.snapshot import Dialect, Provider
+from gateway.core.snapshot.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.bodies import GroupRules
 from tests.rows import rows
@@ -406,7 +407,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             config(keys=f"[{{name: a, key: {KEY}, quota: 5}}]"),
             "config.yaml:3: keys[0].quota: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
             "key, tenant, lane, critical, names_tenants, "
-            "accepts_202, keeps_responses, models, budget_usd_per_day, allow_unpriced, allow_overspend, "
+            "accepts_202, keeps_responses, models, fallbacks, budget_usd_per_day, allow_unpriced, allow_overspend, "
             "workflow, webhook_secrets",
         ),
         (
@@ -935,6 +936,66 @@ def test_weights_among_languages_are_announced(tmp_path: Path) -> None:
         "weights count among targets that speak the caller's language, and these go before the others of their order: "
         "model a; prefer_native: false lets weights alone decide"
     ]
+
+
+FALLING_BACK = (
+    "{good: {targets: [openai], fallbacks: [spare], context_fallbacks: [long]}, spare: {targets: [openai], fallbacks: "
+    "[last]}, last: {targets: [openai]}, long: {targets: [openai]}, 'good-*': {targets: [openai], fallbacks: [good]}}"
+)
+
+
+def falling_back(tmp_path: Path, fields: str) -> PolicySnapshot:
+    """What compiles with one key that has these fields."""
+    return load_text(
+        tmp_path, config(models=FALLING_BACK, keys=f"[{{name: web, key: '${{K}}', {fields}}}]"), {"K": KEY}
+    )
+
+
+@rows(
+    ("fields", "pairs"),
+    [
+        ("models: [good]", "good -> spare, good -> long, good -> last"),
+        ("models: [good, last, 'l*']", "good -> spare"),
+        ("models: [good-1]", "good-* -> good, good-* -> spare, good-* -> long, good-* -> last"),
+        ("models: ['*']", ""),
+        ("models: [good], fallbacks: allowed", ""),
+        ("models: [last]", ""),
+    ],
+)
+def test_fallbacks_that_a_key_may_not_ask_for_are_announced(tmp_path: Path, fields: str, pairs: str) -> None:
+    """Its calls go there all the same, unless it says otherwise."""
+    remedy = "; fallbacks: allowed at the key leaves that out"
+    told = f"key web: its models do not allow what they fall back to: {pairs}{remedy}"
+
+    assert falling_back(tmp_path, fields).notices == ((told,) if pairs else ())
+
+
+@rows(
+    ("fields", "plan", "context_plan", "skipped"),
+    [
+        ("models: [good]", ["good", "spare", "last"], ["long"], ""),
+        ("models: [good], fallbacks: allowed", ["good"], [], " The key may not fall back to spare, long, last."),
+        (
+            "models: [good, 'l*'], fallbacks: allowed",
+            ["good", "last"],
+            ["long"],
+            " The key may not fall back to spare.",
+        ),
+        ("models: [good, spare, last, long], fallbacks: allowed", ["good", "spare", "last"], ["long"], ""),
+        ("fallbacks: allowed", ["good", "spare", "last"], ["long"], ""),
+    ],
+)
+def test_a_key_says_whether_its_calls_fall_back_to_what_it_may_not_ask_for(
+    tmp_path: Path, fields: str, plan: list[str], context_plan: list[str], skipped: str
+) -> None:
+    """By default they do; a fallback behind one that is left out is used if it is allowed."""
+    policy = falling_back(tmp_path, fields)
+    (key,) = policy.keys.values()
+    model = find_model(policy, key, "good")
+
+    assert [target.model for target in model.plan] == plan
+    assert [target.model for target in model.context_plan] == context_plan
+    assert model.skipped == skipped
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
