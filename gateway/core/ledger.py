@@ -16,6 +16,7 @@ from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, GatewayError, InternalError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
+from gateway.core.limits.headers import plain_number
 from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
@@ -261,7 +262,7 @@ def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tupl
 
     A provider that has named a time itself is believed; for longer than a minute no SDK should wait by itself.
     """
-    kept = [header for header in headers if header[0] != b"x-should-retry"]
+    kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
     named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
     longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
     if back_in_s is None or longest_s > MAX_RETRY_AFTER_S:
@@ -270,6 +271,11 @@ def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tupl
     if not named:
         kept += (b"retry-after", b"%d" % ceil(back_in_s)), (b"retry-after-ms", b"%d" % ceil(back_in_s * 1000))
     return kept
+
+
+def _is_odd(name: bytes, value: bytes) -> bool:
+    """Tells whether it is a `retry-after` that the gateway can read and clients cannot, such as `30s`."""
+    return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
 
 
 def _seconds(name: bytes, value: bytes) -> float:

@@ -87,6 +87,7 @@ class Pipeline:
         "_outputs",
         "_returned",
         "_returned_as_is",
+        "_returned_by_many",
         "_running",
         "_slow",
         "counts",
@@ -131,6 +132,7 @@ class Pipeline:
         self.realtime = RealtimeSessions(clock, SessionAccounts(*ends), self._attempts, admission, self._fuse)
         self.steps = StepCalls(self._clock if kept_clock is None else kept_clock, self._accounts, store, self._paid)
         self._returned = response_headers()
+        self._returned_by_many = response_headers(limits=False)
         self._returned_as_is = passthrough_response_headers()
 
     def handle(self, call: Call) -> Coroutine[Any, Any, Reply]:
@@ -304,10 +306,18 @@ class Pipeline:
         return Reply(opened.status, headers, chunks=chunks, close=close, pass_on=pass_on, shared=shared)
 
     def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
-        """Returns the provider's headers that the client gets."""
-        returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
+        """Returns the provider's headers that the client gets; of a model with several targets their limits together."""
+        if call.endpoint.request == "any":
+            shared = self._returned_as_is.keep(opened.headers)
+        elif len(call.model.plan) == 1:
+            shared = self._returned.keep(opened.headers)
+        else:
+            shared = self._returned_by_many.keep(opened.headers)
+            shared += self._admission.limits_together(call, opened.headers)
         gaps = call.attempts[-1].gaps if call.attempts else ()
-        return [*returned.keep(opened.headers), lossy_header(gaps)] if gaps else returned.keep(opened.headers)
+        if gaps:
+            shared.append(lossy_header(gaps))
+        return shared
 
     def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
         """Returns the usage of a whole answer that reports no output tokens, or no usage at all."""

@@ -8,7 +8,10 @@ import orjson
 import pytest
 
 from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
+from gateway.core.limits.table.rules import Limits
+from gateway.core.snapshot.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass
+from tests.rows import rows
 from tests.support.flow import (
     ANSWER,
     RESPONSES,
@@ -41,6 +44,66 @@ async def test_an_answer_passes_with_its_exact_bytes() -> None:
     assert (reply.status, body) == (200, ANSWER)
     assert (b"x-ratelimit-limit-requests", b"60") in reply.headers
     assert b"set-cookie" not in dict(reply.headers)
+
+
+LIMITS = (
+    (b"x-ratelimit-limit-requests", b"60"),
+    (b"x-ratelimit-limit-tokens", b"1000"),
+    (b"x-ratelimit-remaining-requests", b"59"),
+    (b"x-ratelimit-reset-requests", b"1s"),
+    (b"anthropic-ratelimit-requests-limit", b"60"),
+    (b"ratelimit", b"limit=60, remaining=59, reset=1"),
+    (b"retry-after", b"3"),
+)
+
+
+def limits_in(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers about limits."""
+    return {name: value for name, value in headers if b"ratelimit" in name or name == b"retry-after"}
+
+
+@rows(
+    ("others", "told"),
+    [
+        ([Limits(240, 9000)], {b"x-ratelimit-limit-requests": b"300", b"x-ratelimit-limit-tokens": b"10000"}),
+        ([Limits(240)], {b"x-ratelimit-limit-requests": b"300"}),
+        ([Limits(240, 9000), Limits(tokens_per_min=90_000)], {b"x-ratelimit-limit-tokens": b"100000"}),
+        ([Limits()], {}),
+    ],
+)
+@rows("is_fallback", [False, True])
+async def test_limits_of_one_target_are_not_told_as_those_of_all(
+    is_fallback: bool, others: list[Limits], told: dict[bytes, bytes]
+) -> None:
+    """Who paces calls by them would use one target alone: limits are told together, where all are known."""
+    bench = Bench(
+        [ScriptedUpstream(whole(ANSWER, 200, *LIMITS)), *[ScriptedUpstream(whole()) for _ in others]],
+        limits=[Limits(), *others],
+        counting=Counting(kind="openai"),
+        fallbacks=len(others) * is_fallback,
+    )
+
+    reply, _ = await bench.serve()
+
+    assert limits_in(reply.headers) == {**told, b"retry-after": b"3"}
+
+
+async def test_a_model_with_one_target_tells_its_limits_as_they_came() -> None:
+    """All of them."""
+    reply, _ = await one(whole(ANSWER, 200, *LIMITS)).serve()
+
+    assert limits_in(reply.headers) == dict(LIMITS)
+
+
+@rows(("told", "passed"), [(b"7", b"7"), (b"Fri, 20 Nov 2026 12:00:30 GMT",) * 2, (b"30s", None)])
+async def test_clients_get_no_time_that_they_cannot_read(told: bytes, passed: bytes | None) -> None:
+    """But the gateway's own instead."""
+    bench = one(failed(), whole(ERROR, 503, (b"retry-after", told)))
+
+    reply, _ = await bench.serve()
+
+    found = dict(reply.headers)[b"retry-after"]
+    assert found == passed if passed is not None else found.isdigit()
 
 
 async def test_the_body_goes_upstream_as_it_came() -> None:

@@ -302,6 +302,10 @@ class Learned:
         return [(name, reading) for name, reading in named if reading is not None]
 
 
+SUMMED_LIMITS = {b"x-ratelimit-limit-requests": "requests_per_min", b"x-ratelimit-limit-tokens": "tokens_per_min"}
+"""By the header by which OpenAI's clients know a limit: its name."""
+
+
 def provider_of(base_url: str) -> str:
     """Whose headers to expect from this address: `groq`, `together`, … or empty when it is nobody we know."""
     try:

@@ -63,7 +63,8 @@ REQUEST_IDS = (
 )
 """The headers with the id that a provider's support asks for; the first one present counts."""
 ALL_REQUEST_IDS = frozenset(REQUEST_IDS)
-_RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
+_LIMIT_PREFIXES = (b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
+"""The limits of the provider's account."""
 
 
 _ACCOUNT = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
@@ -87,12 +88,15 @@ def account_headers() -> AllowList:
     return AllowList(_ACCOUNT, ())
 
 
-def response_headers() -> AllowList:
-    """Returns the list from provider to client, without the names of the paying account, which is the gateway's."""
-    return AllowList(_RESPONSE, _RESPONSE_PREFIXES, _ACCOUNT)
+def response_headers(*, limits: bool = True) -> AllowList:
+    """Returns the list from provider to client, without the names of the paying account, which is the gateway's.
+
+    `limits` False: also without the limits of that account.
+    """
+    return AllowList(_RESPONSE, (b"openai-", *(_LIMIT_PREFIXES if limits else ())), _ACCOUNT)
 
 
 def passthrough_response_headers() -> AllowList:
     """Returns the list from provider to client on passthrough paths: also for files, redirects and conditional requests."""
     more = b"accept-ranges content-range content-language etag last-modified location x-content-type-options"
-    return AllowList(_RESPONSE | frozenset(more.split()), _RESPONSE_PREFIXES, _ACCOUNT)
+    return AllowList(_RESPONSE | frozenset(more.split()), (b"openai-", *_LIMIT_PREFIXES), _ACCOUNT)

@@ -40,13 +40,14 @@ ESTIMATED = (b"x-gateway-estimated", b"true")
 class TokenCounts:
     """Answers questions for the tokens of a request. One per process; holds no state of any call."""
 
-    __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_watch")
+    __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_returned_by_many", "_watch")
 
     def __init__(self, clock: Clock, admission: Admission, accounts: Accounts) -> None:
         self._clock = clock
         self._admission = admission
         self._accounts = accounts
         self._returned = response_headers()
+        self._returned_by_many = response_headers(limits=False)
         self._watch = AttemptDeadlines()  # nobody sweeps it: WAIT_S is all that these attempts have
 
     async def handle(self, call: Call) -> Reply:
@@ -67,7 +68,7 @@ class TokenCounts:
             if told is not None and self._is_last_word(call, told):
                 outcome = "ok" if told.error_class is None else told.error_class
                 self._accounts.settle(call, told.status, outcome, target=target)
-                shared = self._returned.keep(told.headers)
+                shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(told.headers)
                 return Reply(
                     told.status, shared + answer_headers(call, self._clock.monotonic()), told.body, shared=shared
                 )

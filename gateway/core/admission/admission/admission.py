@@ -9,7 +9,7 @@ names, so a reload changes numbers and nothing else. Invariant: `call.grant` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -23,10 +23,12 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, DeadlineExceeded
 from gateway.core.ledger import CostEstimates
+from gateway.core.limits.headers import SUMMED_LIMITS
 from gateway.core.limits.reservation import enter
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import Leases, Meter
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
+from gateway.core.types import RawHeaders
 from gateway.fleet.leases.leases import Sharing
 
 _INTERACTIVE = RANKS["interactive"]
@@ -79,6 +81,20 @@ class Admission:
         now = self._clock.monotonic()
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in call.model.plan]) - now
         return (max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S) + BACK_AFTER_S * (1 + now * 1e4 % 1.0)
+
+    def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
+        """Yields each header of an answer that tells a limit with the sum of that limit of all targets, where all have one.
+
+        Who paces calls by what one target tells would use that one alone. What is left, and when more is, has no sum that
+        holds: a call waits here, or goes where there is room.
+        """
+        for name, _ in headers:
+            limit = SUMMED_LIMITS.get(name)
+            if limit is not None:
+                tables = [self.gates.line(target, call).gate.limits.table for target in call.model.plan]
+                found = [known.amount for table in tables if (known := table.find(limit)) is not None]
+                if len(found) == len(tables):
+                    yield name, b"%d" % sum(found)
 
     async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
         """Does what `admit` does, and waits for what that returns."""
