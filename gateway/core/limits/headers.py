@@ -160,6 +160,7 @@ _MOST_HINTS = 32
 #     "quotaResetDelay": "3h45m12s"              Google Code Assist, google.rpc.ErrorInfo
 #     "retry_after": 30, "retry_after_ms": 1500  limiters of FastAPI and Express in front of self-hosted models
 #     "resets_in_seconds": 3600                  ChatGPT subscriptions, `usage_limit_reached`
+#     "estimated_time": 20.0                     Hugging Face, a model that is being loaded (503)
 #     try again in 84ms, retry after 6 seconds   OpenAI, Groq, Gemini; Azure
 #     will reset after 3h45m12s                  Google Code Assist
 #     wait 30 seconds                            GitHub Models
@@ -167,7 +168,7 @@ _MOST_HINTS = 32
 #     regain access on 2026-09-01 at 00:00 UTC   Anthropic, a spend limit
 
 _RETRY_FIELD = re.compile(
-    rb'"(?:retryDelay|quotaResetDelay|(?:resets_in|retry_?after)(?:_?(?:(ms)|s|seconds))?)\\?"'
+    rb'"(?:retryDelay|quotaResetDelay|estimated_time|(?:resets_in|retry_?after)(?:_?(?:(ms)|s|seconds))?)\\?"'
     rb'\s{0,8}:\s{0,8}\\?"?([\d.hms]{1,32})',
     re.IGNORECASE,
 )
