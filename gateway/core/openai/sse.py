@@ -277,11 +277,14 @@ PROMPT = -1
 
 def ended_candidates(event: dict[str, Any]) -> list[int]:
     """Returns the candidates of an event of Gemini's that have ended; PROMPT, where that was blocked."""
-    candidates = event.get("candidates")
-    given = candidates if isinstance(candidates, list) else []
-    ended = [_index_of(one) for one in given if isinstance(one, dict) and one.get("finishReason")]
+    ended = [_index_of(one) for one in _candidates_of(event) if one.get("finishReason")]
     feedback = event.get("promptFeedback")
     return [*ended, PROMPT] if isinstance(feedback, dict) and feedback.get("blockReason") else ended
+
+
+def _candidates_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    candidates = event.get("candidates")
+    return [one for one in candidates if isinstance(one, dict)] if isinstance(candidates, list) else []
 
 
 def _index_of(candidate: dict[str, Any]) -> int:
@@ -383,22 +386,37 @@ def choices_of(parsed: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def says_nothing(parsed: dict[str, Any]) -> bool:
-    """Returns whether this chunk or event has no output and no end: a role, filter results, a ping, an empty item."""
+    """Returns whether this chunk or event has no output and no end: a role, filter results, a ping, an empty item or text."""
     kind = parsed.get("type")
     if isinstance(kind, str):
         return kind in _ANNOUNCEMENTS or _is_empty_part(kind, parsed)
-    if "choices" not in parsed:
-        return "object" in parsed or not parsed
-    return all(map(_is_silent_choice, choices_of(parsed)))
+    if "choices" in parsed:
+        return all(map(_is_silent_choice, choices_of(parsed)))
+    if "candidates" in parsed or "usageMetadata" in parsed:
+        return not ended_candidates(parsed) and not any(map(_has_output, _candidates_of(parsed)))
+    return "object" in parsed or not parsed
 
 
 def _is_empty_part(kind: str, parsed: dict[str, Any]) -> bool:
-    """Returns whether the part only begins a message or a text; reasoning and tool calls count as output."""
+    """Returns whether the part only begins a message or a text, or adds nothing; reasoning and tool calls count as output."""
+    if kind == "content_block_delta":
+        delta = parsed.get("delta")
+        return isinstance(delta, dict) and not any(value for name, value in delta.items() if name != "type")
+    if kind.startswith("response.") and kind.endswith(".delta"):
+        return parsed.get("delta") == ""
     if kind == "response.output_item.added":
         item = parsed.get("item")
         return isinstance(item, dict) and item.get("type") == "message" and not item.get("content")
     part = parsed.get("part") if kind == "response.content_part.added" else None
     return isinstance(part, dict) and not part.get("text")
+
+
+def _has_output(candidate: dict[str, Any]) -> bool:
+    """Returns whether a candidate of Gemini's has a part that is more than an empty text or thought."""
+    content = candidate.get("content")
+    parts = content.get("parts") if isinstance(content, dict) else None
+    given = parts if isinstance(parts, list) else []
+    return any(value for part in given if isinstance(part, dict) for name, value in part.items() if name != "thought")
 
 
 def _is_silent_choice(choice: dict[str, Any]) -> bool:

@@ -25,6 +25,11 @@ def chunk(delta: object, finish_reason: str | None = None, **more: Any) -> dict[
     return {"id": "c", "object": "chat.completion.chunk", "choices": [choice], **more}
 
 
+def candidates(content: object, **more: Any) -> dict[str, Any]:
+    """An event of Gemini's."""
+    return {"candidates": [{"content": content, "index": 0, **more}], "usageMetadata": {"promptTokenCount": 7}}
+
+
 ANNOUNCEMENTS = {
     "comment": b": OPENROUTER PROCESSING\n\n",
     "no data": b"event: ping\n\n",
@@ -47,6 +52,15 @@ ANNOUNCEMENTS = {
     "message_start": b'event: message_start\ndata: {"type":"message_start","message":{"content":[]}}\n\n',
     "content_block_start": data({"type": "content_block_start", "content_block": {"type": "text", "text": ""}}),
     "ping": data({"type": "ping"}),
+    "empty text delta": data({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": ""}}),
+    "empty thinking": data({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": ""}}),
+    "empty arguments": data({"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": ""}}),
+    "empty response text": data({"type": "response.output_text.delta", "delta": "", "obfuscation": "x"}),
+    "candidate, empty text": data(candidates({"parts": [{"text": ""}], "role": "model"})),
+    "candidate, empty thought": data(candidates({"parts": [{"text": "", "thought": True}]})),
+    "candidate without parts": data(candidates({"role": "model"}, safetyRatings=[{"probability": "LOW"}])),
+    "no candidates": data({"candidates": [], "promptFeedback": {"safetyRatings": []}}),
+    "only usage": data({"usageMetadata": {"promptTokenCount": 7}, "modelVersion": "g"}),
 }
 
 NEWS = {
@@ -67,6 +81,13 @@ NEWS = {
     "content_block_delta": data({"type": "content_block_delta", "delta": {"text": "H"}}),
     "image": data({"type": "image_generation.partial_image", "b64_json": "x"}),
     "unknown": data({"what": "is this"}),
+    "signature": data({"type": "content_block_delta", "delta": {"type": "signature_delta", "signature": "x"}}),
+    "end of a block": data({"type": "content_block_stop", "index": 0}),
+    "candidate": data(candidates({"parts": [{"text": "H"}]})),
+    "second part": data(candidates({"parts": [{"text": ""}, {"functionCall": {"name": "f"}}]})),
+    "signed thought": data(candidates({"parts": [{"text": "", "thoughtSignature": "x"}]})),
+    "ended candidate": data(candidates({"parts": [{"text": ""}]}, finishReason="STOP")),
+    "blocked prompt": data({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {}}),
 }
 
 
@@ -135,7 +156,9 @@ def test_a_chunk_is_held_back_only_if_no_choice_has_anything(deltas: list[dict[s
     assert first_word(event) is (FirstEventKind.SOMETHING if says else FirstEventKind.NOTHING)
 
 
-names = st.sampled_from(["choices", "delta", "type", "item", "part", "error", "finish_reason", "response"])
+names = st.sampled_from(
+    ["choices", "delta", "type", "item", "part", "error", "finish_reason", "response", "candidates", "content", "parts"]
+)
 objects = st.recursive(st.none() | st.text(max_size=3), lambda some: st.lists(some) | st.dictionaries(names, some))
 
 
