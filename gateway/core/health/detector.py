@@ -232,10 +232,6 @@ class FailureDetector:
         self.run = 0
         self.window.restart(self.baseline.window_s(self.rules.window_s), now)
 
-    def restart_run(self) -> None:
-        """Ends the run of failures: it has been acted on."""
-        self.run = 0
-
     def succeeded(self, took_s: float, now: float, first_byte_s: float | None) -> str | None:
         """Counts a call that was served; returns what is wrong with the target all the same, in words, or None."""
         window = self.window

@@ -281,7 +281,7 @@ class Breaker(StateMachine):
             self._usual_per_s = self._health.window.calls_per_s(now)
             since = now if self._run_from == _NOBODY else (self._run_from & _SENT) / _MS
             self._new_generation()
-            self._health.restart_run()
+            self._health.run = 0
             self.phase, self.is_clear, self.reason = (
                 Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S),
                 False,
