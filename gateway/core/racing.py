@@ -27,8 +27,26 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.detector import Responsiveness, SilentAttempt, Suspicion, is_suspect
-from gateway.core.health.times import UNKNOWN, Latency, UsualTimes, first_event_s, probe_s, room_s, silence_s, usual_of
+from gateway.core.health.detector import (
+    FIRST_WINDOW,
+    Responsiveness,
+    SilentAttempt,
+    StallMoves,
+    Suspicion,
+    is_suspect,
+)
+from gateway.core.health.times import (
+    UNKNOWN,
+    Latency,
+    UsualTimes,
+    first_event_s,
+    probe_s,
+    room_s,
+    silence_s,
+    stall_s,
+    trial_s,
+    usual_of,
+)
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
@@ -495,8 +513,6 @@ class Suspects:
                 gate = grant.gate
                 _, group = groups.setdefault(gate.health.heard, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
-        for gate, group in groups.values():
-            self._look_at(gate, group, now)
         for heard, suspect in [*self._suspects.items()]:
             if heard.unserved_s(now) < now - suspect.since:
                 self._clear(heard, suspect)
@@ -505,6 +521,8 @@ class Suspects:
             elif now - suspect.waited_at > FORGET_S:
                 del self._suspects[heard]
                 heard.suspicion = None
+        for gate, group in groups.values():
+            self._look_at(gate, group, now)
 
     def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
         target = find_target(call)
@@ -519,30 +537,52 @@ class Suspects:
                 self._bound_first_event(one, gate)
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
-        why = self._why_suspect(gate, witnesses, now)
-        if why is not None:
-            self._suspect(gate, why, witnesses, now)
-        suspicion = gate.health.heard.suspicion
+        trial_after_s = self._look_for_silence(gate, witnesses, now)
+        heard = gate.health.heard
+        suspicion, stalls = heard.suspicion, heard.stall_moves
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
-                    self._move(one, now)
+                    self._move(one, now, stalls)
             elif suspicion is not None and suspicion.free and _hangs(one):
                 self._move(one, now, suspicion)
-            elif self._needs_room(one, gate, now):
-                self._move(one, now)
+            elif self._needs_room(one, gate, now) or (
+                suspicion is None and _stalls(one, trial_after_s) and stalls.has_room(heard.answers)
+            ):
+                self._move(one, now, stalls)
 
-    def _why_suspect(self, gate: Gate, witnesses: Sequence[Hanging], now: float) -> str | None:
-        unserved_s = gate.health.heard.unserved_s(now)
+    def _look_for_silence(self, gate: Gate, witnesses: Sequence[Hanging], now: float) -> float:
+        """Makes the target suspect if several calls hang there.
+
+        Returns the seconds of silence after which a call tries another target though nothing is known of such calls; inf: none.
+        """
+        heard = gate.health.heard
+        unserved_s = heard.unserved_s(now)
         if not witnesses:
-            return None
+            return inf
         deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
         shortest_s = min(deadlines, default=inf)
+        at_least = min([one.clocks.suspect_in_flight for one in witnesses])
         waiting = [
             SilentAttempt(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
             for one in witnesses
         ]
-        return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
+        why = is_suspect(waiting, at_least, unserved_s)
+        trial_after_s = inf
+        if why is None:
+            tries = [
+                waits._replace(usual_s=self._trial_s(one, gate, waits.usual_s))
+                for one, waits in zip(witnesses, waiting, strict=True)
+            ]
+            is_proven = heard.stall_moves.proof_at > now - unserved_s
+            trial = is_suspect(tries, 1 if is_proven else min(at_least, FIRST_WINDOW), unserved_s, least_span_s=0.0)
+            if is_proven:
+                why = trial
+            elif trial is not None:
+                trial_after_s = min([one.usual_s for one in tries])
+        if why is not None:
+            self._suspect(gate, why, witnesses, now)
+        return trial_after_s
 
     def _usual(self, heard: Responsiveness, call: Call) -> UsualTimes:
         kind = (heard, call.stream, call.thinks)
@@ -563,14 +603,20 @@ class Suspects:
             shortest_deadline_s=shortest_s,
         )
 
+    def _trial_s(self, one: Hanging, gate: Gate, silence_s: float) -> float:
+        return trial_s(one.usual, silence_s, stream=one.call.stream, thinks=self._thinks(gate, one.call))
+
     def _bound_first_event(self, one: Hanging, gate: Gate) -> None:
         limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
         self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
 
     def _needs_room(self, one: Hanging, gate: Gate, now: float) -> bool:
-        """Returns whether the call must move now to leave its untried targets the time that they need."""
+        """Returns whether the call must move now to leave its untried targets the time that they need.
+
+        Where its caller has set no deadline, the usual patience counts, and a stream ends by its first event's own limit.
+        """
         call = one.call
-        if not call.deadline_is_callers or len(call.model.plan) < 2:
+        if (call.stream and not call.deadline_is_callers) or len(call.model.plan) < 2:
             return False
         started_at = call.attempts[-1].started_at
         met = {attempt.target for attempt in call.attempts}
@@ -580,7 +626,8 @@ class Suspects:
         heard = self._admission.gates.heard(following, call)
         after = UNKNOWN if heard is None else self._usual(heard, call)
         thinks = self._thinks(gate, call)
-        return now - started_at >= room_s(call.deadline - started_at, one.usual, after, thinks=thinks)
+        patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)
+        return now - started_at >= room_s(patience_s, one.usual, after, thinks=thinks)
 
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
         """Returns whether the probe has waited long enough to show that a silent target still is silent."""
@@ -615,7 +662,7 @@ class Suspects:
         self._stay_until[one.task] = now + STAYS_S
         return False
 
-    def _move(self, one: Hanging, now: float, suspicion: Suspicion | None = None) -> None:
+    def _move(self, one: Hanging, now: float, bound: Suspicion | StallMoves) -> None:
         """Moves the call to another target, if it can. A call that has already moved gives up the target that it is at now."""
         call = one.call
         is_second = call.other_attempt is not None and call.other_attempt.call is call
@@ -627,11 +674,18 @@ class Suspects:
             self._watch.expire(one.task)
             return
         self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it
-        if suspicion is None:
-            self._moves.begin(call, one.task)
+        bound.moved()
+        if isinstance(bound, Suspicion):
+            self._moves.begin(call, one.task, lambda is_answered: bound.ended(is_answered=is_answered))
         else:
-            suspicion.moved()
-            self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
+            waited_s = now - call.attempts[-1].started_at
+            self._moves.begin(call, one.task, partial(self._prove, bound, now, waited_s / one.clocks.suspect_factor))
+
+    def _prove(self, moves: StallMoves, moved_at: float, soon_s: float, is_answered: bool) -> None:
+        """Notes the end of a move: an answer in a small part of the time that the first attempt had hung proves it right."""
+        now = self._clock.monotonic()
+        if is_answered and now - moved_at <= soon_s:
+            moves.proved(now)
 
     def _clear(self, heard: Responsiveness, suspect: Suspect) -> None:
         """Clears the suspicion because the target has answered a call: it may be tried at once."""
@@ -645,6 +699,14 @@ class Suspects:
 def _hangs(one: Hanging) -> bool:
     """Returns whether the call moves on when its target is suspect."""
     return one.silent_s >= LOOK_AFTER_S and one.clocks.suspect_in_flight > 0
+
+
+def _stalls(one: Hanging, trial_after_s: float) -> bool:
+    """Returns whether the call is to try another target, though its own is not suspect. Streams have a limit of their own."""
+    if one.clocks.suspect_in_flight == 0 or one.call.stream:
+        return False
+    is_unknown = one.usual.late_s is None and not one.call.thinks
+    return one.silent_s >= (trial_after_s if is_unknown else stall_s(one.usual, one.clocks.suspect_factor))
 
 
 def _is_probe(one: Hanging, gate: Gate) -> bool:

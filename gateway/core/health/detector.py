@@ -328,15 +328,18 @@ def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
 # Decides when a silent target is suspect, and how fast the calls that hang there move on.
 #
 #     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
+#     one call, without a sign of life for several times what is usual; or some, where nothing is known  ->  `StallMoves`
 #
-# It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few; a target that
-# has just served somebody is not suspect.
+# It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few, unless another
+# target has served some of them much sooner; a target that has just served somebody is not suspect.
 
 
 SPAN_S = 2.0
 """Seconds over which the calls must have begun: twenty long ones that were sent at once are no news."""
 FIRST_WINDOW = 3
 """The calls that may move at once, until the first of them is answered."""
+ANSWERS_PER_MOVE = 1000
+"""After so many answers of a target one more call may leave it in vain."""
 _LARGEST_WINDOW = 1 << 20
 
 
@@ -348,7 +351,9 @@ class SilentAttempt(NamedTuple):
     usual_s: float
 
 
-def is_suspect(waiting: Sequence[SilentAttempt], at_least: int, unserved_s: float) -> str | None:
+def is_suspect(
+    waiting: Sequence[SilentAttempt], at_least: int, unserved_s: float, least_span_s: float = SPAN_S
+) -> str | None:
     """Returns why the target is suspect, in words, or None; `unserved_s` is the time since it has served anybody.
 
     The one that has waited longest must be overdue; the others, who came after it, as good as.
@@ -359,7 +364,7 @@ def is_suspect(waiting: Sequence[SilentAttempt], at_least: int, unserved_s: floa
     overdue = [one for one in hanging if one.silent_s >= one.usual_s <= unserved_s]
     begun = [one.begun_at for one in hanging]
     span_s = max(begun) - min(begun)
-    if not overdue or span_s < SPAN_S:
+    if not overdue or span_s < least_span_s:
         return None
     longest_s = max([one.silent_s for one in overdue])
     return f"{len(hanging)} calls, begun over {span_s:.0f} s, have shown no sign of life for up to {longest_s:.0f} s"
@@ -395,6 +400,36 @@ class Suspicion:
             self.window = min(self.window * 2, _LARGEST_WINDOW)
 
 
+class StallMoves:
+    """Bounds the calls that leave a target which is not suspect: their answers may be long ones, and are paid twice then.
+
+    A call that another target serves much sooner was rightly moved, and makes room for the next one.
+    """
+
+    __slots__ = ("_answers", "_left", "proof_at")
+
+    def __init__(self) -> None:
+        self._left = float(FIRST_WINDOW)
+        self._answers = 0
+        self.proof_at = -inf
+        """The time at which another target last served such a call much sooner (monotonic seconds)."""
+
+    def has_room(self, answers: int) -> bool:
+        """Returns whether a call may leave now; the target has given so many `answers` in all."""
+        self._left = min(self._left + (answers - self._answers) / ANSWERS_PER_MOVE, FIRST_WINDOW)
+        self._answers = answers
+        return self._left >= 1.0
+
+    def moved(self) -> None:
+        """Counts a call that has begun elsewhere."""
+        self._left = max(self._left - 1.0, 0.0)
+
+    def proved(self, now: float) -> None:
+        """Counts such a call that was served much sooner."""
+        self._left += 1.0
+        self.proof_at = now
+
+
 # Keeps what is heard of one target: the times of its answers by kind of call, its silence, and a model it does not know.
 #
 # All callers of the target share it, whoever pays. It must not know calls, breakers or limits. Times are monotonic seconds.
@@ -415,6 +450,7 @@ class Responsiveness:
         "_thought",
         "first_byte",
         "last_failure",
+        "stall_moves",
         "suspicion",
         "thinks",
         "trials",
@@ -433,6 +469,7 @@ class Responsiveness:
         """The error class of the last failure that speaks of its health; empty: there was none."""
         self.suspicion: Suspicion | None = None
         """The suspicion that it has fallen silent; None: there is none."""
+        self.stall_moves = StallMoves()
         self._missed = 0  # calls in a row to which the provider said that it has no such model ...
         self._missed_after = 0  # ... after so many answers
         self.trials: dict[int, float] = {}

@@ -190,12 +190,16 @@ UNKNOWN_MEDIAN_S = 2.0
 LEAST_ROOM_S = 1.0
 """Seconds that an attempt gets at least, if the times of its target are unknown."""
 _SHARE, _SHARE_THINKING = 0.5, 0.75
+_LONGEST_PATIENCE_S = 600.0
+"""A longer deadline, as of a lane that may wait for hours, gives no attempt more time: it is the default of OpenAI's SDKs."""
 _BEYOND_USUAL, _DESERTED = 1.5, 3.0
 _FIRST_EVENT_FACTOR = 4.0
 _FIRST_EVENT_S, _FIRST_EVENT_THINKING_S = (10.0, 120.0), (30.0, 300.0)
 _UNKNOWN_EVENT_S, _UNKNOWN_EVENT_THINKING_S = 60.0, 300.0
 _UNKNOWN_STREAM_S, _UNKNOWN_THINKING_S = 10.0, 120.0
 _UNKNOWN_WHOLE_S = (10.0, 120.0)
+_UNKNOWN_TRIAL_S = 20.0
+_STALL_S = 10.0
 _DEADLINE_SHARE = 3.0
 _SHORTEST_SILENCE_S = 2.0
 _FIRST_PROBE_S, _PROBE_GROWTH = 2.0, 1.5
@@ -223,16 +227,17 @@ def usual_of(times: Latency | None) -> UsualTimes:
 def room_s(left_s: float, usual: UsualTimes, following: UsualTimes, *, thinks: bool) -> float:
     """Returns the seconds that an attempt may take of the caller's `left_s` while another target is untried; inf: all.
 
-    It is half of them (three quarters for a call that thinks, where nothing is known), or one and a half times what is usual,
-    if that is more; but the time that is usual at the target that follows is left over. A target is never left before the time
-    by which it usually has answered: a deadline that has no room for both is not divided.
+    It is half of them (of 10 minutes at most; three quarters for a call that thinks, where nothing is known), or one and a
+    half times what is usual, if that is more; but the time that is usual at the target that follows is left over. A target is
+    never left before the time by which it usually has answered: a deadline that has no room for both is not divided.
     """
     most_s = left_s - (UNKNOWN_MEDIAN_S if following.median_s is None else following.median_s)
     if most_s < (LEAST_ROOM_S if usual.late_s is None else usual.late_s):
         return inf
+    patience_s = min(left_s, _LONGEST_PATIENCE_S)
     if usual.late_s is None:
-        return min(left_s * (_SHARE_THINKING if thinks else _SHARE), most_s)
-    return min(max(left_s * _SHARE, usual.late_s * _BEYOND_USUAL), most_s)
+        return min(patience_s * (_SHARE_THINKING if thinks else _SHARE), most_s)
+    return min(max(patience_s * _SHARE, usual.late_s * _BEYOND_USUAL), most_s)
 
 
 def first_event_s(usual: UsualTimes, *, thinks: bool) -> float:
@@ -256,6 +261,19 @@ def silence_s(usual: UsualTimes, factor: float, *, stream: bool, thinks: bool, s
         return _UNKNOWN_STREAM_S
     least_s, most_s = _UNKNOWN_WHOLE_S
     return min(max(shortest_deadline_s / _DEADLINE_SHARE, least_s), most_s)
+
+
+def trial_s(usual: UsualTimes, silence_s: float, *, stream: bool, thinks: bool) -> float:
+    """Returns the seconds without a sign of life after which a few of several calls try another target; inf: none does.
+
+    It is less than `silence_s` where nothing is known of whole answers, which may be long: the other target's time tells.
+    """
+    return inf if usual.late_s is not None or stream or thinks else min(silence_s, _UNKNOWN_TRIAL_S)
+
+
+def stall_s(usual: UsualTimes, factor: float) -> float:
+    """Returns the seconds without a sign of life after which a single call tries another target; inf: nothing is known."""
+    return inf if usual.late_s is None else max(usual.late_s * factor, _STALL_S)
 
 
 def probe_s(usual: UsualTimes, ejections: int, *, thinks: bool) -> float:

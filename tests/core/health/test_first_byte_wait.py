@@ -21,6 +21,8 @@ from gateway.core.health.times import (
     probe_s,
     room_s,
     silence_s,
+    stall_s,
+    trial_s,
     usual_of,
 )
 from tests.rows import rows
@@ -43,9 +45,10 @@ def test_there_is_room_for_another_or_none_is_made(
         assert left_s - next_s < (LEAST_ROOM_S if own.late_s is None else own.late_s)
         return
     assert room <= left_s - next_s
-    assert room >= (min(left_s / 2, left_s - next_s) if own.late_s is None else own.late_s)
+    patience_s = min(left_s, 600.0)
+    assert room >= (min(patience_s / 2, left_s - next_s) if own.late_s is None else own.late_s)
     share = 0.75 if thinks and own.late_s is None else 0.5
-    assert room <= max(share * left_s, 1.5 * (own.late_s or 0.0))
+    assert room <= max(share * patience_s, 1.5 * (own.late_s or 0.0))
 
 
 @given(left_s=seconds, own=usuals, following=usuals, thinks=st.booleans(), more_s=seconds)
@@ -64,6 +67,8 @@ def test_who_has_more_time_waits_no_less(
         (30.0, UNKNOWN, UNKNOWN, False, 15.0),
         (30.0, UNKNOWN, UNKNOWN, True, 22.5),
         (600.0, UNKNOWN, UNKNOWN, True, 450.0),
+        (21600.0, UNKNOWN, UNKNOWN, False, 300.0),
+        (21600.0, UNKNOWN, UNKNOWN, True, 450.0),
         (30.0, UsualTimes(15.0, 18.0), UNKNOWN, False, 27.0),
         (30.0, UsualTimes(0.5, 1.0), UsualTimes(0.5, 1.0), True, 15.0),
         (30.0, UsualTimes(0.5, 1.0), UsualTimes(20.0, 25.0), False, 10.0),
@@ -108,6 +113,25 @@ def test_a_first_event_has_its_bounds(own: UsualTimes, thinks: bool) -> None:
 def test_silence_in_figures(own: UsualTimes, stream: bool, thinks: bool, shortest_s: float, expected: float) -> None:
     """Four times what is usual, or by the kind of call and the deadlines of those in flight."""
     assert silence_s(own, 4.0, stream=stream, thinks=thinks, shortest_deadline_s=shortest_s) == expected
+
+
+@rows(
+    ("own", "silence", "stream", "thinks", "trial", "stall"),
+    [
+        (UNKNOWN, 120.0, False, False, 20.0, inf),
+        (UNKNOWN, 10.0, False, False, 10.0, inf),
+        (UNKNOWN, 120.0, False, True, inf, inf),
+        (UNKNOWN, 10.0, True, False, inf, inf),
+        (UsualTimes(0.5, 1.0), 4.0, False, False, inf, 10.0),
+        (UsualTimes(10.0, 20.0), 80.0, False, False, inf, 80.0),
+    ],
+)
+def test_a_call_that_tries_elsewhere_waits_long_before(
+    own: UsualTimes, silence: float, stream: bool, thinks: bool, trial: float, stall: float
+) -> None:
+    """Four times what is usual, at least 10 s; where nothing is known, 20 s for several calls, and none moves alone."""
+    assert trial_s(own, silence, stream=stream, thinks=thinks) == trial
+    assert stall_s(own, 4.0) == stall
 
 
 def test_those_that_try_a_silent_target_wait_longer_each_time() -> None:

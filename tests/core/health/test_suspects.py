@@ -7,7 +7,15 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.health.detector import FIRST_WINDOW, SPAN_S, SilentAttempt, Suspicion, is_suspect
+from gateway.core.health.detector import (
+    ANSWERS_PER_MOVE,
+    FIRST_WINDOW,
+    SPAN_S,
+    SilentAttempt,
+    StallMoves,
+    Suspicion,
+    is_suspect,
+)
 
 
 def queue(count: int, every_s: float, oldest_s: float, usual_s: float = 4.0) -> list[SilentAttempt]:
@@ -78,3 +86,38 @@ def test_three_move_at_first_and_twice_as_many_with_each_answer() -> None:
     assert (suspicion.moving, suspicion.window, suspicion.free) == (1, 6, 5)
     suspicion.ended(is_answered=True)
     assert suspicion.free == 12
+
+
+def test_calls_that_came_together_may_be_asked_for_without_a_span() -> None:
+    """Where only a few of them are to find out."""
+    assert is_suspect(queue(3, 0.0, 20.0, 20.0), 3, inf, least_span_s=0.0) is not None
+    assert is_suspect(queue(2, 0.0, 20.0, 20.0), 3, inf, least_span_s=0.0) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=60))
+def test_few_calls_leave_a_target_in_vain(moves: list[tuple[int, bool]]) -> None:
+    """Three, and one more for each thousand answers; one that was served much sooner elsewhere makes room for the next."""
+    stalls, answers, in_vain = StallMoves(), 0, 0
+    for more, is_proved in moves:
+        answers += more
+        if stalls.has_room(answers):
+            stalls.moved()
+            if is_proved:
+                stalls.proved(float(answers))
+            in_vain += not is_proved
+
+    assert in_vain <= FIRST_WINDOW + answers / ANSWERS_PER_MOVE
+
+
+def test_calls_that_were_served_much_sooner_elsewhere_make_room_for_the_next() -> None:
+    """However many they are; at most three are on their way."""
+    stalls = StallMoves()
+    for number in range(100):
+        assert stalls.has_room(0)
+        stalls.moved()
+        stalls.proved(float(number))
+    assert stalls.proof_at == 99.0
+    for _ in range(FIRST_WINDOW):
+        stalls.moved()
+    assert not stalls.has_room(ANSWERS_PER_MOVE - 1)
+    assert stalls.has_room(ANSWERS_PER_MOVE)
