@@ -50,8 +50,8 @@ from gateway.core.health.times import (
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
-from gateway.core.retry.balancing import Action, Hedging
-from gateway.core.retry.retry import rule_for
+from gateway.core.retry.balancing import Hedging
+from gateway.core.retry.retry import is_final
 from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed
@@ -401,7 +401,9 @@ class Failover:
         copy = move.call
         try:
             opened = await self._serve(copy)
-            if opened.diagnosis is None or is_final(copy):
+            # The call's own attempt hangs, so its target may still serve the call.
+            ledger, plan = [*call.attempts, *copy.attempts[move.met :]], self._admission.planner.plan(call)
+            if opened.diagnosis is None or is_final(ledger, plan, call.model.retries):
                 move.opened = opened
         except GatewayError:
             self._end(copy)  # a retry that was booked was never sent; the first attempt goes on
@@ -433,11 +435,6 @@ class Failover:
     def _cost_usd(self, call: Call) -> float | None:
         target = find_target(call)
         return None if target is None else self._admission.costs.usd(call, target)
-
-
-def is_final(call: Call) -> bool:
-    """Returns whether the call's last answer, an error, would be the same at every target."""
-    return rule_for(call.attempts[-1], call.model.retries).action is Action.PASS_THROUGH
 
 
 def find_target(call: Call) -> Target | None:

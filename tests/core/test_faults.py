@@ -296,7 +296,7 @@ ROWS = [
     Row(
         "context length, and a larger window that fails once",
         [[TOO_LONG], [OK], [says(500), OK]],
-        [good("p0:400 p2:500 p2:200", 0.0, 0.1)],
+        [good("p0:400 p2:500 p2:200", 0.0, 0.05)],
         fallbacks=1,
         contexts=1,
     ),
@@ -306,6 +306,26 @@ ROWS = [
         [good("p0:400 p1:429 p1:200", 0.0, 0.5)],
         contexts=1,
     ),
+    # What only the fallback says of itself: the primary is tried once more, later, and its failure is the answer.
+    *[
+        Row(
+            f"503 always, and a fallback that says {status} {code}",
+            [[says(503)], [says(status, kind="invalid_request_error", code=code)]],
+            [
+                passing(
+                    f"p0:503 p0:503 p0:503 p0:503 p1:{status} p0:503",
+                    503,
+                    "server_error",
+                    *FOUR,
+                    0.0,
+                    0.837,
+                    outcome="overloaded",
+                )
+            ],
+            fallbacks=1,
+        )
+        for status, code in [(400, "x"), (403, "x"), (404, "x"), (413, "x"), (400, "content_filter")]
+    ],
     # Credentials.
     Row(
         "401 of one credential of two",

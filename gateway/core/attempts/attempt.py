@@ -28,9 +28,19 @@ from gateway.core.errors import (
 )
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing import Failover, Hedges, Suspects, is_final
+from gateway.core.racing import Failover, Hedges, Suspects
 from gateway.core.retry.balancing import Action
-from gateway.core.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
+from gateway.core.retry.retry import (
+    DENIALS,
+    GiveUp,
+    Step,
+    Try,
+    TryLater,
+    concerns_target_alone,
+    is_final,
+    next_step,
+    rule_for,
+)
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
 from gateway.dialects.sse.relayed_errors import client_status, for_generate, for_messages, for_openai, openai_error
@@ -140,10 +150,11 @@ class Attempts:
                         admission.outcomes.answered(call, opened.headers)
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
-                # That a model is missing somewhere is no news where another target had something to say.
-                if last is None or opened.error_class is not ErrorClass.MODEL_NOT_FOUND:
+                # That a target is ruled out is no news where another one, which may still serve, had something to say.
+                if last is None or not self._is_ruled_out_alone(call, opened):
                     last = opened
-                if call.other_attempt is not None and call.other_attempt.call is not call and is_final(call):
+                is_moving = call.other_attempt is not None and call.other_attempt.call is not call
+                if is_moving and is_final(call.attempts, admission.planner.plan(call), call.model.retries):
                     self._moves.cancel(call)  # whoever answers first has the say, here as there
             finally:
                 if trials is not None:
@@ -212,6 +223,12 @@ class Attempts:
         self._admission.outcomes.answered(call, opened.headers, is_error=True)
         self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
+
+    def _is_ruled_out_alone(self, call: Call, opened: FirstAnswer) -> bool:
+        """The error says nothing of what other targets do with the call."""
+        if opened.error_class is ErrorClass.MODEL_NOT_FOUND:
+            return True
+        return concerns_target_alone(call.attempts, self._admission.planner.plan(call))
 
     def _judge(self, call: Call, attempt: Attempt) -> None:
         attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)

@@ -173,7 +173,7 @@ class Action(Enum):
     CONTEXT_FALLBACKS = "context_fallbacks"
     """Tries only the models with a larger context window."""
     PASS_THROUGH = "pass_through"  # noqa: S105  # an action, not a password
-    """Gives the client the error, which would be the same everywhere."""
+    """Gives the client the error, which would be the same everywhere, unless a target that goes before may still serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,10 @@ class Retries:
     """One set of `retries.yaml`."""
 
     attempts: int = 4
-    """The attempts per call over all targets, the first included; attempts refused by a rate limit do not count."""
+    """The attempts per call over all targets, the first included.
+
+    Refusals for a rate and answers that rule out a target do not count.
+    """
     backoff: Backoff = Backoff()
     budget_percent_of_active: float = 20.0
     """The retries in flight at a target may be this percentage of its recent calls in flight (Envoy's retry budget) ..."""

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from gateway.core.retry.balancing import Action, Backoff, ClassRule, Retries
+from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, Retries
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Attempt, ErrorClass, Phase
+from gateway.core.types import PASSING, Attempt, ErrorClass, Phase
 
 _FINAL = ClassRule(Action.PASS_THROUGH)
+_RULES_OUT = frozenset([name for name, rule in BUILT_IN_RULES.items() if rule.action is not Action.RETRY])
+"""The classes of answers that rule out their target for a call; after all others it may be tried again."""
 
 
 class Plan(NamedTuple):
@@ -114,16 +116,20 @@ def next_step(
     backoff; a fallback, for which the last attempt is kept. A target in doubt, at which other calls are finding out whether
     it serves, comes after all others. A refusal by a rate limit is no failure: the delay queue knows when the call may go
     again. A deadline that is not `is_hard` bounds waiting only: the call may still go to a target that it has not tried.
+    An answer that `concerns_target_alone` ends its target's part, and the call goes on as if that target were not there.
     """
-    if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
+    reach = _reach(ledger, plan)
+    is_too_long = reach is not plan
+    if is_final(ledger, plan, retries):
         return GiveUp("final")
     if now >= deadline and is_hard:
         return GiveUp("deadline")
-    is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
-    left = _left(Plan(plan.context) if is_too_long else plan, ledger)
-    made = sum([not attempt.is_refused and not attempt.is_trial for attempt in ledger])
-    # A target that lacks the model says nothing about the call, so the failures of the other targets decide, if there are any.
-    ledger = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again] or ledger
+    left = _left(reach, ledger)
+    made = sum([not (attempt.is_refused or attempt.is_trial or _rules_out_target(attempt)) for attempt in ledger])
+    # A target that is ruled out says nothing about the others: their failures decide, if there are any.
+    failures_left = [one for one in ledger if not one.never_again]
+    has_lost_targets = 0 < len(failures_left) < len(ledger)
+    ledger = failures_left or ledger
     last = ledger[-1]
     rule = rule_for(last, retries)
     # A 429 counts neither against the attempts nor against the budgets: the delay queue paces it, only the deadline ends it.
@@ -140,6 +146,8 @@ def next_step(
     most = rule.attempts if rule.action is Action.RETRY else 0
     if most > 1:
         most += max(0, allowed - retries.attempts)
+        if has_lost_targets and last.error_class in PASSING:
+            most += 1  # the attempt that was kept for a target which is ruled out by now
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, deadline, now, u, is_last=is_last)
     # There is no time left to wait, but an untried target needs no wait.
@@ -160,6 +168,24 @@ def rule_for(attempt: Attempt, retries: Retries) -> ClassRule:
     return retries.by_class.get(attempt.error_class, _FINAL)
 
 
+def is_final(ledger: Sequence[Attempt], plan: Plan, retries: Retries) -> bool:
+    """Returns whether the last answer ends the call: it would be the same at every target."""
+    return rule_for(ledger[-1], retries).action is Action.PASS_THROUGH and not concerns_target_alone(ledger, plan)
+
+
+def concerns_target_alone(ledger: Sequence[Attempt], plan: Plan) -> bool:
+    """Returns whether the last answer rules out its target alone: a target that goes before it may still serve the call.
+
+    Such a target was tried earlier, has a lower `order`, or is the model's own where a fallback has answered. A request that
+    two models refuse as bad is bad.
+    """
+    last = ledger[-1]
+    bad = [one for one in ledger if one.error_class == ErrorClass.BAD_REQUEST and _rules_out_target(one)]
+    if not _rules_out_target(last) or (last in bad and len({one.target.rpartition("/")[2] for one in bad}) > 1):
+        return False
+    return _is_preceded(last.target, ledger, _reach(ledger, plan))
+
+
 def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
     """Returns the wait before the next attempt, in seconds, after this number of `failures` (1 or more).
 
@@ -167,6 +193,33 @@ def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
     """
     most_s = min(backoff.max_s, backoff.base_s * backoff.factor ** min(failures - 1, 64))
     return most_s * u if backoff.has_jitter else most_s
+
+
+def _rules_out_target(attempt: Attempt) -> bool:
+    """Returns whether the answer rules out its target for this call, at any time. Nobody is paid for it."""
+    return attempt.never_again and attempt.phase is Phase.ANSWERED and attempt.error_class in _RULES_OUT
+
+
+def _is_preceded(name: str, ledger: Sequence[Attempt], plan: Plan) -> bool:
+    """Returns whether a target that may still serve the call goes before the one of this name, which has been tried."""
+    order = {**{one.name: inf for one in plan.others}, **{one.name: one.order for one in plan.own}}
+    tried = [attempt.target for attempt in ledger]
+    before = order.get(name, inf), tried.index(name)
+    left = _left(plan, ledger)
+    return any(
+        (order[one.name], tried.index(one.name) if one.name in tried else inf) < before
+        for one in (*left.own, *left.others)
+    )
+
+
+def _reach(ledger: Sequence[Attempt], plan: Plan) -> Plan:
+    """Returns the plan; of a call that is too long only the larger windows, unless it is so for fallbacks alone."""
+    too_long = [attempt.target for attempt in ledger if attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED]
+    if not too_long:
+        return plan
+    larger = Plan(plan.context)
+    is_out = not _left(larger, ledger).own
+    return plan if is_out and all(_is_preceded(name, ledger, plan) for name in too_long) else larger
 
 
 def _left(plan: Plan, ledger: Sequence[Attempt]) -> Plan:

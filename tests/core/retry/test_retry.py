@@ -156,6 +156,57 @@ def test_a_call_too_long_for_everybody_is_told_so() -> None:
     assert after(too_long, failed(X, ErrorClass.CONTEXT_LENGTH_EXCEEDED), plan=Plan([A], [C], [X])) == GiveUp("final")
 
 
+# What rules out one target.
+
+RULING_OUT = [
+    ErrorClass(name) for name, rule in BUILT_IN_RULES.items() if rule.action not in (Action.RETRY, Action.HOLD)
+]
+
+
+@rows("error_class", RULING_OUT)
+def test_a_fallback_that_is_ruled_out_leaves_the_others(error_class: ErrorClass) -> None:
+    """What has failed before is tried again as if it had not been asked, with the attempt that was kept for it."""
+    word = failed(C, error_class)
+    late = TryLater(NOW + LAST_TRY_S * 1.125, [A])
+
+    assert after(failed(A), word, plan=WITH_FALLBACK) == after(failed(A))
+    assert after(failed(A), failed(A), failed(A), word, plan=WITH_FALLBACK) == late
+    assert after(*[failed(A)] * 4, word, plan=WITH_FALLBACK) == GiveUp("attempts")
+    assert after(refused(A), word, plan=WITH_FALLBACK) == Try((A,))
+    assert names(after(failed(A), word, plan=Plan([A], [C, D]))) == "A"
+    assert names(after(failed(A), word, failed(A), failed(A), plan=Plan([A], [C, D]))) == "D"
+
+
+@rows("error_class", RULING_OUT)
+def test_a_fallback_that_is_ruled_out_sends_a_call_to_the_models_own(error_class: ErrorClass) -> None:
+    """Where they were left alone when it came, they are waited for; nobody has to be tried whom it would never have met."""
+    word = failed(C, error_class)
+
+    assert names(after(word, plan=Plan([A, B], [C, D]))) == "ABD"
+    assert isinstance(after(word, plan=Plan([], [C])), GiveUp)
+    assert names(after(failed(B, error_class), plan=Plan([A, replace(B, order=2)]))) == "A"
+
+
+@rows("error_class", PASSED_THROUGH)
+def test_the_word_of_who_goes_first_is_the_calls(error_class: ErrorClass) -> None:
+    """Of equals that is the one that was tried first."""
+    own = Plan([A, B], [C])
+
+    assert after(failed(C), failed(A, error_class), plan=own) == GiveUp("final")
+    assert after(failed(A), failed(B), failed(A, error_class), plan=own) == GiveUp("final")
+    assert names(after(failed(A), failed(B, error_class), plan=own)) == "A"
+
+
+def test_two_models_that_find_a_request_bad_are_believed() -> None:
+    """A second deployment of the same one says nothing new, nor does another reason."""
+    bad, wide = ErrorClass.BAD_REQUEST, Plan([A], [target("x/m"), target("y/m"), target("x/n")])
+    one, same, other = [failed(at, bad) for at in wide.others]
+
+    assert names(after(failed(A), one, same, plan=wide)) == "A"
+    assert after(failed(A), one, other, plan=wide) == GiveUp("final")
+    assert names(after(failed(A), one, failed(wide.others[2], ErrorClass.PERMISSION), plan=wide)) == "A"
+
+
 # Where to.
 
 
@@ -381,9 +432,8 @@ def some(draw: Random, *targets: Target, share: float = 0.6) -> list[Target]:
 
 
 def telling(ledger: Sequence[Attempt]) -> Attempt:
-    """The last attempt at a target that has its model; of none the last."""
-    there = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again]
-    return (there or ledger)[-1]
+    """The last attempt at a target that may still serve; of none the last."""
+    return ([one for one in ledger if not one.never_again] or ledger)[-1]
 
 
 courses = st.builds(Course, st.integers(0, 2**32))
@@ -395,7 +445,8 @@ def test_every_course_ends_within_its_allowance(course: Course) -> None:
     """Once no rate limit refuses it any more, a call ends; failures are never more than the attempts it is allowed."""
     course.run()
 
-    assert len(course.failures) <= course.budgets.allowed
+    assert len([one for one in course.failures if one.error_class not in RULING_OUT]) <= course.budgets.allowed
+    assert len(course.failures) <= course.budgets.allowed + len(course.plan.own) + len(course.plan.others)
 
 
 @settings(deadline=None)
@@ -443,14 +494,18 @@ def test_own_targets_come_first(course: Course) -> None:
 @settings(deadline=None)
 @given(courses)
 def test_who_is_too_long_only_goes_to_larger_windows(course: Course) -> None:
-    """From then on, and nobody else ever does."""
+    """From then on, unless it is too long for a fallback alone and no larger window is left; and nobody else ever does."""
     course.run()
 
     context = {target.name for target in course.plan.context}
     for length, _, step in course.steps:
-        is_too_long = any(a.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for a in course.ledger[:length])
+        ledger = course.ledger[:length]
+        too_long = {one.target for one in ledger if one.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED}
         going = set(names(step))
-        assert going <= context if is_too_long else not going & context
+        if not too_long:
+            assert not going & context
+        elif context - {one.target for one in ledger if one.never_again} or ledger[0].target in too_long:
+            assert going <= context
 
 
 @settings(deadline=None)

@@ -79,7 +79,9 @@ class Admission:
         That is behind the next probe of the target that is probed first; the last digits of the time serve as the draw.
         """
         now = self._clock.monotonic()
-        probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in call.model.plan]) - now
+        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        left = [one for one in call.model.plan if one.name not in out] or call.model.plan
+        probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
         return (max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S) + BACK_AFTER_S * (1 + now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:

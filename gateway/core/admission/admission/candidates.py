@@ -87,12 +87,17 @@ class Planner:
         """
         plan = self.plan(call)
         is_refused = call.attempts[-1].is_refused
-        usable = Plan(*([one for one in targets if self._is_usable(call, one, is_refused)] for targets in plan))
-        if usable.own or usable.others:
+        out = {
+            attempt.target for attempt in call.attempts if attempt.never_again
+        }  # these keep their places, and count for none
+        usable = Plan(
+            *([one for one in targets if one.name in out or self._is_usable(call, one, is_refused)] for targets in plan)
+        )
+        if any(one.name not in out for one in (*usable.own, *usable.others)):
             return usable
         waited_for = Plan(*([one for one in targets if not self._is_paused(call, one, is_refused)] for targets in plan))
-        is_waited_for = self._patience_s(call, [*waited_for.own, *waited_for.others]) > 0
-        return waited_for if is_waited_for else usable
+        closed = [one for one in (*waited_for.own, *waited_for.others) if one.name not in out]
+        return waited_for if self._patience_s(call, closed) > 0 else usable
 
     def untried(self, call: Call, now: float) -> Sequence[Target]:
         """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
