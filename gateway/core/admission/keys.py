@@ -13,20 +13,20 @@ from math import inf
 from typing import NoReturn
 
 from gateway.core.admission.gates import Gates
+from gateway.core.admission.queue.queue import WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.reservation import Reservation
+from gateway.core.limits.reservation import Reservation, ready_at
 from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.retry.balancing import Retries
 from gateway.core.retry.retry import Doubt
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Target
-from gateway.core.types import Attempt, ErrorClass, Phase, Usage
+from gateway.core.types import LANES, Attempt, ErrorClass, Phase, Usage
 from gateway.fleet.leases.leases import Sharing
 from gateway.fleet.parts.shared_sum import FleetSum
 
@@ -355,9 +355,9 @@ class RetryBudgets:
 
     def of(self, call: Call) -> CallBudgets:
         """Returns what the call's retries may take, where another attempt costs what one at its first target does."""
-        gates = {one.name: self._gates.line(one, call).gate for one in (*call.model.plan, *call.model.context_plan)}
+        lines = {one.name: self._gates.line(one, call) for one in (*call.model.plan, *call.model.context_plan)}
         attempt_usd = self._costs.usd(call, call.model.plan[0])
-        return CallBudgets(call, attempt_usd, gates, self._keys, self._clock.monotonic())
+        return CallBudgets(call, attempt_usd, lines, self._keys, self._clock.monotonic())
 
     def book(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
         """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""
@@ -389,17 +389,17 @@ class RetryBudgets:
 class CallBudgets:
     """What the retries of one call may take. Implements `retry.Budgets`."""
 
-    __slots__ = ("_attempt_usd", "_call", "_gates", "_keys", "_now", "_retries")
+    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_retries")
 
     def __init__(
-        self, call: Call, attempt_usd: float | None, gates: dict[str, Gate], keys: KeyBudgets, now: float
+        self, call: Call, attempt_usd: float | None, lines: dict[str, WaitingLine], keys: KeyBudgets, now: float
     ) -> None:
-        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `gates` are by target name."""
+        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `lines` are by target name."""
         self._now = now
         self._call = call
         self._retries = call.model.retries
         self._attempt_usd = attempt_usd
-        self._gates = gates
+        self._lines = lines
         self._keys = keys
 
     def denies(self, target: Target, last: Attempt) -> str | None:
@@ -409,7 +409,7 @@ class CallBudgets:
         """
         if last.phase is Phase.NOTHING_SENT:
             return None
-        gate, retries = self._gates[target.name], self._retries
+        gate, retries = self._lines[target.name].gate, self._retries
         health = gate.health
         if not health.is_clear:
             return None  # what goes to a target in trouble is bounded there, call by call
@@ -421,11 +421,17 @@ class CallBudgets:
 
     def doubt(self, target: Target) -> Doubt | None:
         """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
-        return self._gates[target.name].health.doubt(self._now)
+        return self._lines[target.name].gate.health.doubt(self._now)
 
     def is_in_trouble(self, target: Target) -> bool:
         """Returns whether a breaker lets only few calls through to the target."""
-        return not self._gates[target.name].health.is_clear
+        return not self._lines[target.name].gate.health.is_clear
+
+    def ready_at(self, target: Target) -> float:
+        """Returns when the target may take the call, behind those that go before one which comes back (monotonic seconds)."""
+        line, call = self._lines[target.name], self._call
+        cost = line.gate.cost_of(max(0, call.estimate), call.max_tokens, answers=call.endpoint.tokens == "both")
+        return ready_at(line.gate, cost, self._now, line.waiters.above(LANES.index(call.lane)))
 
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""

@@ -183,8 +183,8 @@ class Attempts:
             # Should it have to wait there, it goes where it has not been.
             met = {attempt.target for attempt in call.attempts}
             is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
-            others = [] if is_too_long else [one for one in plan.others if one.name not in met]
-            return await admission.enter(call, [*step.targets, *others])
+            fresh = [] if is_too_long else [one for one in (*plan.own, *plan.others) if one.name not in met]
+            return await admission.enter(call, sorted([*step.targets, *fresh], key=lambda one: one not in plan.own))
         return await admission.enter(call, step.targets)
 
     def _learn(self, call: Call, target: Target, failed: FirstAnswer | UpstreamFailed) -> None:

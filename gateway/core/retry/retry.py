@@ -53,6 +53,10 @@ class Budgets(Protocol):
         """Returns whether a breaker lets only few calls through to the target."""
         ...
 
+    def ready_at(self, target: Target) -> float:
+        """Returns when the target may take the call, as far as can be told (monotonic seconds); inf: never."""
+        ...
+
     def denies_money(self) -> str | None:
         """Returns what forbids the call to pay for another attempt (`money`, `key_budget`); None: nothing does."""
         ...
@@ -301,25 +305,35 @@ def _next_target(
     5. a tried fallback has attempts left                    TryLater, after the backoff, there again
     6. only a retry budget forbids it                        TryLater without targets: its turn comes
     7. none of these                                         GiveUp with the reason of the denial, or of the shortage
+
+    Where no untried target has room before the backoff at a tried one is over, 3 and 5 go before 1 and 4. The last attempt is
+    kept for an untried target all the same.
     """
-    fresh_others = _fresh(left.others, failures)
-    fresh = _fresh(left.own, failures)
-    if fresh:
-        return Try([*fresh, *fresh_others])
     own = [target.name for target in left.own]
     last = failures[-1]
     counted = [attempt for attempt in failures if not attempt.is_trial]
     spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in counted])
+    until = now + backoff_s(retries.backoff, len(counted), u)
+    fresh, fresh_others = _fresh(left.own, failures), _fresh(left.others, failures)
+    tried_own = [target for target in left.own if target not in fresh]
+    again, denied = _again(tried_own, failures, budgets) if spent < most else ([], None)
+    retryable_fallbacks = [target for target in left.others if 0 < _count(failures, target) < most]
+    if (fresh or fresh_others) and not is_last:
+        tried = [*again, *_again(retryable_fallbacks, failures, budgets)[0]]
+        moments = [budgets.ready_at(one) for one in tried if budgets.doubt(one) is None]
+        soonest = max(until, min(moments)) if moments else inf
+        if all(budgets.ready_at(one) > soonest for one in (*fresh, *fresh_others)):
+            fresh, fresh_others = [], []
+    if fresh:
+        return Try([*fresh, *fresh_others])
     if is_last and fresh_others:
         return Try(fresh_others)
-    again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
     # A call that has somewhere else to go need not find out whether a target in doubt or in trouble serves again.
     if fresh_others:
         again = [one for one in again if budgets.doubt(one) is None and not budgets.is_in_trouble(one)]
     if not again:
         if fresh_others:
             return Try(fresh_others)
-        retryable_fallbacks = [target for target in left.others if _count(failures, target) < most]
         again, denied_there = _again(retryable_fallbacks, failures, budgets)
         denied = denied or denied_there
     waited_s = now - (now if last.ended_at is None else last.ended_at)
@@ -334,7 +348,6 @@ def _next_target(
         return TryLater(now, again)
     if last.is_trial:
         return TryLater(now, again)  # it waits in the queue: the target's own trouble says when the next one goes
-    until = now + backoff_s(retries.backoff, len(counted), u)
     later = failures[0].started_at + LAST_TRY_S * (1 + u / 4)
     if (spent == most - 1 or is_last) and later < deadline and not fresh_others:
         until = max(until, later)  # the last try is not spent on the moment that the others have met

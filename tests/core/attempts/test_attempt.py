@@ -13,6 +13,7 @@ from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import BUILT_IN_RULES, Action, ClassRule, Retries
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed
+from tests.rows import rows
 from tests.support.faults import leftovers
 from tests.support.flow import Bench, Script, ScriptedUpstream, failed, whole
 from tests.support.outage import City, Provider, answers, fails, gone, refuses, streams
@@ -388,6 +389,34 @@ def test_calls_keep_nothing_of_their_attempts() -> None:
         assert call.grant is None
         assert call.held is None
         assert call.settled
+        await city.settle()
+
+    run(story)
+
+
+# Where the next try goes.
+
+
+@rows(("answered", "paused_s", "soonest_s"), [(1, 20.0, 0.5), (2, 20.0, 0.7), (0, 20.0, 0.3), (1, 0.04, 0.2)])
+def test_the_next_try_goes_where_it_can_go_soonest(answered: int, paused_s: float, soonest_s: float) -> None:
+    """The first target is paused, and the fallback answers so many 503s: it is tried again before the pause is over."""
+
+    async def story(clock: LoopClock) -> None:
+        fallback = Provider(answers())
+        city = City([Provider(answers()), fallback], clock, fallbacks=1)
+
+        async def stumbles() -> Script:
+            fallback.fate = answers() if len(fallback.asked_at) >= answered else stumbles
+            return await (fails(503, 0.01) if answered else answers())()
+
+        fallback.fate = stumbles
+        await city.call()
+        city.gate().leave_alone(paused_s + 2.5, clock.now)
+        await asyncio.sleep(2.5 if paused_s < 1 else 0.0)
+        told = await city.call(deadline=clock.now + 60, deadline_is_callers=True)
+
+        assert told.result == 200
+        assert told.took_s < soonest_s
         await city.settle()
 
     run(story)

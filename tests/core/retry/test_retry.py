@@ -60,12 +60,17 @@ class FixedBudgets:
     doubtful: Sequence[Target] = ()
     how: Doubt = NOBODY_TRIES
     ill: Sequence[Target] = ()
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """Seconds until a target has room; the others have it now."""
 
     def doubt(self, target: Target) -> Doubt | None:
         return self.how if target in self.doubtful else None
 
     def is_in_trouble(self, target: Target) -> bool:
         return target in self.ill
+
+    def ready_at(self, target: Target) -> float:
+        return NOW + self.busy.get(target.name, 0.0)
 
     def denies(self, target: Target, last: Attempt) -> str | None:
         return self.by_target.get(target.name)
@@ -235,6 +240,21 @@ def test_fallbacks_are_tried_again_when_nothing_else_is_left() -> None:
     nine, budgets = replace(DEFAULT, attempts=9), FixedBudgets(9)
 
     assert names(after(*[failed(A)] * 3, failed(C), plan=WITH_FALLBACK, budgets=budgets, retries=nine)) == "C"
+
+
+def test_an_untried_target_without_room_comes_behind_the_backoff() -> None:
+    """Own or fallback; unless nothing else is left, the tried one has no room either, or it is the last attempt."""
+    busy = FixedBudgets(busy={"A": 20.0, "C": 20.0})
+    both = FixedBudgets(busy={"A": 20.0, "B": 30.0, "C": 30.0})
+    soon = TryLater(NOW + 0.05, [C])
+
+    assert after(failed(C), plan=WITH_FALLBACK, budgets=replace(busy, busy={"A": 20.0})) == soon
+    assert after(failed(B), plan=Plan([A, B], [C]), budgets=busy) == TryLater(NOW + 0.05, [B])
+    assert names(after(failed(C), failed(C), failed(C), plan=WITH_FALLBACK, budgets=busy)) == "A"
+    assert names(after(failed(C), plan=WITH_FALLBACK, budgets=both)) == "A"
+    assert names(after(failed(C), plan=Plan([A], [C, D]), budgets=busy)) == "AD"
+    assert names(after(failed(B), plan=Plan([A, B]), budgets=replace(busy, allowed=2))) == "A"
+    assert names(after(failed(B, ErrorClass.AUTH), plan=Plan([A, B]), budgets=busy)) == "A"
 
 
 # When.
