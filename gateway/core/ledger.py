@@ -255,13 +255,17 @@ def overhead_s(call: Call, now: float) -> float:
 
 
 MOST_SHOWN = 200
+_YES_OR_NO = frozenset((b"true", b"false"))
 
 
 def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tuple[bytes, bytes]]:
     """The headers of an error, with advice for SDKs: come back in so many seconds, or (None) not at all.
 
-    A provider that has named a time itself is believed; for longer than a minute no SDK should wait by itself.
+    A provider that has named a time itself is believed, and so is its word against another try; for longer than a minute no SDK
+    should wait by itself.
     """
+    if says_retry(headers) is False:
+        back_in_s = None
     kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
     named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
     longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
@@ -276,6 +280,13 @@ def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tupl
 def _is_odd(name: bytes, value: bytes) -> bool:
     """Tells whether it is a `retry-after` that the gateway can read and clients cannot, such as `30s`."""
     return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
+
+
+def says_retry(headers: RawHeaders) -> bool | None:
+    """Returns the provider's own `x-should-retry`; None: it says nothing."""
+    return next(
+        (value == b"true" for name, value in headers if name == b"x-should-retry" and value in _YES_OR_NO), None
+    )
 
 
 def _seconds(name: bytes, value: bytes) -> float:

@@ -28,6 +28,7 @@ from gateway.core.ledger import (
     answer_headers,
     estimated_usage,
     lossy_header,
+    says_retry,
     with_retry_advice,
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
@@ -265,7 +266,7 @@ class Pipeline:
             self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
         if error_class is not None and call.endpoint.request != "any":
-            is_passing = error_class in PASSING and call.denied is None
+            is_passing = (error_class in PASSING or says_retry(opened.headers)) and call.denied is None
             back_in_s = self._admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)

@@ -42,7 +42,7 @@ class ErrorClass(StrEnum):
     UNKNOWN = "unknown"
 
 
-PASSING = frozenset((ErrorClass.CONNECTION, ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR))
+PASSING = frozenset((ErrorClass.CONFLICT, ErrorClass.CONNECTION, ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR))
 """A target's own trouble, for which nobody has to be paid: another call, or this one a little later, may be served."""
 
 
@@ -285,6 +285,8 @@ class Attempt:
     """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
     never_again: bool = False
     """The target can never serve this call, whatever the time."""
+    should_retry: bool | None = None
+    """The provider's own `x-should-retry`; None: it says nothing."""
     is_trial: bool = False
     """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
     is_callers: bool = False

@@ -255,6 +255,12 @@ ROWS = [
     ),
     Row("529", [[says(529, kind="overloaded_error"), OK]], [good("p0:529 p0:200", 0.05)]),
     Row("flapping", [[OK, says(503), OK, says(503), OK]], [FINE, *[good("p0:503 p0:200", 0.05)] * 2]),
+    Row("409, a lock that another request holds", [[says(409), OK]], [good("p0:409 p0:200", 0.05)]),
+    Row(
+        "500 that is not to be tried again",
+        [[says(500, (b"x-should-retry", b"false"))]],
+        [bad("p0:500", 500, "server_error")],
+    ),
     Row("504 of the provider", [[says(504), OK]], [good("p0:504 p0:200", 0.05)]),
     Row("408", [[says(408), OK]], [good("p0:408 p0:200", 0.05)]),
     # Faults of the request: the same everywhere.
@@ -269,7 +275,6 @@ ROWS = [
             (400, "bad_request"),
             (403, "permission"),
             (404, "not_found"),
-            (409, "conflict"),
             (413, "payload_too_large"),
             (418, "bad_request"),
         ]

@@ -730,7 +730,7 @@ OPENROUTER_ROWS = [
             ("server", SRV),
             ("unmapped", SRV),
             ("not_found", NF),
-            ("precondition_failed", CONF),
+            ("precondition_failed", BAD),
             ("payload_too_large", BIG),
             ("content_policy_violation", POL),
             ("refusal", POL),

@@ -26,6 +26,7 @@ from gateway.core.errors import (
     NoTargetAvailable,
     TargetsTimedOut,
 )
+from gateway.core.ledger import says_retry
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects
@@ -52,7 +53,7 @@ LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_T
 _OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
 """What the operator has to mend: the provider says it best."""
 MOST_TRIALS = 10
-"""Of one call, where each of them was answered with a 500."""
+"""Of one call, where each of them was answered with a 500 or 409."""
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
 SOON_S = 0.01
@@ -212,6 +213,7 @@ class Attempts:
     def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
+        attempt.should_retry = says_retry(opened.headers)
         attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
         if diagnosis.error_class in LIMITS_RATE:
             refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
@@ -281,6 +283,8 @@ class Attempts:
         )
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
+        elif isinstance(last, FirstAnswer) and says_retry(last.headers) is False:
+            error.should_retry = False
         elif error_class in PASSING and step.reason not in DENIALS:
             back_in_s = self._admission.back_in_s(call)
             error.should_retry, error.retry_after_s = back_in_s <= MAX_RETRY_AFTER_S, back_in_s
@@ -290,14 +294,15 @@ class Attempts:
 def _is_trial(call: Call, error_class: ErrorClass) -> bool:
     """Whether the attempt only showed that its target is in trouble: it does not count against the call's attempts.
 
-    A 500 may come of the call's own content, so a call with nobody beside it does not go on for ever.
+    A 500 or 409 may come of the call's own content, so a call with nobody beside it does not go on for ever.
     """
     if call.grant is None or not call.grant.is_trial or error_class not in PASSING:
         return False
     rule = call.model.retries.by_class.get(error_class)
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
-    return error_class is not ErrorClass.SERVER_ERROR or sum([one.is_trial for one in call.attempts]) < MOST_TRIALS
+    is_targets = error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED)
+    return is_targets or sum([one.is_trial for one in call.attempts]) < MOST_TRIALS
 
 
 _OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"

@@ -237,7 +237,7 @@ BUILT_IN_RULES: Mapping[str, ClassRule] = {
     ErrorClass.PERMISSION: ClassRule(_P),
     ErrorClass.NOT_FOUND: ClassRule(_P),
     ErrorClass.PAYLOAD_TOO_LARGE: ClassRule(_P),
-    ErrorClass.CONFLICT: ClassRule(_P),
+    ErrorClass.CONFLICT: ClassRule(_R, 3),
     ErrorClass.UNKNOWN: ClassRule(_N),
 }
 

@@ -14,6 +14,7 @@ from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, Phase
 
 _FINAL = ClassRule(Action.PASS_THROUGH)
+_NEVER_AGAIN = ClassRule(Action.NEXT_TARGET)
 _RULES_OUT = frozenset([name for name, rule in BUILT_IN_RULES.items() if rule.action is not Action.RETRY])
 """The classes of answers that rule out their target for a call; after all others it may be tried again."""
 
@@ -166,10 +167,19 @@ def next_step(
 
 
 def rule_for(attempt: Attempt, retries: Retries) -> ClassRule:
-    """Returns the rule for the attempt's error class. A caller's own refused credential is final: no other may be used."""
+    """Returns the rule for the attempt's error. A caller's own refused credential is final: no other may be used.
+
+    The provider's `x-should-retry` goes before the error's class, as in OpenAI's and Anthropic's SDKs (`_should_retry`): after
+    `false` the target is not tried again, after `true` it is, as after a server error.
+    """
     if attempt.error_class is None or (attempt.error_class == ErrorClass.AUTH and attempt.is_callers):
         return _FINAL
-    return retries.by_class.get(attempt.error_class, _FINAL)
+    rule = retries.by_class.get(attempt.error_class, _FINAL)
+    if attempt.should_retry is False and rule.action in (Action.RETRY, Action.HOLD):
+        return _NEVER_AGAIN
+    if attempt.should_retry and (rule.action is Action.PASS_THROUGH or attempt.error_class == ErrorClass.UNKNOWN):
+        return retries.by_class.get(ErrorClass.SERVER_ERROR, _FINAL)
+    return rule
 
 
 def is_final(ledger: Sequence[Attempt], plan: Plan, retries: Retries) -> bool:

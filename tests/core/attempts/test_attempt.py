@@ -115,9 +115,21 @@ async def test_errors_say_whether_another_try_helps() -> None:
     assert 0.5 <= (passing.value.retry_after_s or 0.0) <= 1.0
     assert (paid.value.should_retry, paid.value.retry_after_s) == (False, None)
 
-    reply, _ = await Bench([ScriptedUpstream(whole(ERROR, 500, (b"x-should-retry", b"false")))]).serve()
-    told = [(name, value) for name, value in reply.headers if name in (b"x-should-retry", b"retry-after")]
-    assert told == [(b"x-should-retry", b"true"), (b"retry-after", b"1")]
+    for status, word, advice in [
+        (500, None, b"true"),
+        (500, b"false", b"false"),
+        (409, None, b"true"),
+        (409, b"false", b"false"),
+        (400, b"true", b"true"),
+    ]:
+        header = [] if word is None else [(b"x-should-retry", word)]
+        reply, _ = await Bench([ScriptedUpstream(whole(ERROR, status, *header))]).serve()
+        headers = dict(reply.headers)
+        assert (headers[b"x-should-retry"], b"retry-after" in headers) == (advice, advice == b"true")
+
+    with pytest.raises(NoTargetAvailable) as unreadable:
+        await Bench([ScriptedUpstream(whole(b"<html>", 500, (b"x-should-retry", b"false")))]).serve()
+    assert (unreadable.value.should_retry, unreadable.value.retry_after_s) == (False, None)
 
     reply, _ = await Bench([ScriptedUpstream(whole(ERROR, 503, (b"retry-after", b"7")))]).serve()
     assert [value for name, value in reply.headers if name.startswith(b"retry-after")] == [b"7"]
@@ -389,6 +401,50 @@ def test_calls_keep_nothing_of_their_attempts() -> None:
         assert call.grant is None
         assert call.held is None
         assert call.settled
+        await city.settle()
+
+    run(story)
+
+
+@rows(
+    ("status", "word", "tries", "result"),
+    [
+        (500, "false", 1, 500),
+        (503, "false", 1, 503),
+        (429, "false", 1, 429),
+        (400, "true", 2, 200),
+        (404, "true", 2, 200),
+        (409, "false", 1, 409),
+        (409, "", 2, 200),
+        (409, "true", 2, 200),
+        (401, "true", 1, 401),
+    ],
+)
+def test_a_provider_says_whether_to_try_again(status: int, word: str, tries: int, result: int) -> None:
+    """`x-should-retry` goes before the class of the error, as it does for SDKs; a 409 without it is tried again."""
+
+    async def story(clock: LoopClock) -> None:
+        header = [(b"x-should-retry", word.encode())] if word else []
+        provider = Provider(fails(status, 0.01, *header))
+        city = City([provider], clock)
+        asyncio.get_running_loop().call_later(0.02, setattr, provider, "fate", answers())
+        told = await city.call(deadline=clock.now + 60, deadline_is_callers=True)
+
+        assert (told.result, len(provider.asked_at)) == (result, tries)
+        await city.settle()
+
+    run(story)
+
+
+def test_a_target_that_forbids_another_try_leaves_the_call_to_others() -> None:
+    """The word is about that target."""
+
+    async def story(clock: LoopClock) -> None:
+        providers = [Provider(fails(503, 0.01, (b"x-should-retry", b"false"))), Provider(answers())]
+        city = City(providers, clock, fallbacks=1)
+
+        assert (await city.call()).result == 200
+        assert [len(one.asked_at) for one in providers] == [1, 1]
         await city.settle()
 
     run(story)

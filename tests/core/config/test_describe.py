@@ -243,7 +243,7 @@ def test_explain_tells_attempts_and_what_each_class_of_error_leads_to(tmp_path: 
     assert "next_target       quota_exhausted, auth, model_not_found" in lines
     assert next(line for line in lines if line.startswith("retry ")) == (
         "retry             overloaded 3x, server_error 3x, timeout 2x, connection 3x (first at once), "
-        "malformed_response 3x, stream_interrupted 3x, unknown 2x"
+        "conflict 3x, malformed_response 3x, stream_interrupted 3x, unknown 2x"
     )
 
 
