@@ -290,7 +290,9 @@ class Gateway:
                 self._worker.gather if self._worker else None,
                 lambda: is_local and not self._policies.current.keys,
             ),
-            *state_routes(self._policies, self._admission, self._clock, lambda: show_config(self)),
+            *state_routes(
+                self._policies, self._admission, self._clock, lambda: show_config(self), edge.intake.patience
+            ),
             *cache_routes(self._policies, self._cache_desk, self._savings),
             *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock, self._runs),
         ]

@@ -36,6 +36,7 @@ from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, refuse_pages
 from gateway.core.errors import BackupFailed, InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake.intake import read_object
+from gateway.core.intake.patience import ClientPatience
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import ready_at
 from gateway.core.limits.table.limit_table import LimitRow, LimitSet
@@ -76,6 +77,14 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
             if len(line.waiters)
         },
     }
+
+
+def show_clients(patience: ClientPatience, now: float) -> list[dict[str, Any]]:
+    """Shows the clients that were seen to hang up soon, and how long their calls wait for that."""
+    return [
+        {"key": client.key, "user_agent": client.user_agent.decode("latin-1"), "waits_s": round(wait_s, 1)}
+        for client, wait_s in patience.learned(now)
+    ]
 
 
 def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
@@ -239,7 +248,7 @@ def metrics_route(
 
 
 def state_routes(
-    policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any]
+    policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any], patience: ClientPatience
 ) -> list[BaseRoute]:
     """Returns the routes that show the state of a running gateway, and the switches of its targets and accounts."""
 
@@ -249,7 +258,9 @@ def state_routes(
     shown: dict[str, Callable[[], Any]] = {
         "config": show_config,
         "limits": lambda: show_limits(admission, clock.monotonic()),
-        "queue": lambda: show_queue(admission, clock.monotonic()),
+        "queue": lambda: (
+            show_queue(admission, clock.monotonic()) | {"clients": show_clients(patience, clock.monotonic())}
+        ),
         "targets": show_targets,
     }
     return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.health.force)]

@@ -9,11 +9,12 @@ from gateway.core import peek as passthrough
 from gateway.core.errors import NotFound, Unauthorised
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.intake import parse
+from gateway.core.intake.patience import SDK_S
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.peek import Peeked, peek
 from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
-from gateway.core.snapshot.route_plan import targets_hidden_from_callers
+from gateway.core.snapshot.route_plan import RoutePlan, plan_route, targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
 from gateway.core.types import Clocks, Endpoint
 from gateway.dialects.http import door
@@ -70,13 +71,14 @@ def _lines(
         "" if model.name == peeked.model else f", served by the entry {model.name!r}"
     )
     yield f"lane      {_lane(key, model)}"
-    yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    plan = plan_route(policy, key, model, endpoint, is_callers=False)
+    yield f"deadline  {_deadline(plan)}"
     if model.pipeline is not None:
         steps = ", ".join(model.pipeline.steps)
         yield f"pipeline  a run of its steps, each a job: {steps}"
         yield f"          gateway pipelines explain {model.pipeline.name} shows them"
         return
-    if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
+    if not peeked.stream and model.holding.interim is None and plan.deadline_s > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield from _part(part_of(run_words({}, (peeked.parsed or {}).get("metadata")), policy.workflows, key.workflow))
     if (degrade := model.degrade) is not None and endpoint.name in FIELDS_AT:
@@ -101,6 +103,16 @@ def _lines(
         yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _deadline(plan: RoutePlan) -> str:
+    """Tells how long a call waits at most whose caller has set no time."""
+    if not plan.waits_as_client:
+        return f"{plan.deadline_s:g} s to start, from the lane; a caller's own timeout wins"
+    return (
+        f"the caller's own timeout; {SDK_S:g} s to start for an SDK that sends none, {plan.deadline_s:g} s for other clients, "
+        "less for those seen to hang up (GET /admin/queue)"
+    )
 
 
 def _part(part: RunPart | None) -> Iterator[str]:

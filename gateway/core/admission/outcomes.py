@@ -415,13 +415,21 @@ def refusal_after_wait(held: Held, call: Call) -> GatewayError:
     """Returns why a call waits no more that was not let through. Targets that went out of service say so themselves."""
     waited = f"{call.queue_s:.1f} s"
     if held.left is Left.EXPIRED:
-        return QueueDeadlineExceeded(f"The deadline passed after {waited} in the queue; no target was free in time.")
+        message = f"The deadline passed after {waited} in the queue; no target was free in time. Come back later, or "
+        return QueueDeadlineExceeded(f"{message}{_longer_wait(call)}.")
     if held.left is Left.DISPLACED:
         return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
     if held.left is Left.NEVER_FITS:
         message = f"After {waited} in the queue, the limits of all targets are too small for this call."
         return RequestExceedsLimits(message)
     return InternalError()
+
+
+def _longer_wait(call: Call) -> str:
+    """Returns what its client can do that a call waits for longer."""
+    if call.deadline_is_callers:
+        return "set a longer timeout"
+    return "say how long it may wait: by the header 'x-gateway-deadline-ms', or the timeout of an SDK that sends it"
 
 
 def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], now: float) -> GatewayError:
@@ -439,7 +447,7 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     limit = gate.blocking(option.cost, now, option.keep_percent)
     return WaitTooLong(
         f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and this call has {patience_s:g} s; "
-        "come back later, or set a longer timeout.",
+        f"come back later, or {_longer_wait(call)}.",
         retry_after_s=max(turn - min(patience_s / 2, EARLY_S) - now, 0.05),
         limit=f"{gate.name} {limit}",
     )

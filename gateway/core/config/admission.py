@@ -239,6 +239,8 @@ class QueuePolicies:
     """The rules of holding, by set."""
     bounds: QueueBounds
     lane_deadline_s: Mapping[Lane, float]
+    waits_as_clients: bool
+    """False if the file names the deadline of `interactive`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,12 @@ def read_queue(document: Document | None) -> QueuePolicies:
         _check_highest(document, first)
         for name, other in sets.items():
             _check_of_all(document, name, other, bounds, deadlines_s)
-    return QueuePolicies({name: _holding(one) for name, one in sets.items()}, bounds, deadlines_s)
+    return QueuePolicies(
+        {name: _holding(one) for name, one in sets.items()},
+        bounds,
+        deadlines_s,
+        waits_as_clients="interactive" not in _said(first, "deadline"),
+    )
 
 
 def _set(document: Document | None, name: str, entry: QueueSet) -> _Set:

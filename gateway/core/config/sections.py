@@ -454,6 +454,7 @@ def _key(entry: KeyEntry) -> Key:
         tenant=entry.tenant or entry.name,
         digest=entry.key,
         lane=entry.lane,
+        is_lane_chosen="lane" in entry.model_fields_set,
         critical=entry.critical,
         names_tenants=entry.names_tenants,
         accepts_202=entry.accepts_202,

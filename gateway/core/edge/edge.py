@@ -293,6 +293,7 @@ class Edge:
         if served.task is not None:
             served.task.uncancel()
         if served.stopped == "client_gone":
+            self.intake.hung_up(served)
             return
         if served.stopped == "body_timeout":
             late = BodyTimeout("The request body did not arrive in time; send it faster or smaller.")

@@ -9,9 +9,11 @@ their route's plan. Every refusal of a request that is read to its end is raised
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +24,16 @@ from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, ServedRequest
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, InvalidRequest, ShuttingDown
 from gateway.core.intake import parse
+from gateway.core.intake.patience import (
+    FEWEST_MOMENTS,
+    FORGET_S,
+    UNKNOWN_S,
+    ClientName,
+    ClientPatience,
+    are_alike,
+    client_of,
+    patience_s,
+)
 from gateway.core.openai import headers as allow_lists
 from gateway.core.openai.bodies import parts_in_steps
 from gateway.core.openai.sse import json_object
@@ -134,6 +146,9 @@ def _refuse(key: Key, name: str) -> None:
     )
 
 
+_USER_AGENT = b"user-agent"
+_OPTIONS_AND_CLIENT = parse.OPTIONS | {_USER_AGENT}
+log = logging.getLogger("gateway.intake")
 AT_ONCE = frozenset((COUNT_TOKENS, COUNT_GENERATED, "generate"))
 """Endpoints whose calls are no jobs: what is answered at once, and what says a part of itself in its path."""
 
@@ -146,12 +161,15 @@ class Intake:
         "_clock",
         "_forwarded",
         "_inflight",
+        "_learned_until",
+        "_options",
         "_overload",
         "_parts",
         "_passed_through",
         "_plans",
         "_policies",
         "large_bodies",
+        "patience",
     )
 
     def __init__(self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding) -> None:
@@ -162,6 +180,10 @@ class Intake:
         self._plans = RoutePlans(policies.current)
         self._parts = RunParts(policies.current.workflows)
         self.large_bodies = LargeBodies()
+        self.patience = ClientPatience()
+        self._learned_until = 0.0
+        """When the last client is forgotten that was seen to hang up soon; 0.0: there is none."""
+        self._options = parse.OPTIONS
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
@@ -207,7 +229,7 @@ class Intake:
         policy = served.policy = self._policies.current
         cycle = served.cycle
         index = cycle.index
-        served.has_options = has_options = not parse.OPTIONS.isdisjoint(index)
+        served.has_options = has_options = not self._options.isdisjoint(index)
         if len(index) != len(cycle.headers):
             parse.refuse_doubles(cycle.headers)
         if has_options:
@@ -242,7 +264,9 @@ class Intake:
         tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
         if served.has_options:
             tenant = parse.choose_tenant(key, index)
-            deadline, is_callers = parse.deadline(policy, served.lane, index, now)
+            deadline, is_callers = parse.deadline(policy, plan, served.lane, index, now)
+            if not is_callers and self._learned_until:
+                deadline = min(deadline, now + self._patience_s(plan, key, index, now))
         if endpoint.request == "any":
             forwarded = self._passed_through.keep(headers)
         else:
@@ -300,6 +324,45 @@ class Intake:
         elif peeked.metadata is not None or key.workflow:
             self._find_part(call, index, peeked.metadata)
         return call
+
+    def hung_up(self, served: ServedRequest) -> None:
+        """Learns how long a client waits that has left before its answer began, if nothing else tells."""
+        call, index = served.call, served.cycle.index
+        if call is None or call.left or served.started or call.deadline_is_callers:
+            return
+        if not parse.is_unknown_client(served.plan, index):
+            return
+        now, client = self._clock.monotonic(), client_of(call.key.name, index.get(_USER_AGENT, b""))
+        seen = self.patience.hung_up(client, now - call.received_at, now)
+        if seen is None or seen.at < now or patience_s(seen, now) >= UNKNOWN_S:
+            return
+        if self._has_patient_call(client, seen.wait_s, now):
+            self.patience.forget(client)
+            return
+        if seen.moments == FEWEST_MOMENTS:
+            log.info("calls of %s with user agent %r wait %.1f s: it hangs up then", *client, seen.wait_s)
+        self._learned_until = now + FORGET_S
+        self._options = _OPTIONS_AND_CLIENT
+
+    def _has_patient_call(self, client: ClientName, wait_s: float, now: float) -> bool:
+        """Returns whether a call of the client has waited for longer, and does so still."""
+        return any(
+            isinstance(one, ServedRequest)
+            and (call := one.call) is not None
+            and call.key.name == client.key
+            and now - call.received_at > wait_s
+            and not are_alike(now - call.received_at, wait_s)
+            and client_of(call.key.name, one.cycle.index.get(_USER_AGENT, b"")) == client
+            for one in self._inflight.serving
+        )
+
+    def _patience_s(self, plan: RoutePlan, key: Key, index: dict[bytes, bytes], now: float) -> float:
+        """Returns for how many seconds a call waits whose client may have been seen to hang up; inf: it is not known."""
+        if now >= self._learned_until:
+            self._learned_until, self._options = 0.0, parse.OPTIONS
+        if not parse.is_unknown_client(plan, index):
+            return inf
+        return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
 
     def _find_part(self, call: Call, index: Mapping[bytes, bytes], metadata: object) -> None:
         """Notes of which run the call is a part, and which step of it, where it says so. Raises GatewayError."""

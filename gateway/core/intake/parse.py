@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from gateway.core.edge.served import refuse_pages
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
-from gateway.core.snapshot.route_plan import for_key
+from gateway.core.intake.patience import SDK_S
+from gateway.core.snapshot.route_plan import RoutePlan, for_key
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
 from gateway.features.runs import step
@@ -33,9 +34,16 @@ _ONE_ONLY = frozenset(
 ).union(step.HEADERS)
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage x-gateway-strict".split()
+    b"x-stainless-timeout x-server-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage "
+    b"x-gateway-strict".split()
 ).union(step.HEADERS)
 """What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
+
+
+_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout", b"x-server-timeout")
+"""Those of OpenAI's and Anthropic's SDKs, and google-genai's, which rounds it up to whole seconds."""
+_SDKS = frozenset((b"x-stainless-retry-count", *_TIMEOUTS))
+"""The headers of SDKs that send the timeout of their caller, if there is one."""
 
 
 class UnsupportedEncoding(CallerFault):
@@ -136,8 +144,10 @@ def as_json(forwarded: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [*(header for header in forwarded if header[0] != b"content-type"), _JSON_TYPE]
 
 
-def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now: float) -> tuple[float, bool]:
-    """Until when an answer has to begin (monotonic seconds), and whether the caller said so or the lane."""
+def deadline(
+    policy: PolicySnapshot, plan: RoutePlan, lane: Lane, index: dict[bytes, bytes], now: float
+) -> tuple[float, bool]:
+    """Returns until when the call waits (monotonic seconds), and whether the caller has set that time."""
     own = index.get(b"x-gateway-deadline-ms")
     if own is not None:
         milliseconds = int(own) if own.isdigit() and len(own) < 12 else 0
@@ -146,11 +156,18 @@ def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now:
                 "The header 'x-gateway-deadline-ms' must be a whole number of milliseconds, 1 or more."
             )
         return now + milliseconds / 1000, True
-    for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
+    for name in _TIMEOUTS:
         seconds = _seconds(index[name]) if name in index else None
         if seconds is not None:  # our answer has to be there before the SDK stops listening, and comes again by itself
             return now + seconds - min(SDK_MARGIN_S, seconds / 4), True
-    return now + policy.lane_deadline_s[lane], False
+    if b"x-gateway-lane" in index:
+        return now + policy.lane_deadline_s[lane], False
+    return now + (SDK_S if plan.waits_as_client and not _SDKS.isdisjoint(index) else plan.deadline_s), False
+
+
+def is_unknown_client(plan: RoutePlan, index: dict[bytes, bytes]) -> bool:
+    """Returns whether only what its client has done before tells how long the call waits, unless it says so itself."""
+    return plan.waits_as_client and b"x-gateway-lane" not in index and _SDKS.isdisjoint(index)
 
 
 def sdk_retry(index: dict[bytes, bytes]) -> int:

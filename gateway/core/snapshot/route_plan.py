@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gateway.core.intake.patience import UNKNOWN_S
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Request, Target
 from gateway.core.types import Endpoint, Lane
 from gateway.features.output.rules import CHECKED, OutputRule
@@ -33,7 +34,9 @@ class RoutePlan:
     tenant: str
     """The key's own tenant."""
     deadline_s: float
-    """The seconds of the lane's deadline, which holds where the caller sets none."""
+    """The seconds that a call waits for which the caller has set no time and chosen no lane."""
+    waits_as_client: bool
+    """True if nobody has chosen a lane: then calls wait for as long as their client is known to."""
     passes_account: bool
     """True if the caller's headers that name its account go along: its own credential pays at each of the targets."""
     is_restricted: bool
@@ -59,12 +62,14 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         # beside a provider's own key these headers would name another's account
         passes_account = all(policy.providers[target.provider].is_callers for target in going_to)
     keeping = keeping_of(policy, key, model, endpoint)
+    waits_as_client = policy.waits_as_clients and key.lane == "interactive" and not key.is_lane_chosen
     return RoutePlan(
         endpoint=endpoint,
         model=model,
         lane=key.lane,
         tenant=key.tenant,
-        deadline_s=policy.lane_deadline_s[key.lane],
+        deadline_s=UNKNOWN_S if waits_as_client else policy.lane_deadline_s[key.lane],
+        waits_as_client=waits_as_client,
         passes_account=passes_account,
         is_restricted=key.allows is not None,
         takes_comments=(endpoint.usage_option or endpoint.sse != "chat") and endpoint.sse != "generate",

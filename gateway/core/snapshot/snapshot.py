@@ -295,6 +295,8 @@ class Key:
     tenant: str
     digest: bytes = field(repr=False)
     lane: Lane = "interactive"
+    is_lane_chosen: bool = False
+    """True if the config names the lane, even if it is the usual one."""
     critical: bool = False
     """Its calls may ask for the lane `critical`."""
     names_tenants: bool = False
@@ -340,7 +342,9 @@ class PolicySnapshot:
     """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
     anonymous: Key
     lane_deadline_s: Mapping[Lane, float]
-    """For every lane."""
+    """For every lane. Calls for which nobody has chosen a lane wait for as long as their clients do, if `waits_as_clients`."""
+    waits_as_clients: bool = True
+    """False if queue.yaml names the deadline of `interactive`, which then holds for all calls of that lane."""
     queue: QueueBounds = field(default_factory=QueueBounds)
     state: str = "memory"
     """Where what outlives a call is kept: `memory`, `sqlite:///path`, or `redis`; fixed at start."""

@@ -108,7 +108,7 @@ class MergedLists:
         if plan.passes_account:
             headers += self._account.keep(scope["headers"])
         lane, now = parse.choose_lane(key, index), self._clock.monotonic()
-        deadline, _ = parse.deadline(policy, lane, index, now)
+        deadline, _ = parse.deadline(policy, plan, lane, index, now)
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         asked.pop("after", None)
         task = asyncio.current_task()

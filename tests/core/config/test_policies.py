@@ -83,7 +83,8 @@ def test_shipped_files_are_complete() -> None:
     assert set(queue) == set(QueueSet.model_fields)
     assert set(queue["lanes"]) == set(LANES) - {"critical"}
     assert set(queue["lanes"]["batch"]) == set(queue["lanes"]["background"]) == set(LaneEntry.model_fields)
-    assert set(queue["lanes"]["interactive"]) == set(LaneEntry.model_fields) - {"age_after"}
+    assert set(queue["lanes"]["interactive"]) == set(LaneEntry.model_fields) - {"age_after", "deadline"}
+    assert "# deadline: 30s" in text["queue.yaml"]
     assert set(queue["shed"]) == set(ShedEntry.model_fields) - {"memory"}
     assert "`critical`" in text["queue.yaml"]
     assert "# memory:" in text["queue.yaml"]

@@ -129,6 +129,7 @@ def load_snapshot(
         keys=keys,
         anonymous=signing(ANONYMOUS, leaving),
         lane_deadline_s=policies.queue.lane_deadline_s,
+        waits_as_clients=policies.queue.waits_as_clients,
         queue=policies.queue.bounds,
         state=state,
         shared=shared,
