@@ -204,6 +204,8 @@ class Hedges:
         health = gate.health
         if not health.is_clear or not line.waiters.is_free_for(rank):
             return None
+        if self._clock.monotonic() > self._admission.planner.latest_start(call, gate):
+            return None
         grant = enter(
             gate,
             call.estimate,

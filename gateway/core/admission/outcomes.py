@@ -445,8 +445,12 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     turn = min(max(soonest, option.line.promised_until), soonest + MOST_PROMISED_S)
     option.line.promised_until = turn + gate.limits.drain_s(option.cost)
     limit = gate.blocking(option.cost, now, option.keep_percent)
+    left = f"this call has {patience_s:g} s"
+    answer_s = call.deadline - option.latest
+    if answer_s > 0:
+        left = f"an answer takes about {answer_s:.1f} s, but {left}, of which {call.deadline - now:.1f} s are left"
     return WaitTooLong(
-        f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and this call has {patience_s:g} s; "
+        f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and {left}; "
         f"come back later, or {_longer_wait(call)}.",
         retry_after_s=max(turn - min(patience_s / 2, EARLY_S) - now, 0.05),
         limit=f"{gate.name} {limit}",

@@ -455,7 +455,8 @@ async def test_a_callers_deadline_leaves_time_for_the_answer() -> None:
     bench = Bench([ScriptedUpstream(*[whole()] * 9)], limits=[ONE_A_SECOND], counting=PACED)
     gate = bench.admission.gates.lines["p0/m"].gate
     await bench.serve()
-    gate.answer_s = 0.5
+    for _ in range(40):
+        gate.health.whole_answer.observe(0.5, bench.clock.now)
 
     await refused(WaitTooLong, bench.serve(deadline=bench.clock.now + 1.4, deadline_is_callers=True))
     task = await start(bench, deadline=bench.clock.now + 1.4)

@@ -130,8 +130,10 @@ class Admission:
         own = model.targets
         for target in targets:
             line = self.gates.line(target, call)
-            if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (not call.attempts or target in own):
-                gate = line.gate
+            gate = line.gate
+            if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (
+                not call.attempts or (target in own and now <= self.planner.latest_start(call, gate))
+            ):
                 if gate.has_token_limit and call.estimate < 0:
                     estimate_of(call)
                 grant = enter(

@@ -14,7 +14,9 @@ from gateway.core.admission.gates import Gates
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
+from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
 from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     CONTEXT_WINDOW,
@@ -95,7 +97,9 @@ class Planner:
         )
         if any(one.name not in out for one in (*usable.own, *usable.others)):
             return usable
-        waited_for = Plan(*([one for one in targets if not self._is_paused(call, one, is_refused)] for targets in plan))
+        waited_for = Plan(
+            *([one for one in targets if not self._is_too_late(call, one, is_refused)] for targets in plan)
+        )
         closed = [one for one in (*waited_for.own, *waited_for.others) if one.name not in out]
         return waited_for if self._patience_s(call, closed) > 0 else usable
 
@@ -181,6 +185,17 @@ class Planner:
             gate.health.probe_for_waiting(now, now * 1e4 % 1.0)
         return patience_s if any(gate.health.probe_at(now) < now + patience_s for gate in gates) else 0.0
 
+    def latest_start(self, call: Call, gate: Gate) -> float:
+        """Returns the last moment at which the call may go there, so that its answer is likely to begin by its deadline.
+
+        inf: its caller has set none, nothing is known of the target, or another attempt of the call hangs.
+        """
+        if not call.deadline_is_callers or call.other_attempt is not None:
+            return inf
+        times = gate.health.heard.times(stream=call.stream, thinks=call.thinks)
+        median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
+        return call.deadline - needed_s(median_s, call.deadline - call.received_at)
+
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
         if (
@@ -189,13 +204,15 @@ class Planner:
             and call.other_attempt.call is call
         ):
             return False  # it hangs elsewhere already, and there it goes on
-        return not self._is_paused(call, target, is_refused) and self._admits(call, target, now)
+        return not self._is_too_late(call, target, is_refused) and self._admits(call, target, now)
 
-    def _is_paused(self, call: Call, target: Target, is_refused: bool) -> bool:
-        """Returns whether the target's pause ends too late for the call, or nobody knows when a spent quota comes back."""
+    def _is_too_late(self, call: Call, target: Target, is_refused: bool) -> bool:
+        """Returns whether an answer from there would come too late for the call; nobody knows when a spent quota comes back."""
+        if is_refused:
+            return False
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
-        ends_at = gate.pauses.ends_at
-        return not is_refused and ends_at > (now if gate.pauses.quota_until > now else call.deadline)
+        ends_at, latest = gate.pauses.ends_at, self.latest_start(call, gate)
+        return now > latest or ends_at > (now if gate.pauses.quota_until > now else min(latest, call.deadline))
 
     def _admits(self, call: Call, target: Target, now: float) -> bool:
         """Announces the call to the target's breakers, and tells whether none of them keeps it away.

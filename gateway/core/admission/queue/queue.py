@@ -49,10 +49,17 @@ class Left(Enum):
 class Option:
     """A target that the call may use: its line, what it would be charged there, and what it must leave over."""
 
-    __slots__ = ("cost", "estimate", "index", "keep_percent", "line", "max_tokens")
+    __slots__ = ("cost", "estimate", "index", "keep_percent", "latest", "line", "max_tokens")
 
     def __init__(
-        self, index: int, line: WaitingLine, cost: Cost, keep_percent: float, estimate: int, max_tokens: int | None
+        self,
+        index: int,
+        line: WaitingLine,
+        cost: Cost,
+        keep_percent: float,
+        estimate: int,
+        max_tokens: int | None,
+        latest: float = inf,
     ) -> None:
         self.index = index
         self.line = line
@@ -60,6 +67,8 @@ class Option:
         self.keep_percent = keep_percent
         self.estimate = estimate
         self.max_tokens = max_tokens
+        self.latest = latest
+        """The last moment at which the call may go there: after it, its answer would come too late."""
 
     def reserve(self, now: float, rank: int = 1) -> Reservation | None:
         """Takes what the call costs here, if it may go now."""
@@ -411,10 +420,14 @@ class DelayQueue:
         line.waits_for = None
         while (turn := waiters.peek(now, counts_tokens=gate.has_token_limit)) is not None:
             ticket = turn.ticket
+            if now > ticket.option.latest:
+                self._drop(ticket, Left.EXPIRED)
+                continue
             is_probe = gate.health.breaker.state == "half_open"
             if is_probe:  # who can best afford to fail tries it out, out of turn
                 youngest = waiters.youngest(-1)
-                ticket = ticket if youngest is None or youngest.held.has_tried else youngest
+                if youngest is not None and not youngest.held.has_tried and now <= youngest.option.latest:
+                    ticket = youngest
             try:
                 rank = ticket.place.rank
                 wait_s = admit(gate, ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank)
@@ -439,7 +452,7 @@ class DelayQueue:
                     if line.wakes_at != due:  # else it is in the heap already
                         self._wakeups.put(line.wakes_at, line)
                 return
-            self._never(ticket)
+            self._drop(ticket, Left.NEVER_FITS)
 
     def _grant(self, ticket: QueueTicket, grant: Reservation) -> None:
         held = ticket.held
@@ -447,11 +460,11 @@ class DelayQueue:
         held.option = ticket.option
         self._end(held, Left.GRANTED)
 
-    def _never(self, ticket: QueueTicket) -> None:
-        """It will never go by this line; perhaps by another."""
+    def _drop(self, ticket: QueueTicket, left: Left) -> None:
+        """It will never go by this line; perhaps by another. If there is none, `left` says why it waits no more."""
         held = ticket.held
         if len(held.tickets) == 1 and not held.fallback_options[1]:
-            self._end(held, Left.NEVER_FITS)
+            self._end(held, left)
             return
         ticket.option.line.waiters.pop(ticket)
         held.tickets.remove(ticket)

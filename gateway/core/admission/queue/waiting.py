@@ -69,15 +69,13 @@ class Waiting:
             targets, patience_s = self._planner.usable(call, everything, now)
             options = self._options(call, targets, keep_percent)
             own = sum([target in call.model.targets for target in targets])
-            is_back = bool(call.attempts)
-            ready_at = [option.line.ready_at(option, rank, call.tenant, now, is_back=is_back) for option in options]
-            latest = min(call.deadline, now + patience_s)
-            if call.deadline_is_callers:  # an answer has to begin by then
-                latest -= min([option.line.gate.answer_s for option in options])
+            ready_at = [_ready_at(call, option, now) for option in options]
+            in_time = [at if at <= option.latest else inf for at, option in zip(ready_at, options, strict=True)]
+            gives_up_at = min(call.deadline, now + patience_s)
             prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
             if not any(option.line.gate.health.is_clear for option in options[:own]):
                 prefer_until = now  # a target that is only just being tried again is nothing to wait for
-            decision = decide(ready_at, own, now, latest, prefer_until)
+            decision = decide(in_time, own, now, gives_up_at, prefer_until)
             if decision.verdict is Verdict.REFUSE:
                 raise too_late(call, options, ready_at, now)
             if decision.verdict is Verdict.SERVE:
@@ -88,14 +86,16 @@ class Waiting:
             # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
             is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
             near = options[:own] if is_narrow else options
-            likely = min(near, key=lambda option: ready_at[option.index])
-            until = min(call.deadline, now + patience_s)
+            likely = min(near, key=lambda option: in_time[option.index])
+            until = min(gives_up_at, max([option.latest for option in options]))
             held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
             if held.grant is not None and held.option is not None:
                 return self._let_go(call, held.grant, targets[held.option.index])
             now = self._clock.monotonic()
             if held.left is Left.SHUT:
                 continue  # its targets went out of service; they may be back by now, else this says what keeps them
+            if held.left is Left.EXPIRED and until < gives_up_at:
+                raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
             if held.left is Left.EXPIRED and until < call.deadline:
                 self._planner.usable(call, targets, now)  # which may say why
             raise refusal_after_wait(held, call)
@@ -108,7 +108,8 @@ class Waiting:
         for index, target in enumerate(targets):
             line = self._gates.line(target, call)
             cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
-            options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens))
+            latest = self._planner.latest_start(call, line.gate)
+            options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest))
         return options
 
     def _let_go(self, call: Call, grant: Reservation, target: Target) -> Target:
@@ -164,3 +165,7 @@ class Waiting:
             call.queue_s += waited_s
             self._meter.waited(call.lane, waited_s)
         return held
+
+
+def _ready_at(call: Call, option: Option, now: float) -> float:
+    return option.line.ready_at(option, RANKS[call.lane], call.tenant, now, is_back=bool(call.attempts))
