@@ -26,7 +26,7 @@ HEAD = (
 def row(outcome: Outcome) -> str:
     """Returns a line of the table."""
     seen = ", ".join(f"{count} x {status}" for status, count in sorted(outcome.refusals.items())) or "none"
-    ideal = f"{outcome.ideal_s:.1f} s" if outcome.ideal_s else ""
+    ideal = f"{outcome.ideal_s:.1f} s" if outcome.ideal_s is not None else ""
     cpu = f"{outcome.gateway_cpu_s:.2f} s" if outcome.gateway_cpu_s else ""
     cells = (
         outcome.tool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +115,11 @@ def test_a_program_prints_its_result_last_and_the_gateway_logs_what_it_gave() ->
 
 def test_a_shorter_minute_is_a_higher_limit_and_a_fallback_is_a_model_of_its_own() -> None:
     """Both as an operator would write them down."""
-    models = config_of([1, 2], minute_s=20)["models"]
+    models = config_of([1, 2], 20, Path())["models"]
 
     assert models["gpt-4o-mini"]["targets"] == [{"provider": "p0", "model": "gpt-4o-mini", "rpm": 360, "tpm": 60_000}]
     assert models["gpt-4o-mini"]["fallbacks"] == ["spare/gpt-4o-mini"]
-    assert "fallbacks" not in config_of([1], minute_s=20)["models"]["gpt-4o-mini"]
+    assert "fallbacks" not in config_of([1], 20, Path())["models"]["gpt-4o-mini"]
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:

@@ -18,7 +18,7 @@ _INSTALL_TIMEOUT_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program of somebody else; `run.py` in its folder uses it as its users do."""
+    """A program of somebody else; the program in its folder uses it as its users do."""
 
     name: str
     items: int = 300
@@ -54,6 +54,10 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             Tool("litellm"),
             Tool("instructor"),
             Tool("langchain"),
+            Tool("inspect_ai"),
+            Tool("lm_eval", 200),
+            Tool("promptfoo", 200),
+            Tool("deepeval", 200),
         )
     }
 )

@@ -136,6 +136,7 @@ def environ_of(tool: Tool, home: Path, base_url: str, items: int) -> dict[str, s
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_BASE": base_url,
         "OPENAI_API_KEY": "unused",
         "ITEMS": str(items),
         "HTTPS_PROXY": "http://127.0.0.1:9",  # nothing leaves this machine: no port of loopback is less likely to be open
@@ -162,7 +163,7 @@ def _providers(tool: Tool, minute_s: float, seed: int, folder: Path) -> Iterator
 def _gateway(ports: Sequence[int], minute_s: float, folder: Path) -> Iterator[tuple[str, int]]:
     """Runs a new gateway with new state before these providers; yields its base URL and its process id."""
     config = folder / "gateway.yaml"
-    config.write_text(json.dumps(config_of(ports, minute_s)))  # JSON is YAML
+    config.write_text(json.dumps(config_of(ports, minute_s, folder)))  # JSON is YAML
     config.chmod(0o600)
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(config.resolve()), "--port", "0"]
     with _started(command, folder / "gateway", dict(os.environ), ROOT) as process:
@@ -174,8 +175,8 @@ def _gateway(ports: Sequence[int], minute_s: float, folder: Path) -> Iterator[tu
     (folder / "gateway.out").rename(folder / "gateway.log")
 
 
-def config_of(ports: Sequence[int], minute_s: float) -> dict[str, Any]:
-    """Returns a gateway's config: the first provider's limits written down, the second one a fallback."""
+def config_of(ports: Sequence[int], minute_s: float, folder: Path) -> dict[str, Any]:
+    """Returns a gateway's config: the first provider's limits written down, the second one a fallback, state in the folder."""
     script = Script.first(minute_s)
     limits = {"rpm": round(script.requests * 60 / minute_s), "tpm": round(script.tokens * 60 / minute_s)}
     models: dict[str, Any] = {model: {"targets": [{"provider": "p0", "model": model, **limits}]} for model in MODELS}
@@ -187,7 +188,7 @@ def config_of(ports: Sequence[int], minute_s: float) -> dict[str, Any]:
         f"p{index}": {"dialect": "openai", "kind": "openai", "base_url": f"http://127.0.0.1:{port}/v1", "api_key": "x"}
         for index, port in enumerate(ports)
     }
-    return {"providers": providers, "models": models}
+    return {"jobs": {"store": f"sqlite:///{folder.resolve()}/jobs.db"}, "providers": providers, "models": models}
 
 
 @contextmanager
