@@ -54,10 +54,15 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             Tool("litellm"),
             Tool("instructor"),
             Tool("langchain"),
+            Tool("dspy"),
             Tool("inspect_ai"),
             Tool("lm_eval", 200),
             Tool("promptfoo", 200),
             Tool("deepeval", 200),
+            Tool("distilabel"),
+            Tool("curator"),
+            Tool("llama_index", 250),
+            Tool("lightrag", 30),
         )
     }
 )
