@@ -63,6 +63,9 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             Tool("curator"),
             Tool("llama_index", 250),
             Tool("lightrag", 30),
+            Tool("crewai", 200),
+            Tool("langgraph", killed_after=0.5),
+            Tool("prefect", killed_after=0.5),
         )
     }
 )
