@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +45,16 @@ def row(outcome: Outcome) -> str:
         cpu,
     )
     return f"| {' | '.join(cells)} |"
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """Returns who lost items through the gateway, in one sentence."""
+    losers = [
+        f"{outcome.items - outcome.done} by {outcome.tool} {outcome.way}"
+        for outcome in outcomes
+        if outcome.way != "straight" and outcome.done < outcome.items
+    ]
+    return f"Lost through the gateway: {', '.join(losers)}." if losers else "Nothing is lost through the gateway."
 
 
 def main() -> int:
@@ -85,10 +96,15 @@ def main() -> int:
             for tool in runnable
             for way in ways
         ]
-        for finished in as_completed(runs):
-            outcomes.append(finished.result())
-            sys.stdout.write(f"{row(outcomes[-1])}\n")
-            sys.stdout.flush()
+        try:
+            for finished in as_completed(runs):
+                outcomes.append(finished.result())
+                sys.stdout.write(f"{row(outcomes[-1])}\n")
+                sys.stdout.flush()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # those that have begun end their processes themselves
+            raise
+    sys.stdout.write(f"\n{verdict(outcomes)}\n")
     settings = {"minute_s": options.minute, "jobs": options.jobs, "seed": options.seed, "at": int(time.time())}
     results = {**settings, "runs": [asdict(outcome) for outcome in outcomes]}
     (options.output / "bulk.json").write_text(json.dumps(results, indent=1))

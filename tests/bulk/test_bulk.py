@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bulk.__main__ import row
+from tests.bulk.__main__ import row, verdict
 from tests.bulk.provider import Clock, Provider, Script, SlidingMinute, digest_of, paid_twice, tokens_of
 from tests.bulk.tool import FOLDERS, TOOLS, Tool
 from tests.bulk.trial import Outcome, config_of, refusals_of, result_of
@@ -109,8 +109,13 @@ def test_a_program_prints_its_result_last_and_the_gateway_logs_what_it_gave() ->
     """Other lines of either are passed over."""
     assert result_of('noise\n{"done": 2, "failed": 1}\nbye\n') == {"done": 2, "failed": 1}
     assert result_of("noise\n") is None
-    log = ['{"event":"call","status":200}', '{"event":"call","status":503}', '{"event":"start"}', "plain"]
-    assert refusals_of(log) == {"503": 1}
+    log = [
+        '{"event":"call","status":200,"outcome":"ok"}',
+        '{"event":"call","status":503,"outcome":"full"}',
+        '{"event":"up"}',
+        "-",
+    ]
+    assert refusals_of(log) == {"503 full": 1}
 
 
 def test_a_shorter_minute_is_a_higher_limit_and_a_fallback_is_a_model_of_its_own() -> None:
@@ -120,6 +125,18 @@ def test_a_shorter_minute_is_a_higher_limit_and_a_fallback_is_a_model_of_its_own
     assert models["gpt-4o-mini"]["targets"] == [{"provider": "p0", "model": "gpt-4o-mini", "rpm": 360, "tpm": 60_000}]
     assert models["gpt-4o-mini"]["fallbacks"] == ["spare/gpt-4o-mini"]
     assert "fallbacks" not in config_of([1], 20, Path())["models"]["gpt-4o-mini"]
+
+
+def test_the_verdict_names_what_lost_items_through_the_gateway() -> None:
+    """A loss straight at the provider is what it is there for."""
+    outcomes = [
+        Outcome("openai", "straight", 3),
+        Outcome("openai", "alone", 3, done=3),
+        Outcome("dspy", "alone", 3, done=1),
+    ]
+
+    assert verdict(outcomes) == "Lost through the gateway: 2 by dspy alone."
+    assert verdict(outcomes[:2]) == "Nothing is lost through the gateway."
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:

@@ -87,10 +87,10 @@ def _count(outcome: Outcome, tallies: Sequence[Mapping[str, Any]], script: Scrip
 
 
 def refusals_of(log: Iterable[str]) -> dict[str, int]:
-    """Returns how often each status but 2xx was given, by the lines of a gateway's call log."""
-    calls = (json.loads(line) for line in log if line.startswith("{"))
-    statuses = Counter(str(call["status"]) for call in calls if call.get("event") == "call")
-    return {status: count for status, count in statuses.items() if not status.startswith("2")}
+    """Returns how often each status but 2xx was given, and why, by the lines of a gateway's call log."""
+    calls = [json.loads(line) for line in log if line.startswith("{")]
+    refused = (call for call in calls if call.get("event") == "call" and not 200 <= call["status"] < 300)
+    return dict(Counter(f"{call['status']} {call['outcome']}" for call in refused))
 
 
 def _use(tool: Tool, outcome: Outcome, base_url: str, ports: Sequence[int], minute_s: float, folder: Path) -> None:

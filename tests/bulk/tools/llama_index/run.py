@@ -1,4 +1,4 @@
-"""LlamaIndex: embeddings of 20 texts an item, in batches of 20, 50 at once."""
+"""LlamaIndex: embeddings of 20 texts an item, in batches of 20, 10 at once."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ BATCH = 20
 
 
 async def main() -> None:
-    model = OpenAIEmbedding(model="text-embedding-3-small", embed_batch_size=BATCH, num_workers=50)
+    model = OpenAIEmbedding(model="text-embedding-3-small", embed_batch_size=BATCH, num_workers=10)
     texts = [f"The sentence number {index} is about a cat." for index in range(ITEMS * BATCH)]
     vectors = await model.aget_text_embedding_batch(texts)
     done = sum(bool(vector) for vector in vectors) // BATCH
