@@ -42,7 +42,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
     """Yields the state of each breaker under its name in the config: a label for a metric, which may come twice."""
     gates = admission.gates
     for name, line in gates.lines.items():
-        if not gates.names.is_callers(name):  # these share their target's
+        if not gates.names.is_callers(name):  # these are no target's
             yield gates.names.label(name), line.gate.health.breaker.state
     for account, _ in _paid(admission):
         yield account.name, account.breaker.state
@@ -147,9 +147,11 @@ def _times(latency: Latency, now: float) -> dict[str, Any]:
 
 
 def _payer(admission: Admission, line: WaitingLine) -> dict[str, str]:
-    account = line.gate.health.account
+    health = line.gate.health
+    account = health.account
     is_ours = admission.gates.accounts.get(account.name) is account
-    return {"name": account.name if is_ours else "caller's own", "state": account.breaker.state}
+    breaker = health.breaker if health.is_callers else account.breaker
+    return {"name": account.name if is_ours else "caller's own", "state": breaker.state}
 
 
 def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:

@@ -634,12 +634,12 @@ class Suspects:
         if health.heard.suspicion is None and health.heard.last_failure != ErrorClass.TIMEOUT:
             return False
         return one.silent_s >= probe_s(
-            one.usual, health.breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
+            one.usual, health.target_breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
         )
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
-        heard, breaker = gate.health.heard, gate.health.breaker
+        heard, breaker = gate.health.heard, gate.health.target_breaker
         suspect = self._suspects.get(heard)
         if suspect is None:
             heard.suspicion = Suspicion(why, now)
@@ -710,8 +710,9 @@ def _stalls(one: Hanging, trial_after_s: float) -> bool:
 
 def _is_probe(one: Hanging, gate: Gate) -> bool:
     """Returns whether the call is one of the probes that try the target again."""
-    breaker = gate.health.breaker
-    return breaker.state == "half_open" and one.call.attempts[-1].started_at >= breaker.probe_at
+    breakers = (gate.health.breaker, gate.health.target_breaker)
+    started_at = one.call.attempts[-1].started_at
+    return any(breaker.state == "half_open" and started_at >= breaker.probe_at for breaker in breakers)
 
 
 _NO_CLOCKS = Clocks(inf, inf, inf, inf, inf, first_event_s=inf, suspect_in_flight=0)

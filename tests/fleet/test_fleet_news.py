@@ -382,6 +382,8 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
         assert bus.told == []
 
         gate.health.breaker.trip("no more", clock.now, 0.0)
+        assert bus.told == []
+        gate.health.target_breaker.trip("no more", clock.now, 0.0)
         assert [(told.item.kind, told.item.name) for told in bus.told] == [("breaker", "p0/foo")]
         bus.told.clear()
 

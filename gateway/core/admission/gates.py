@@ -1,10 +1,11 @@
 """The gates and lines of all targets, under the targets' stable names: a reload changes their numbers, not their state.
 
 A wildcard target (`openai/*`) has a gate for each model name that is asked for. A target whose callers bring their own
-credentials has one for each of these, beside its own: the provider counts and refuses by account, so a caller's limits, pauses
-and spent quotas are nobody else's. How well the target is (breaker, times) all of them find out together. Of gates of names and
-callers that nobody uses any more the longest unused go, and what is to be known of them is remembered, packed, for longer than
-they are. Invariants: strangers never share a gate, however many they are; no name tells a credential; idle gates are bounded.
+credentials has one for each of these, beside its own: the provider counts and refuses by account, so a caller's limits, pauses,
+spent quotas and breaker are nobody else's. How quick the target is all of them find out together, and its own breaker opens
+where several of them fail. Of gates of names and callers that nobody uses any more the longest unused go, and what is to be
+known of them is remembered, packed, for longer than they are. Invariants: strangers never share a gate, however many they are;
+no name tells a credential; idle gates are bounded.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ class Gates:
     def of_payer(self, gate: Gate) -> list[WaitingLine]:
         """Returns the lines of the caller whose own account pays at this gate, at the same provider; of strangers none."""
         lines = [self.lines[name] for name in self.names.of_same_payer(gate.name)]
-        return [line for line in lines if line.gate.health.account is gate.health.account]
+        return [line for line in lines if line.gate.health.account.name == gate.health.account.name]
 
     def trust(self, lines: Iterable[WaitingLine]) -> None:
         """Voids, by hand, what is remembered of idle gates of these targets."""
@@ -306,8 +307,8 @@ class Gates:
         now = self._clock.monotonic()
         line.gate.configure(target.limits, target.counting, now)
         line.gate.health.breaker.configure(target.breaker, now)
-        line.gate.health.account.breaker.configure(account_rules(target.breaker), now)
-        if not self.names.is_callers(line.gate.name):
+        if not line.gate.health.is_callers:
+            line.gate.health.account.breaker.configure(account_rules(target.breaker), now)
             self._tell_thinks(line, target)
 
     def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
@@ -369,8 +370,7 @@ class Gates:
         self.names.drop(name)
         self._queue.drop_line(name)
         gate.limits.table.retire()
-        if not is_callers:
-            breaker.retire()
+        breaker.retire()
         return True
 
 

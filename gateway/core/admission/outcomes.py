@@ -28,7 +28,8 @@ from gateway.core.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.core.health.target_health.target_health import CLIENT_GONE, Account
+from gateway.core.health.detector import is_shared
+from gateway.core.health.target_health.target_health import CLIENT_GONE, UNHEALTHY, Account
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits.gate import Gate
@@ -100,6 +101,17 @@ class HealthPropagation:
         elif not breaker.is_by_hand:
             breaker.trust("no other target is in service", now)
 
+    def callers_failed(self, gate: Gate, why: str, now: float) -> None:
+        """A caller with a credential of his own has failed: where several have, one after the other, it is the target."""
+        breaker, failures = gate.health.target_breaker, gate.health.heard.failed_callers
+        at_least = breaker.rules.consecutive_failures
+        if len(failures) < 2 or not breaker.is_clear or not is_shared(failures.values(), at_least, 0):
+            return
+        in_flight = sum([line.gate.in_flight for line in self._gates.kin(gate.name)])
+        if is_shared(failures.values(), at_least, in_flight):
+            breaker.fall_ill(f"failures of {len(failures)} callers ({why})", now, self._draw(), why)
+            failures.clear()
+
     def told_to_wait(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
         """The provider has named a delay, perhaps not for this target alone."""
         if diagnosis.delay_s is not None and diagnosis.scope != "target":
@@ -129,9 +141,10 @@ class HealthPropagation:
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.meant(name)
-        breakers = [line.gate.health.breaker for line in lines if not gates.names.is_callers(line.gate.name)]
-        if lines and not breakers and to != "closed":
-            raise KeyError(name)  # a caller's own gate has pauses, and no breaker of its own
+        meant = [line.gate.health for line in lines]
+        breakers = [health.breaker for health in meant if to == "closed" or not health.is_callers]
+        if lines and not breakers:
+            raise KeyError(name)  # one caller's own is left alone by itself only
         if not lines:
             account = gates.accounts[name]
             account.is_refused = account.is_refused and to != "closed"
@@ -146,6 +159,8 @@ class HealthPropagation:
 
     def lines_of(self, name: str) -> Sequence[WaitingLine]:
         """Returns the lines for which the breaker of this name matters: a target's own, or all that an account pays for."""
+        if self._gates.names.is_callers(name):
+            return [self._gates.lines[name]] if name in self._gates.lines else []
         account = self._gates.accounts.get(name)
         return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
 
@@ -156,9 +171,9 @@ class HealthPropagation:
             return
         self._queue.freed(line)
         health = line.gate.health
-        if self._gates.names.callers and not health.is_clear:
+        if self._gates.names.callers and not health.target_breaker.is_clear:
             self._probe_ended(line.gate)
-        if not health.account.breaker.is_clear:
+        if not health.is_callers and not health.account.breaker.is_clear:
             for other in self._gates.of_account(health.account):
                 self._queue.freed(other)
 
@@ -172,7 +187,8 @@ class HealthPropagation:
 
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""
-        self._meter.breaker_changed(self._gates.names.label(name), state)
+        if not self._gates.names.is_callers(name):
+            self._meter.breaker_changed(self._gates.names.label(name), state)
         log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
         if self.on_change is not None:
             self.on_change(name, state, reason)
@@ -291,7 +307,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = grant.gate
-        grant.judge(self._blamed(call, grant, error_class, now), now, self._draw())
+        self._judge(grant, self._blamed(call, grant, error_class, now), now)
         if phase is Phase.NOTHING_SENT:
             grant.cancel(now)
         else:
@@ -300,7 +316,7 @@ class AttemptOutcomes:
             if fault is None:  # else it is this process that has no credential: it says so at once, call by call
                 self._health.credential_refused(gate, now)
         elif fault is not None:
-            gate.health.breaker.trip(fault, now, self._draw())
+            gate.health.target_breaker.trip(fault, now, self._draw())
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
             self._health.model_missing(gate, [self._gates.line(one, call).gate for one in call.model.plan], now)
         # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
@@ -327,7 +343,7 @@ class AttemptOutcomes:
         """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
         grant = call.grant
         if grant is not None:
-            grant.judge(None if outcome == "ok" else outcome, self._clock.monotonic(), self._draw())
+            self._judge(grant, None if outcome == "ok" else outcome, self._clock.monotonic())
 
     def cancelled(self, call: Call, why: str) -> None:
         """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
@@ -385,7 +401,13 @@ class AttemptOutcomes:
             return
         usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
         is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
-        grant.judge(ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
+        self._judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
+
+    def _judge(self, grant: Reservation, why: str | None, now: float) -> None:
+        """Tells the breakers how the attempt went, and the target's own what several callers have met."""
+        grant.judge(why, now, self._draw())
+        if grant.gate.health.is_callers and why in UNHEALTHY:
+            self._health.callers_failed(grant.gate, str(why), now)
 
     def _blamed(self, call: Call, grant: Reservation, error_class: ErrorClass, now: float) -> str:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""

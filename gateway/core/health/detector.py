@@ -9,7 +9,7 @@ permits or targets. Invariants: O(1) in time and space for each outcome; no samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import ceil, inf, log
 from typing import NamedTuple
 
@@ -65,13 +65,13 @@ class OutcomeWindow:
     __slots__ = ("_began_at", "_buckets", "_index", "ends_at", "present", "span_s")
 
     def __init__(self, span_s: float, now: float) -> None:
-        self._buckets = [OutcomeCounts() for _ in range(BUCKETS)]
+        self._buckets = [OutcomeCounts()]  # the others are made as time passes: most breakers of callers never see it
         self.restart(span_s, now)
 
     def restart(self, span_s: float, now: float) -> None:
         """Empties the window."""
-        for bucket in self._buckets:
-            bucket.clear()
+        del self._buckets[1:]
+        self._buckets[0].clear()
         self.span_s = span_s
         self._began_at = now
         self._index = 0
@@ -85,6 +85,8 @@ class OutcomeWindow:
         steps = int((now - self.ends_at) / step_s) + 1
         gone = OutcomeCounts()
         for _ in range(min(steps, BUCKETS)):
+            if len(self._buckets) < BUCKETS:
+                self._buckets.append(OutcomeCounts())
             self._index = (self._index + 1) % BUCKETS
             self.present = self._buckets[self._index]
             gone.add(self.present)
@@ -103,9 +105,10 @@ class OutcomeWindow:
         """Yields seconds, calls and failures of the present bucket, of the last two, and so on up to the whole window."""
         calls = failures = 0
         for age in range(BUCKETS):
-            bucket = self._buckets[self._index - age]
-            calls += bucket.calls
-            failures += bucket.failures
+            if age < len(self._buckets):
+                bucket = self._buckets[self._index - age]
+                calls += bucket.calls
+                failures += bucket.failures
             yield (age + 1) * self.span_s / BUCKETS, calls, failures
 
     def failures(self) -> tuple[int, int]:
@@ -119,7 +122,7 @@ class OutcomeWindow:
     def failures_at(self, span_s: float, now: float) -> tuple[int, int]:
         """Returns the calls and failures that will be left when the window turns at `now`, to the length `span_s`."""
         gone = int((now - self.ends_at) * BUCKETS / span_s) + 1 if now >= self.ends_at else 0
-        left = [self._buckets[self._index - age] for age in range(BUCKETS - gone)]
+        left = [self._buckets[self._index - age] for age in range(min(BUCKETS - gone, len(self._buckets)))]
         return sum([bucket.calls for bucket in left]), sum([bucket.failures for bucket in left])
 
     def slow(self) -> tuple[int, int]:
@@ -318,6 +321,16 @@ class FailureDetector:
             self.configure(self.rules)
 
 
+def is_shared(failures: Collection[int], at_least: int, in_flight: int) -> bool:
+    """Returns whether `failures` of several callers in a row, counted by caller, are the target's and not their own.
+
+    No caller counts for so many that one failure of another would do. As long as more calls are `in_flight` than have failed,
+    these may all be well: failures come back sooner than answers.
+    """
+    of_one = max(1, at_least - 2)
+    return len(failures) > 1 and sum([min(one, of_one) for one in failures]) >= at_least and sum(failures) >= in_flight
+
+
 def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
     """Returns whether `percent` of the calls that usually succeed have failed, and that was no chance."""
     threshold = max(percent, min(percent + (100 - percent) * usual, HIGHEST_PERCENT))
@@ -444,10 +457,12 @@ class Responsiveness:
 
     __slots__ = (
         "_answers",
+        "_failed_after",
         "_missed",
         "_missed_after",
         "_served_at",
         "_thought",
+        "failed_callers",
         "first_byte",
         "last_failure",
         "stall_moves",
@@ -474,6 +489,9 @@ class Responsiveness:
         self._missed_after = 0  # ... after so many answers
         self.trials: dict[int, float] = {}
         """The calls that have failed before, here or elsewhere, and wait for its answer: since when, oldest first."""
+        self.failed_callers: dict[str, int] = {}
+        """The failures of each caller with a credential of his own, since anybody was served as far as `fail_caller` knows."""
+        self._failed_after = 0  # so many answers
         self._answers = 0
         self._served_at = -inf
 
@@ -511,6 +529,14 @@ class Responsiveness:
         if self._missed_after != answers:
             self._missed, self._missed_after = 0, answers
         self._missed += 1
+
+    def fail_caller(self, name: str) -> None:
+        """Counts a failure of a caller with a credential of his own."""
+        answers = self.answers
+        if self._failed_after != answers:
+            self._failed_after = answers
+            self.failed_callers.clear()
+        self.failed_callers[name] = self.failed_callers.get(name, 0) + 1
 
     def unserved_s(self, now: float) -> float:
         """Returns the seconds since an answer was first noticed here; inf: there was none.

@@ -224,7 +224,7 @@ class Planner:
         health = line.gate.health
         if health.is_clear:
             return True
-        if health.breaker.state != "closed" and len(line.waiters) >= health.breaker.rules.probes:
+        if health.is_left_alone and len(line.waiters) >= health.breaker.rules.probes:
             return False
         rank = RANKS[call.lane]
         health.admit(now, rank)

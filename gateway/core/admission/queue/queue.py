@@ -423,7 +423,7 @@ class DelayQueue:
             if now > ticket.option.latest:
                 self._drop(ticket, Left.EXPIRED)
                 continue
-            is_probe = gate.health.breaker.state == "half_open"
+            is_probe = gate.health.is_probed
             if is_probe:  # who can best afford to fail tries it out, out of turn
                 youngest = waiters.youngest(-1)
                 if youngest is not None and not youngest.held.has_tried and now <= youngest.option.latest:

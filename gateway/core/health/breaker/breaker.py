@@ -195,7 +195,7 @@ class Breaker(StateMachine):
                 self._run_from, self._pending = self._base + int(now * _MS), self._out
             illness = self._health.failed(now, why, self._pending)
             if illness is not None:
-                self._fall_ill(illness, now, u, why)
+                self.fall_ill(illness, now, u, why)
 
     # --- acts of its owner ---
 
@@ -224,6 +224,24 @@ class Breaker(StateMachine):
         """Opens at once, whatever the shares: its owner knows better. `u` is a draw in [0, 1)."""
         if isinstance(self.phase, Closed | Stumbling | HalfOpen):
             self._eject(reason, now, u)
+
+    def fall_ill(self, illness: str, now: float, u: float, why: str) -> None:
+        """Lets single calls find out whether the trouble lasts. After timeouts it opens at once: these have taken long already.
+
+        Calls in flight that fail together are one observation: a second later the target may serve again.
+        """
+        if why == ErrorClass.TIMEOUT:
+            self._eject(illness, now, u)
+        elif self.rules.is_enabled:
+            self._usual_per_s = self._health.window.calls_per_s(now)
+            since = now if self._run_from == _NOBODY else (self._run_from & _SENT) / _MS
+            self._new_generation()
+            self._health.run = 0
+            self.phase, self.is_clear, self.reason = (
+                Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S),
+                False,
+                illness,
+            )
 
     def trust(self, reason: str, now: float) -> None:
         """Closes at once, without a ramp: its owner knows better."""
@@ -269,24 +287,6 @@ class Breaker(StateMachine):
     def _half_open(self, reason: str, since: float) -> None:
         self._new_generation()
         self._enter(HalfOpen(Probes(since)), reason)
-
-    def _fall_ill(self, illness: str, now: float, u: float, why: str) -> None:
-        """Lets single calls find out whether the trouble lasts. After timeouts it opens at once: these have taken long already.
-
-        Calls in flight that fail together are one observation: a second later the target may serve again.
-        """
-        if why == ErrorClass.TIMEOUT:
-            self._eject(illness, now, u)
-        elif self.rules.is_enabled:
-            self._usual_per_s = self._health.window.calls_per_s(now)
-            since = now if self._run_from == _NOBODY else (self._run_from & _SENT) / _MS
-            self._new_generation()
-            self._health.run = 0
-            self.phase, self.is_clear, self.reason = (
-                Stumbling(since, now + FIRST_PAUSE_S, FIRST_PAUSE_S),
-                False,
-                illness,
-            )
 
     def _try_failed(self, phase: Stumbling, now: float, u: float, why: str) -> None:
         phase.out -= 1

@@ -164,9 +164,17 @@ class Account:
 
     __slots__ = ("breaker", "is_refused", "name")
 
-    def __init__(self, name: str, rules: BreakerRules, now: float, on_change: OnChange | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        rules: BreakerRules,
+        now: float,
+        on_change: OnChange | None = None,
+        breaker: Breaker | None = None,
+    ) -> None:
+        """With a `breaker` it stands for all callers of the target that this one is of, none of whom it knows."""
         self.name = name
-        self.breaker = Breaker(name, account_rules(rules), now, on_change)
+        self.breaker = breaker or Breaker(name, account_rules(rules), now, on_change)
         self.is_refused = False
         """True while the provider does not take the credential."""
 
@@ -177,10 +185,12 @@ class TargetHealth:
     __slots__ = (
         "_busiest",
         "_busiest_at",
+        "_callers_account",
         "account",
         "breaker",
         "first_byte",
         "heard",
+        "is_callers",
         "retries",
         "tokens",
         "whole_answer",
@@ -195,9 +205,15 @@ class TargetHealth:
         on_change: OnChange | None,
         kin: TargetHealth | None = None,
     ) -> None:
-        """`kin` is the health of the same target with another caller's credential: both share the breaker and what is heard."""
-        self.account = account
-        self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
+        """`kin` is the health of the target that one of several callers uses with a credential of his own.
+
+        They share what is heard. The caller has a breaker of his own there; that of the target takes the place of an account's.
+        """
+        self.account = account if kin is None else kin.callers_account(rules, now)
+        self.breaker = Breaker(name, rules, now, on_change)
+        self._callers_account: Account | None = None
+        self.is_callers = kin is not None
+        """It is that of one caller's own credential."""
         self.heard: Responsiveness = Responsiveness() if kin is None else kin.heard
         self.first_byte = self.heard.first_byte
         self.whole_answer = self.heard.whole_answer
@@ -205,6 +221,17 @@ class TargetHealth:
         self._busiest_at = now
         self.retries = RetryBudget()
         self.tokens = RetryTokens()
+
+    def callers_account(self, rules: BreakerRules, now: float) -> Account:
+        """Returns what takes the place of an account in the health of callers: this target's breaker."""
+        if self._callers_account is None:
+            self._callers_account = Account(self.account.name, rules, now, breaker=self.breaker)
+        return self._callers_account
+
+    @property
+    def target_breaker(self) -> Breaker:
+        """The breaker of the target itself, whoever calls it."""
+        return self.account.breaker if self.is_callers else self.breaker
 
     @property
     def is_clear(self) -> bool:
@@ -215,7 +242,9 @@ class TargetHealth:
     def reason(self) -> str:
         """Returns why it is not clear, in words."""
         account = self.account.breaker
-        return self.breaker.reason if account.is_clear else f"account {self.account.name}: {account.reason}"
+        if account.is_clear:
+            return self.breaker.reason
+        return account.reason if self.is_callers else f"account {self.account.name}: {account.reason}"
 
     def wait_s(self, now: float, rank: int) -> float | None:
         """Returns the seconds until a call of this rank may go; None: one in flight must end first, inf: a person must act."""
@@ -267,7 +296,7 @@ class TargetHealth:
         """
         breaker = self.breaker
         rules = breaker.rules
-        if breaker.state != "closed" or breaker.is_stumbling or not rules.is_enabled:
+        if self.is_left_alone or self.is_on_trial or not rules.is_enabled:
             return None  # probes bound what goes there already, or the operator wants no bounds
         run, trials = breaker.failures_in_a_row, self.heard.trials
         enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
@@ -334,6 +363,8 @@ class TargetHealth:
         self.breaker.failed(permit.own, now, u, why)
         if permit.account is not None:
             self.account.breaker.failed(permit.account, now, u, why)
+        elif self.is_callers:
+            self.heard.fail_caller(self.breaker.name)
 
 
 def _longer(own_s: float | None, accounts_s: float | None) -> float | None:
