@@ -236,8 +236,15 @@ class HealthPropagation:
 
 
 CALLERS_DEADLINE = "callers_deadline"
+CONTENTS_OWN = "contents_own"
+_FRONT_BYTES, _END_BYTES = 2048, 8192
 _NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
 _WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
+
+
+def content_of(body: bytes) -> int:
+    """Returns a hash by which calls of the same content are known; of a long body its ends stand for all."""
+    return hash((len(body), bytes(body[:_FRONT_BYTES]), bytes(body[-_END_BYTES:])))
 
 
 class AttemptOutcomes:
@@ -271,6 +278,8 @@ class AttemptOutcomes:
             grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
                 grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+                if grant.gate.health.heard.failed_contents:
+                    grant.gate.health.heard.failed_contents.pop(content_of(call.body), None)
             self._health.freed(grant.gate.name)
 
     def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
@@ -307,7 +316,7 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = grant.gate
-        self._judge(grant, self._blamed(call, grant, error_class, now), now)
+        self._judge(call, grant, self._blamed(call, grant, error_class, now), now)
         if phase is Phase.NOTHING_SENT:
             grant.cancel(now)
         else:
@@ -343,7 +352,7 @@ class AttemptOutcomes:
         """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
         grant = call.grant
         if grant is not None:
-            self._judge(grant, None if outcome == "ok" else outcome, self._clock.monotonic())
+            self._judge(call, grant, None if outcome == "ok" else outcome, self._clock.monotonic())
 
     def cancelled(self, call: Call, why: str) -> None:
         """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
@@ -379,8 +388,9 @@ class AttemptOutcomes:
             gate = grant.gate
             if grant.headers is not None:
                 grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
-                if gate.health.tokens.spent:
+                if gate.health.tokens.spent or gate.health.heard.failed_contents:
                     gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+                    gate.health.heard.failed_contents.pop(content_of(call.body), None)
             else:
                 if not grant.is_judged:
                     self._judge_unended(call, grant, now)
@@ -401,12 +411,15 @@ class AttemptOutcomes:
             return
         usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
         is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
-        self._judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
+        self._judge(call, grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
-    def _judge(self, grant: Reservation, why: str | None, now: float) -> None:
+    def _judge(self, call: Call, grant: Reservation, why: str | None, now: float) -> None:
         """Tells the breakers how the attempt went, and the target's own what several callers have met."""
+        health = grant.gate.health
+        if why in UNHEALTHY and health.heard.is_contents_own(content_of(call.body), call.seq, now) and health.is_clear:
+            why = CONTENTS_OWN
         grant.judge(why, now, self._draw())
-        if grant.gate.health.is_callers and why in UNHEALTHY:
+        if health.is_callers and why in UNHEALTHY:
             self._health.callers_failed(grant.gate, str(why), now)
 
     def _blamed(self, call: Call, grant: Reservation, error_class: ErrorClass, now: float) -> str:

@@ -448,6 +448,10 @@ class StallMoves:
 # All callers of the target share it, whoever pays. It must not know calls, breakers or limits. Times are monotonic seconds.
 
 
+MOST_CONTENTS = 256
+"""So many contents of failed calls are remembered of a target."""
+SERVING_S = 5.0
+"""A target that has served somebody within so many seconds is serving."""
 LOST_AFTER = 3
 """The calls in a row that have to be told that a model which has served others is not there, before it counts as lost."""
 
@@ -463,6 +467,7 @@ class Responsiveness:
         "_served_at",
         "_thought",
         "failed_callers",
+        "failed_contents",
         "first_byte",
         "last_failure",
         "stall_moves",
@@ -492,6 +497,8 @@ class Responsiveness:
         self.failed_callers: dict[str, int] = {}
         """The failures of each caller with a credential of his own, since anybody was served as far as `fail_caller` knows."""
         self._failed_after = 0  # so many answers
+        self.failed_contents: dict[int, tuple[int, int]] = {}
+        """By content of calls that have failed and not been served since: the first such call, and the answers until then."""
         self._answers = 0
         self._served_at = -inf
 
@@ -537,6 +544,21 @@ class Responsiveness:
             self._failed_after = answers
             self.failed_callers.clear()
         self.failed_callers[name] = self.failed_callers.get(name, 0) + 1
+
+    def is_contents_own(self, content: int, call: int, now: float) -> bool:
+        """Counts a failure; returns whether calls of this content fail while the target serves all others.
+
+        So it is where an earlier call of the same content has failed, others have been served since, the last of them not long
+        ago, and this content has not.
+        """
+        unserved_s = self.unserved_s(now)
+        first = self.failed_contents.get(content)
+        if first is None:
+            if len(self.failed_contents) >= MOST_CONTENTS:
+                self.failed_contents.clear()
+            self.failed_contents[content] = call, self._answers
+            return False
+        return first[0] != call and first[1] < self._answers and unserved_s <= SERVING_S
 
     def unserved_s(self, now: float) -> float:
         """Returns the seconds since an answer was first noticed here; inf: there was none.

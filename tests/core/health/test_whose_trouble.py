@@ -1,4 +1,4 @@
-"""Callers with credentials of their own: one caller's trouble at a target is not the others', several callers' is."""
+"""Whose trouble it is: one caller's credential, one call's content, or the target itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def town(provider: Provider, clock: LoopClock) -> City:
 def ask(city: City, who: str, **changes: object) -> asyncio.Task[Told]:
     patience = {"deadline": city.clock.now + SDK_S, "deadline_is_callers": True, **changes}
     body = b'{"model":"m","messages":[],"user":"%b"}' % who.encode()
-    return city.start(credential=b"Bearer " + who.encode(), body=body, **patience)
+    return city.start(**{"credential": b"Bearer " + who.encode(), "body": body, **patience})
 
 
 def line_of(city: City, who: str) -> WaitingLine:
@@ -182,6 +182,54 @@ def test_by_hand_it_is_the_target_that_is_meant() -> None:
         assert line_of(city, "bad").gate.health.is_clear
         assert (await ask(city, "good")).result == 200
         await asyncio.gather(*bad)
+        city.rest()
+
+    run(story)
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize(("bad_s", "good_s"), [(0.2, 0.6), (1.0, 1.0), (1.0, 0.2)])
+def test_what_one_calls_content_does_is_no_sign_of_the_targets_health(bad_s: float, good_s: float, status: int) -> None:
+    """One request that is sent again and again and always fails, with the config's own credential; others are served."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Accounts("bad", status=status)], clock)
+        began_at, good, bad = clock.now, [], []
+        for _ in range(20):
+            good.append(await ask(city, "good", credential=None))
+        while clock.now < began_at + 34.0:
+            good_due = began_at + 4.0 + good_s * (len(good) - 20)
+            bad_due = began_at + 4.1 + bad_s * len(bad)
+            await city.until(min(good_due, bad_due))
+            if good_due <= bad_due:
+                good.append(await ask(city, "good", credential=None))
+            else:
+                bad.append(ask(city, "bad", credential=None))
+
+        assert max(one.took_s for one in good) == pytest.approx(0.2, abs=0.01)
+        assert {one.result for one in await asyncio.gather(*bad)} == {status}
+        assert city.breaker_of().transitions["open"] == 0
+        city.rest()
+
+    run(story)
+
+
+def test_an_outage_that_equal_calls_meet_is_one() -> None:
+    """All calls of a program are the same, and have been served before."""
+
+    async def story(clock: LoopClock) -> None:
+        provider = Accounts()
+        city = City([provider], clock)
+        for _ in range(5):
+            await ask(city, "same", credential=None)
+        tasks = [ask(city, "same", credential=None) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        provider.fate = fails(503, 0.01)
+        tasks += [ask(city, "same", credential=None) for _ in range(20)]
+        await asyncio.sleep(6.0)
+        assert city.breaker_of().transitions["open"] >= 1
+        provider.fate = answers(0.2)
+        assert {one.result for one in await asyncio.gather(*tasks)} == {200}
         city.rest()
 
     run(story)
