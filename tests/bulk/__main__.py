@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.bulk.tool import TOOLS, install
-from tests.bulk.trial import WAYS, Outcome, run
+from tests.bulk.trial import WAYS, Outcome, end_children, run
 
 HEAD = (
     "| tool | way | done | lost | took | last call begun | the limit's own | calls up | 429 up | paid | paid twice "
@@ -64,11 +65,12 @@ def main() -> int:
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--items", type=int, help="instead of each tool's own number")
     parser.add_argument("--minute", type=float, default=60.0, help="the provider's minute in seconds (default: 60)")
-    parser.add_argument("--jobs", type=int, default=4, help="runs at the same time (default: 4)")
+    parser.add_argument("--jobs", type=int, default=6, help="runs at the same time (default: 6)")
     parser.add_argument("--seed", type=int, default=1, help="of what goes wrong at the providers (default: 1)")
     parser.add_argument("--fresh", action="store_true", help="install the tools anew")
     parser.add_argument("--output", type=Path, default=Path("bulk-results"), help="folder of the JSON and of all logs")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process is left behind
     options.output.mkdir(exist_ok=True)
     chosen, ways = options.tools.split(","), options.ways.split(",")
     if unknown := [name for name in (*chosen, *ways) if name not in (*TOOLS, *WAYS)]:
@@ -83,7 +85,7 @@ def main() -> int:
     sys.stdout.write(f"{HEAD}\n")
     outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = [
+        runs = {
             pool.submit(
                 run,
                 tool,
@@ -92,17 +94,21 @@ def main() -> int:
                 options.minute,
                 options.seed,
                 options.output / f"{tool.name}-{way}",
-            )
+            ): f"{tool.name} {way}"
             for tool in runnable
             for way in ways
-        ]
+        }
         try:
             for finished in as_completed(runs):
-                outcomes.append(finished.result())
-                sys.stdout.write(f"{row(outcomes[-1])}\n")
+                if error := finished.exception():
+                    sys.stdout.write(f"{runs[finished]} failed: {error}\n")
+                else:
+                    outcomes.append(finished.result())
+                    sys.stdout.write(f"{row(outcomes[-1])}\n")
                 sys.stdout.flush()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those that have begun end their processes themselves
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_children()  # so that the runs under way end at once
             raise
     sys.stdout.write(f"\n{verdict(outcomes)}\n")
     settings = {"minute_s": options.minute, "jobs": options.jobs, "seed": options.seed, "at": int(time.time())}

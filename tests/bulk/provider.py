@@ -104,14 +104,16 @@ class Script:
     def is_out(self, time_s: float) -> bool:
         return self.outage[0] <= time_s < self.outage[1]
 
-    def ideal_s(self, costs: Iterable[int]) -> float:
-        """Returns when the last of these calls could begin at best: all are there at 0, and only the outage is in the way."""
-        minute, now = SlidingMinute(self.requests, self.tokens, self.minute_s), 0.0
-        for cost in costs:
+    def ideal_s(self, calls: Iterable[tuple[int, str]]) -> float:
+        """Returns when the last of these calls (tokens, model) could begin: all are there at 0, and nothing else goes wrong."""
+        minutes: dict[str, tuple[SlidingMinute, float]] = {}
+        for cost, model in calls:
+            minute, now = minutes.get(model) or (SlidingMinute(self.requests, self.tokens, self.minute_s), 0.0)
             now += minute.wait_s(cost, now)
             now = self.outage[1] if self.is_out(now) else now
             minute.take(cost, now)
-        return now
+            minutes[model] = minute, now
+        return max((now for _, now in minutes.values()), default=0.0)
 
 
 @dataclass(slots=True)
@@ -122,8 +124,8 @@ class Tally:
     statuses: Counter[int] = field(default_factory=Counter)
     abandoned: int = 0
     """Calls that were to be answered when their client had left."""
-    accepted: list[tuple[float, int]] = field(default_factory=list)
-    """When a call was taken, and its tokens."""
+    accepted: list[tuple[float, int, str]] = field(default_factory=list)
+    """When a call was taken, its tokens and its model."""
     paid: Counter[str] = field(default_factory=Counter)
     """Answers by the digest of their call's body."""
 
@@ -200,21 +202,20 @@ class Provider:
         if self._script.is_out(now):
             status = self._rng.choice((503, _RESET))
             return self._error(status, "The server is overloaded or not ready yet.", {})
-        minute = self._minutes.setdefault(
-            str(body.get("model")), SlidingMinute(self._script.requests, self._script.tokens, self._script.minute_s)
-        )
+        model, script = str(body.get("model")), self._script
+        minute = self._minutes.setdefault(model, SlidingMinute(script.requests, script.tokens, script.minute_s))
         cost = tokens_of(body)
         wait_s = minute.wait_s(cost, now)
         if wait_s:
             return self._refuse(wait_s, minute.headers(now))
         minute.take(cost, now)
-        self.tally.accepted.append((round(now, 3), cost))
+        self.tally.accepted.append((round(now, 3), cost, model))
         fate, delay_s = self._rng.random(), self._rng.uniform(*ANSWER_S)
-        if fate < self._script.errors:
+        if fate < script.errors:
             status = self._rng.choice(_ERRORS)
             return self._error(status, "The server had an error while processing your request.", minute.headers(now))
-        if fate < self._script.errors + self._script.stalls:
-            delay_s += self._script.minute_s
+        if fate < script.errors + script.stalls:
+            delay_s += script.minute_s
         kind, content = self._content(path, body)
         return Reply(200, content, minute.headers(now), delay_s, digest_of(body), kind)
 

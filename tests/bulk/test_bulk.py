@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.bulk.__main__ import row, verdict
 from tests.bulk.provider import Clock, Provider, Script, SlidingMinute, digest_of, paid_twice, tokens_of
 from tests.bulk.tool import FOLDERS, TOOLS, Tool
-from tests.bulk.trial import Outcome, config_of, refusals_of, result_of
+from tests.bulk.trial import Outcome, config_of, reason_of, refusals_of, result_of
 
 
 def chat(text: str = "hi", **extra: Any) -> dict[str, Any]:
@@ -44,10 +44,15 @@ def test_a_call_that_is_larger_than_a_minute_never_has_room() -> None:
 
 
 def test_the_limits_own_time_counts_the_outage() -> None:
-    """120 at once, 120 after the outage, and the rest a minute later."""
+    """120 at once, 120 after the outage, and the rest a minute later; each model by itself."""
     script = Script.first()
 
-    assert [script.ideal_s([1] * calls) for calls in (120, 121, 240, 300)] == [0.0, 70.0, 70.0, 130.0]
+    assert [script.ideal_s([(1, "m")] * calls + [(1, "n")]) for calls in (120, 121, 240, 300)] == [
+        0.0,
+        70.0,
+        70.0,
+        130.0,
+    ]
 
 
 def test_an_answer_is_paid_twice_where_the_same_question_has_one_already() -> None:
@@ -109,12 +114,11 @@ def test_a_program_prints_its_result_last_and_the_gateway_logs_what_it_gave() ->
     """Other lines of either are passed over."""
     assert result_of('noise\n{"done": 2, "failed": 1}\nbye\n') == {"done": 2, "failed": 1}
     assert result_of("noise\n") is None
-    log = [
-        '{"event":"call","status":200,"outcome":"ok"}',
-        '{"event":"call","status":503,"outcome":"full"}',
-        '{"event":"up"}',
-        "-",
+    assert reason_of("Traceback\nValueError: no\nsys:1: RuntimeWarning: odd\n") == "ValueError: no"
+    calls = [
+        {"event": "call", "status": status, "outcome": outcome} for status, outcome in ((200, "ok"), (503, "full"))
     ]
+    log = ["plain", json.dumps({"event": "start"}), *map(json.dumps, calls)]
     assert refusals_of(log) == {"503 full": 1}
 
 

@@ -62,7 +62,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             Tool("distilabel"),
             Tool("curator"),
             Tool("llama_index", 250),
-            Tool("lightrag", 30),
+            Tool("lightrag", 10),
             Tool("crewai", 200),
             Tool("langgraph", killed_after=0.5),
             Tool("prefect", killed_after=0.5),

@@ -76,7 +76,7 @@ def _count(outcome: Outcome, tallies: Sequence[Mapping[str, Any]], script: Scrip
     accepted = sorted(tuple(each) for tally in called for each in tally["accepted"])
     outcome.calls = [tally["calls"] for tally in called]
     outcome.last_begun_s = accepted[-1][0] if accepted else 0.0
-    outcome.ideal_s = None if outcome.way == "fallback" else round(script.ideal_s(cost for _, cost in accepted), 1)
+    outcome.ideal_s = None if outcome.way == "fallback" else round(script.ideal_s(call[1:] for call in accepted), 1)
     statuses: Counter[str] = Counter()
     for tally in called:
         statuses.update(tally["statuses"])
@@ -95,7 +95,7 @@ def refusals_of(log: Iterable[str]) -> dict[str, int]:
 
 def _use(tool: Tool, outcome: Outcome, base_url: str, ports: Sequence[int], minute_s: float, folder: Path) -> None:
     """Runs the program to its end; one that is to be killed is killed and run again before that."""
-    home = folder / "home"
+    home = folder.resolve() / "home"
     home.mkdir()
     environ = environ_of(tool, home, base_url, outcome.items)
     began_at = time.monotonic()
@@ -113,8 +113,8 @@ def _use(tool: Tool, outcome: Outcome, base_url: str, ports: Sequence[int], minu
     outcome.took_s = time.monotonic() - began_at
     result = result_of((folder / "tool.out").read_text())
     if result is None:
-        lines = (folder / "tool.err").read_text().strip().splitlines() or ["no reason given"]
-        outcome.trouble = outcome.trouble or f"ended with {program.returncode}: {lines[-1][:150]}".replace("|", "/")
+        why = reason_of((folder / "tool.err").read_text())
+        outcome.trouble = outcome.trouble or f"ended with {program.returncode}: {why}"
     else:
         outcome.done = result["done"]
 
@@ -126,6 +126,13 @@ def result_of(output: str) -> dict[str, int] | None:
             found: dict[str, int] = json.loads(line)
             return found
     return None
+
+
+def reason_of(errors: str) -> str:
+    """Returns the last exception that a program wrote to its standard error, else its last line."""
+    lines = errors.strip().splitlines() or ["no reason given"]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Timeout)\b", line)]
+    return (raised or lines)[-1][:150].replace("|", "/")
 
 
 def environ_of(tool: Tool, home: Path, base_url: str, items: int) -> dict[str, str]:
@@ -212,6 +219,14 @@ def _started(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def end_children() -> None:
+    """Kills whatever runs have started (Linux)."""
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.killpg(int(pid), signal.SIGKILL)
 
 
 def _found(process: subprocess.Popen[bytes], file: Path, pattern: str) -> str:

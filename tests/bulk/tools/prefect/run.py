@@ -5,6 +5,7 @@ import os
 
 os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # on a busy machine
 
 from openai import OpenAI
 from prefect import flow, task
