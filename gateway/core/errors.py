@@ -248,7 +248,7 @@ class QueueDeadlineExceeded(AdmissionDenied):
 
     status = 504
     type = "timeout_error"
-    should_retry: bool | None = False
+    retry_after_s = 1.0
     code = "queue_deadline_exceeded"
 
 
@@ -301,11 +301,14 @@ class OwnerUnknown(GatewayError):
 
 
 class DeadlineExceeded(GatewayError):
-    """The caller's own deadline passed before an answer began."""
+    """The caller's own deadline passed before an answer began.
+
+    An SDK that has told its timeout tries again by itself after it, as it does without a gateway.
+    """
 
     status = 504
     type = "timeout_error"
-    should_retry: bool | None = False
+    should_retry: bool | None = True
     code = "deadline_exceeded"
 
 

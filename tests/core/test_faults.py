@@ -441,14 +441,14 @@ ROWS = [
     Row(
         "silence until the caller's own deadline, for which nobody else is to blame",
         [[SILENCE], [OK]],
-        [replace(bad("p0:timeout", 504, "deadline_exceeded", tries=1), took_s=2.0)] * 6,
+        [replace(bad("p0:timeout", 504, "deadline_exceeded", tries=1), took_s=2.0, should_retry="true")] * 6,
         fallbacks=1,
         given_s=2.0,
     ),
     Row(
         "silence in the second attempt until the caller's own deadline",
         [[says(500), SILENCE]],
-        [replace(bad("p0:500 p0:timeout", 504, "deadline_exceeded", 0.05, tries=1), took_s=0.5)],
+        [replace(bad("p0:500 p0:timeout", 504, "deadline_exceeded", 0.05, tries=1), took_s=0.5, should_retry="true")],
         given_s=0.5,
     ),
     Row("slow first token", [[replace(OK, after_s=9.0)]], [replace(FINE, took_s=9.0)]),

@@ -273,6 +273,8 @@ class Edge:
             served.abort()
             return
         call, cycle = served.call, served.cycle
+        if error.status == 504 and b"x-gateway-deadline-ms" in cycle.index:
+            error.should_retry = False  # after the deadline of the whole call, not of one try, its caller wants none
         if call is not None and served.kept_alive:
             served.started = True
             await end_stream(cycle, own_error_event(call.endpoint, error, served.request_id))
