@@ -252,6 +252,7 @@ class Attempts:
             now,
             self._draw(),
             is_hard=call.deadline_is_callers,
+            is_repeated=call.sdk_retry > 0,
         )
         if isinstance(step, GiveUp) and step.reason in DENIALS:
             call.denied = step.reason

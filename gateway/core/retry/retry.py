@@ -114,6 +114,7 @@ def next_step(
     u: float,
     *,
     is_hard: bool = True,
+    is_repeated: bool = False,
 ) -> Step:
     """Returns what follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
@@ -122,6 +123,7 @@ def next_step(
     it serves, comes after all others. A refusal by a rate limit is no failure: the delay queue knows when the call may go
     again. A deadline that is not `is_hard` bounds waiting only: the call may still go to a target that it has not tried.
     An answer that `concerns_target_alone` ends its target's part, and the call goes on as if that target were not there.
+    A call that `is_repeated` by its caller's SDK is tried once at each target: the SDK's retries are not multiplied by ours.
     """
     reach = _reach(ledger, plan)
     is_too_long = reach is not plan
@@ -153,6 +155,7 @@ def next_step(
         most += max(0, allowed - retries.attempts)
         if has_lost_targets and last.error_class in PASSING:
             most += 1  # the attempt that was kept for a target which is ruled out by now
+        most = 1 if is_repeated else most
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, deadline, now, u, is_last=is_last)
     # There is no time left to wait, but an untried target needs no wait.

@@ -623,3 +623,12 @@ def test_the_backoff_doubles_up_to_its_cap() -> None:
     plain = Backoff(has_jitter=False)
 
     assert [backoff_s(plain, failures, 0.0) for failures in (1, 2, 3, 7, 8, 1000)] == [0.1, 0.2, 0.4, 6.4, 8.0, 8.0]
+
+
+def test_an_sdks_repeated_call_is_tried_once_at_each_target() -> None:
+    """Its SDK counts the tries: a fallback is used, a target that has failed is not tried again."""
+    once = next_step([failed(A)], ONE, DEFAULT, FREE, DEADLINE, NOW, 0.5, is_repeated=True)
+    elsewhere = next_step([failed(A)], WITH_FALLBACK, DEFAULT, FREE, DEADLINE, NOW, 0.5, is_repeated=True)
+
+    assert once == GiveUp("attempts")
+    assert names(elsewhere) == "C"

@@ -34,8 +34,8 @@ from gateway.fleet.leases.leases import Sharing
 _INTERACTIVE = RANKS["interactive"]
 
 
-BACK_AFTER_S = 0.5
-"""Seconds behind a probe after which it is known how that went; the draw makes them up to twice as many."""
+BACK_AFTER_S, LONGEST_BACK_AFTER_S = 0.5, 8.0
+"""Seconds after which a call comes back, doubled with each of its SDK's retries: openai-python's own pauses."""
 
 
 class Admission:
@@ -76,13 +76,16 @@ class Admission:
     def back_in_s(self, call: Call) -> float:
         """Returns after how many seconds a call that failed may find its targets well, spread so that not all come at once.
 
-        That is behind the next probe of the target that is probed first; the last digits of the time serve as the draw.
+        That is behind the next probe of the target that is probed first, and no sooner than the SDK would come by itself;
+        the last digits of the time serve as the draw.
         """
         now = self._clock.monotonic()
         out = {attempt.target for attempt in call.attempts if attempt.never_again}
         left = [one for one in call.model.plan if one.name not in out] or call.model.plan
         probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
-        return (max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S) + BACK_AFTER_S * (1 + now * 1e4 % 1.0)
+        probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
+        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.sdk_retry, 10), LONGEST_BACK_AFTER_S)
+        return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
 
     def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
         """Yields each header of an answer that tells a limit with the sum of that limit of all targets, where all have one.
