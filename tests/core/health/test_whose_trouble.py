@@ -194,7 +194,8 @@ def test_what_one_calls_content_does_is_no_sign_of_the_targets_health(bad_s: flo
 
     async def story(clock: LoopClock) -> None:
         city = City([Accounts("bad", status=status)], clock)
-        began_at, good, bad = clock.now, [], []
+        began_at = clock.now
+        good, bad = list[Told](), list[asyncio.Task[Told]]()
         for _ in range(20):
             good.append(await ask(city, "good", credential=None))
         while clock.now < began_at + 34.0:
