@@ -169,7 +169,7 @@ _MOST_HINTS = 32
 
 _RETRY_FIELD = re.compile(
     rb'"(?:retryDelay|quotaResetDelay|estimated_time|(?:resets_in|retry_?after)(?:_?(?:(ms)|s|seconds))?)\\?"'
-    rb'\s{0,8}:\s{0,8}\\?"?([\d.hms]{1,32})',
+    rb'\s{0,8}:\s{0,8}\\?"?([-+\d.:TZdhms]{1,40})(?=\s{0,8}[,}\]]|\\?"|\Z)',
     re.IGNORECASE,
 )
 _AGAIN = re.compile(

@@ -393,6 +393,9 @@ def test_more_remaining_than_the_limit_is_not_believed() -> None:
         pytest.param(429, [], b'{"error":{"details":{"retryAfter":"2.5"}}}', 2.5, id="a field in camel case"),
         pytest.param(429, [], b'{"retry_after_ms": 1500}', 1.5, id="a field in milliseconds"),
         pytest.param(429, [], b'{"error":{"resets_in_seconds":3600}}', 3600.0, id="a subscription's field"),
+        pytest.param(429, [], b'{"retry_after":"2026-11-20T12:00:30Z"}', 30.0, id="an instant in a field"),
+        pytest.param(429, [], b'{"retry_after":"2026 or so"}', None, id="a text in a field"),
+        pytest.param(429, [], b'{"retry_after":-1}', None, id="below nothing in a field"),
         pytest.param(503, [], b'{"error":"M is loading","estimated_time":20.0}', 20.0, id="Hugging Face's field"),
         pytest.param(429, [], rb'{"message":"{"retry_after":30}"}', 30.0, id="a field in a text"),
         pytest.param(
