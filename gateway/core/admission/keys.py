@@ -101,15 +101,17 @@ class KeyBudgets:
                 retry_after_s=COME_BACK_S,
             )
         spent_usd = self._spent(name)
-        usd = price.usual if call.key.allow_overspend else price.worst
-        why = (
-            ""
-            if spent_usd >= budget_usd
-            else f" What is left does not pay for this call, which may cost ${usd:.2g}: set a smaller max_tokens."
-        )
+        if spent_usd >= budget_usd:
+            what, remedy = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)", ""
+        else:
+            usd = price.usual if call.key.allow_overspend else price.worst
+            what = (
+                f"What the key '{name}' has left of its budget of ${budget_usd:g} for today (UTC) does not pay for this call, "
+                f"which may cost ${usd:.2g}"
+            )
+            remedy = "set a smaller max_tokens, "
         raise BudgetExceeded(
-            f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
-            f"budget_usd_per_day, or wait for tomorrow.{why}",
+            f"{what}; {remedy}raise budget_usd_per_day, or wait for tomorrow.",
             retry_after_s=DAY_S - self._clock.wall() % DAY_S,
         )
 

@@ -193,7 +193,7 @@ def test_a_retry_that_the_keys_budget_does_not_allow_is_not_made() -> None:
 async def test_a_refused_key_takes_nothing() -> None:
     """Neither of limits nor of money, and nothing is sent."""
     bench = Bench([ScriptedUpstream(whole(), whole())])
-    spender = key(0.001)
+    spender = replace(key(0.001), allow_overspend=True)
     await bench.serve(key=spender)
 
     with pytest.raises(BudgetExceeded):

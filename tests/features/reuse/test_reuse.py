@@ -619,7 +619,7 @@ async def test_a_replayed_stream_can_keep_its_pace() -> None:
 
 async def test_a_cached_answer_costs_the_key_nothing() -> None:
     """Its limits and budget are for what is asked of providers."""
-    poor = Key("poor", "web", b"x", budget_usd_per_day=0.000001)
+    poor = Key("poor", "web", b"x", budget_usd_per_day=0.000001, allow_overspend=True)
     bench = Bench([ScriptedUpstream(whole())], caching=EXACT, keys=(poor,))
     await bench.serve(**asking(), key=poor)
     reply, _ = await bench.serve(**asking(), key=poor)

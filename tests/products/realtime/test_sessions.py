@@ -361,7 +361,7 @@ async def test_a_provider_that_is_gone_ends_the_session(start: StartRealtime) ->
 
 async def test_a_spent_budget_ends_the_session(start: StartRealtime) -> None:
     """An error event tells why, then 4008; the next handshake is refused."""
-    key = {**KEYS[0], "budget_usd_per_day": 0.0006}
+    key = {**KEYS[0], "budget_usd_per_day": 0.0006, "allow_overspend": True}
     async with provider() as upstream:
         gateway = await start(upstream.url, keys=[key])
         async with session(gateway) as socket:

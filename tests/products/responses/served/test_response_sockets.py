@@ -297,7 +297,7 @@ async def test_refusals_come_before_the_upgrade(start: StartGateway) -> None:
 
 async def test_a_revoked_key_and_a_spent_budget_end_the_connection(start: StartGateway) -> None:
     """4008, behind an error."""
-    budget: Mapping[str, Any] = {**KEYS[0], "budget_usd_per_day": 1e-7}
+    budget: Mapping[str, Any] = {**KEYS[0], "budget_usd_per_day": 1e-7, "allow_overspend": True}
     gateway = await start(lambda url: config(url, keys=[budget]))
     async with socket(gateway) as connection:
         assert (await turn(connection))["type"] == "response.completed"
