@@ -240,14 +240,14 @@ def room_s(left_s: float, usual: UsualTimes, following: UsualTimes, *, thinks: b
     return min(max(patience_s * _SHARE, usual.late_s * _BEYOND_USUAL), most_s)
 
 
-def needed_s(median_s: float | None, timeout_s: float) -> float:
+def needed_s(median_s: float, timeout_s: float) -> float:
     """Returns the seconds that a call must have left when it goes to a target, so that its answer is likely to be in time.
 
-    `median_s` is usual there for calls of its kind; None: unknown, and no time is too short. At most half of the `timeout_s`
-    that its caller has set is asked for, because the caller knows its calls, and some take much less than others. So a call
-    that has not waited always goes, and what is known of a target does not keep calls away that would show it to be wrong.
+    `median_s` is usual there for calls of its kind. At most half of the `timeout_s` that its caller has set is asked for,
+    because the caller knows its calls, and some take much less than others. So a call that has not waited always goes, and
+    what is known of a target does not keep calls away that would show it to be wrong.
     """
-    return 0.0 if median_s is None else min(median_s, timeout_s / 2)
+    return min(median_s, timeout_s / 2)
 
 
 def first_event_s(usual: UsualTimes, *, thinks: bool) -> float:

@@ -194,7 +194,7 @@ class Planner:
             return inf
         times = gate.health.heard.times(stream=call.stream, thinks=call.thinks)
         median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
-        return call.deadline - needed_s(median_s, call.deadline - call.received_at)
+        return inf if median_s is None else call.deadline - needed_s(median_s, call.deadline - call.received_at)
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
