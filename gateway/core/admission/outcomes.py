@@ -316,6 +316,8 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = grant.gate
+        if len(call.attempts) == 1 and not call.sdk_retry:
+            gate.health.breaker.fresh_failed_at = now
         self._judge(call, grant, self._blamed(call, grant, error_class, now), now)
         if phase is Phase.NOTHING_SENT:
             grant.cancel(now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
@@ -54,6 +55,8 @@ _OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
 """What the operator has to mend: the provider says it best."""
 MOST_TRIALS = 10
 """Of one call, where each of them was answered with a 500 or 409."""
+MOST_TRIALS_BESIDE_SERVED = 3
+"""Of one call, where others are served that were sent after a failure of its: it may be the call's own content."""
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
 SOON_S = 0.01
@@ -203,7 +206,7 @@ class Attempts:
             return
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
-        attempt.is_trial = _is_trial(call, failure.error_class)
+        attempt.is_trial = _is_trial(call, attempt, failure.error_class)
         self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
@@ -221,7 +224,7 @@ class Attempts:
             attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
             attempt.never_again = not attempt.is_refused
             return
-        attempt.is_trial = _is_trial(call, diagnosis.error_class)
+        attempt.is_trial = _is_trial(call, attempt, diagnosis.error_class)
         self._admission.outcomes.answered(call, opened.headers, is_error=True)
         self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
@@ -292,18 +295,26 @@ class Attempts:
         raise error
 
 
-def _is_trial(call: Call, error_class: ErrorClass) -> bool:
+def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     """Whether the attempt only showed that its target is in trouble: it does not count against the call's attempts.
 
-    A 500 or 409 may come of the call's own content, so a call with nobody beside it does not go on for ever.
+    A 500 or 409 may come of the call's own content, so a call with nobody beside it does not go on for ever; nor does a call
+    that fails while others are served.
     """
-    if call.grant is None or not call.grant.is_trial or error_class not in PASSING:
+    if call.grant is None:
+        return False
+    gate = call.grant.gate
+    answers = gate.health.heard.answers
+    attempt.served_by_then = answers + gate.in_flight
+    if not call.grant.is_trial or error_class not in PASSING:
         return False
     rule = call.model.retries.by_class.get(error_class)
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
-    is_targets = error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED)
-    return is_targets or sum([one.is_trial for one in call.attempts]) < MOST_TRIALS
+    most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
+    if any(one.target == attempt.target and 0 < one.served_by_then < answers for one in call.attempts):
+        most = MOST_TRIALS_BESIDE_SERVED
+    return sum([one.is_trial for one in call.attempts]) < most
 
 
 _OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"

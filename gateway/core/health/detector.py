@@ -255,8 +255,8 @@ class FailureDetector:
     def failed(self, now: float, why: str, pending: int = 0) -> str | None:
         """Counts a call that failed for `why`; returns what is wrong with the target, in words, or None.
 
-        `pending` calls were sent before this run of failures began and have not ended: failures come back sooner than
-        successes, so as long as these are the more, they may all be well.
+        `pending` calls have not ended: failures come back sooner than successes, so as long as these are the more, they may
+        all be well.
         """
         window, rules = self.window, self.rules
         if now >= window.ends_at:

@@ -450,7 +450,7 @@ def test_calls_sent_before_the_opening_are_no_probes() -> None:
     """Their late ends neither close it, nor open it again, nor free a permit."""
     breaker = Breaker("site", RULES, 0.0)
     early = [breaker.take(0.0) for _ in range(9)]
-    fail(breaker, 5, 1.0)
+    fail(breaker, 9, 1.0)
     now = breaker.probe_at
     assert breaker.admit(now, BACKGROUND) == 0.0
     probe = breaker.take(now)

@@ -206,7 +206,7 @@ def test_a_call_that_always_fails_is_not_the_one_that_finds_out(status: int, poi
         assert {one.result for one in await asyncio.gather(*good)} == {200}
         assert max(one.took_s for one in await asyncio.gather(*good)) < 10.0
         assert {one.result for one in await asyncio.gather(*bad)} == {status}
-        assert max(one.took_s for one in await asyncio.gather(*bad)) < 15.0
+        assert max(one.took_s for one in await asyncio.gather(*bad)) < 30.0
         city.rest()
 
     run(story)

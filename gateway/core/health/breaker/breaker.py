@@ -53,10 +53,11 @@ class Breaker(StateMachine):
         "_base",
         "_health",
         "_out",
-        "_pending",
         "_run_from",
         "_usual_per_s",
         "ask_leave",
+        "fresh_failed_at",
+        "has_failed_for_all",
         "opened_at",
         "peers",
     )
@@ -70,10 +71,13 @@ class Breaker(StateMachine):
         self.ask_leave: Callable[[Breaker], object] | None = None
         """Asks the fleet whether this replica probes; the answer comes by `FleetView`. None: there are no other replicas."""
         self.peers = PeerReports()
+        self.fresh_failed_at = -inf
+        """The last time at which a call failed that had not been here before (monotonic seconds); set by the owner."""
+        self.has_failed_for_all = False
+        """It opened by failures that went on, calls that were new here among them: what it served before is out of date."""
         self._base = 0  # permits below it are of calls sent before the last ejection or probing
         self._out = 0  # calls of this generation that have not ended
-        self._pending = 0  # of these, the ones sent before the present run of failures began ...
-        self._run_from = _NOBODY  # ... which was then, as a permit
+        self._run_from = _NOBODY  # the permit of the first call of the present run of failures
         self._usual_per_s = 0.0
         self._health = FailureDetector(rules, now)
 
@@ -156,7 +160,7 @@ class Breaker(StateMachine):
     def forget(self, permit: int, _now: float) -> None:
         """Takes back a permit whose call tells nothing about health: refused for a rate or itself, unsent, or left."""
         if permit >= self._base:
-            self._came_back(permit)
+            self._out -= 1
             if isinstance(self.phase, HalfOpen):
                 self.phase.probes.out -= 1
             elif isinstance(self.phase, Stumbling):
@@ -174,8 +178,14 @@ class Breaker(StateMachine):
             self._try_succeeded(self.phase, now)
             return
         self._out -= 1
-        self._run_from = _NOBODY
+        run = 0
+        if permit >= self._run_from:
+            self._run_from = _NOBODY
+        else:  # sent before the failures began: it says nothing about the time since
+            run = self._health.run
         illness = self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
+        if run:
+            self._health.run = run
         if illness is not None and first_byte_s is not None:
             self._eject(illness, now, first_byte_s * 1e4 % 1.0)  # the last digits of its time serve as the draw
 
@@ -183,7 +193,7 @@ class Breaker(StateMachine):
         """Counts a call that failed in a way that speaks of health; `why` is its error class, `u` a draw in [0, 1)."""
         if permit < self._base:
             return
-        self._came_back(permit)
+        self._out -= 1
         self.peers.own_success_until = None
         phase = self.phase
         if isinstance(phase, HalfOpen):
@@ -192,8 +202,8 @@ class Breaker(StateMachine):
             self._try_failed(phase, now, u, why)
         elif isinstance(phase, Closed):
             if self._run_from == _NOBODY:
-                self._run_from, self._pending = self._base + int(now * _MS), self._out
-            illness = self._health.failed(now, why, self._pending)
+                self._run_from = permit
+            illness = self._health.failed(now, why, self._out)
             if illness is not None:
                 self.fall_ill(illness, now, u, why)
 
@@ -266,6 +276,7 @@ class Breaker(StateMachine):
     def close(self, reason: str, now: float, ramp_s: float, *, is_news: bool = False) -> None:
         """Trusts the target again, behind a ramp of so many seconds; 0.0: at once."""
         self._health.restart(now)
+        self.has_failed_for_all = False
         self.peers.open_until = None
         phase = Closed(now, SlowStart(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None)
         self._enter(phase, reason, is_news=is_news)
@@ -294,6 +305,7 @@ class Breaker(StateMachine):
         if phase.bad <= phase.good:
             return  # a stray error among answers
         if now - phase.since >= LASTING_S:
+            self.has_failed_for_all = self.fresh_failed_at >= phase.since
             self._eject(f"failures for {now - phase.since:.0f} s ({why})", now, u)
             return
         phase.pause_s *= 2
@@ -345,13 +357,8 @@ class Breaker(StateMachine):
                 self.ejections = 0  # it has served: the waits begin anew
             self._eject(f"a probe failed ({why})", now, u)
 
-    def _came_back(self, permit: int) -> None:
-        self._out -= 1
-        if permit <= self._run_from and self._pending:
-            self._pending -= 1
-
     def _new_generation(self) -> None:
         """Begins a new generation of permits: calls that are out are no evidence any more."""
         self._base += 1 << _SENT_BITS
-        self._out = self._pending = 0
+        self._out = 0
         self._run_from = _NOBODY

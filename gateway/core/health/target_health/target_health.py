@@ -313,7 +313,9 @@ class TargetHealth:
         """
         breaker = self.breaker
         is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
-        if not is_open or self.heard.has_lost_model or breaker.failure_rate(now) > PANIC_FAILURE_SHARE:
+        if not is_open or self.heard.has_lost_model or breaker.has_failed_for_all:
+            return False
+        if breaker.failure_rate(now) > PANIC_FAILURE_SHARE:
             return False
         breaker.trust("nothing else is left, and it does serve calls", now)
         return True
