@@ -8,6 +8,7 @@ its capacity plus what refilled, or its capacity per window.
 
 from __future__ import annotations
 
+from collections import deque
 from math import floor
 from typing import Literal, Protocol
 
@@ -95,3 +96,38 @@ class Windows:
         window = floor(self._grid(now))
         if window != self._window:
             self._window, self._used = window, 0.0
+
+
+class Sliding:
+    """`capacity` in any span of `window_s`: a log of what was let in (Redis' recipe for rate limiting)."""
+
+    def __init__(self, counts: Counts, per_min: float, window_s: float = 60.0) -> None:
+        self.counts = counts
+        self.told = per_min
+        self.capacity = per_min * window_s / 60.0
+        self._window_s = window_s
+        self._log: deque[tuple[float, float]] = deque()
+        self._used = 0.0
+
+    def wait_s(self, amount: float, now: float) -> float:
+        missing = amount - self.remaining(now)
+        if missing <= _ROUNDING_S:
+            return 0.0
+        for at, used in self._log:
+            missing -= used
+            if missing <= _ROUNDING_S:
+                return at + self._window_s - now
+        return self._window_s
+
+    def take(self, amount: float, now: float) -> None:
+        self._log.append((now, amount))
+        self._used += amount
+
+    def remaining(self, now: float) -> float:
+        while self._log and self._log[0][0] <= now - self._window_s + _ROUNDING_S:
+            self._used -= self._log.popleft()[1]
+        return self.capacity - self._used
+
+    def reset_s(self, now: float) -> float:
+        self.remaining(now)
+        return self._log[-1][0] + self._window_s - now if self._log else 0.0
