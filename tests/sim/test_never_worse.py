@@ -96,6 +96,8 @@ def most_requests(scenario: Scenario, straight: Result, through: Result) -> floa
     in_trouble_s = sum(one.ends_s - one.begins_s for target in scenario.targets for one in target.troubles)
     in_vain = 1 / (1 - max(one.stray_percent for one in scenario.targets) / 100)
     most = 1.05 * straight.requests + in_vain * len(through.served - straight.served)
+    if len(scenario.targets) > 1:  # what fails at one target is tried at the other
+        most += len({name for _, name, _, status in through.asked if status != 200})
     most += sum(FIRST_TRIES * (1 + len(one.troubles)) for one in scenario.targets) + in_trouble_s * PROBES_PER_S
     if client.poison is not None:
         most += MOST_OF_ONE * len(scenario.targets) * (client.retries + 1)

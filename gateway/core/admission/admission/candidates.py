@@ -143,7 +143,9 @@ class Planner:
         """
         gates = [self._gates.line(target, call).gate for target in targets]
         usable = [target for target in targets if self._admits(call, target, now)]
-        if usable:
+        # Nobody knows when a spent quota comes back: a call waits for a target that is left alone rather than for that.
+        spent = {target.name for target, gate in zip(targets, gates, strict=True) if gate.pauses.quota_until > now}
+        if len(usable) == len(targets) or any(target.name not in spent for target in usable):
             return usable, inf
         if any(gate.health.close_in_panic(now) for gate in gates):
             return [target for target in targets if self._admits(call, target, now)], inf
@@ -162,9 +164,11 @@ class Planner:
                 param="model",
                 code="model_not_found",
             )
-        patience_s = self._patience_s(call, targets)
+        patience_s = self._patience_s(call, [target for target in targets if target.name not in spent])
         if patience_s > 0:
             return targets, patience_s
+        if usable:
+            return usable, inf
         soonest = min([gate.health.probe_at(now) for gate in gates])
         why = "; ".join(f"{gate.name}: {gate.health.reason}" for gate in gates)
         raise CircuitOpen(
