@@ -178,14 +178,11 @@ class Breaker(StateMachine):
             self._try_succeeded(self.phase, now)
             return
         self._out -= 1
-        run = 0
-        if permit >= self._run_from:
-            self._run_from = _NOBODY
-        else:  # sent before the failures began: it says nothing about the time since
-            run = self._health.run
+        if permit < self._run_from:
+            self._succeeded_late(permit, now, first_byte_s)
+            return
+        self._run_from = _NOBODY
         illness = self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
-        if run:
-            self._health.run = run
         if illness is not None and first_byte_s is not None:
             self._eject(illness, now, first_byte_s * 1e4 % 1.0)  # the last digits of its time serve as the draw
 
@@ -335,6 +332,12 @@ class Breaker(StateMachine):
         open_s = min(rules.open_s * 2.0 ** min(ejections, 30), rules.max_open_s)
         self.ejections = ejections + 1
         self.open_until(now + open_s * (1 - rules.jitter_percent / 100 * u), reason, now, is_news=True)
+
+    def _succeeded_late(self, permit: int, now: float, first_byte_s: float | None) -> None:
+        """Counts the success of a call sent before the failures began: it says nothing about the time since."""
+        run = self._health.run
+        self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
+        self._health.run = run
 
     def _probe_succeeded(self, permit: int, now: float) -> None:
         """Counts the success of a probe; that of a call sent before the last ejection says nothing, and is left out."""
