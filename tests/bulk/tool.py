@@ -22,8 +22,8 @@ class Tool:
 
     name: str
     items: int = 300
-    killed_after: float | None = None
-    """The part of the provider's minute after which it is killed, and then run again; None: it may end by itself."""
+    is_killed: bool = False
+    """It is killed once a third of its items is paid, and then run again."""
 
     @property
     def folder(self) -> Path:
@@ -64,8 +64,8 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             Tool("llama_index", 250),
             Tool("lightrag", 10),
             Tool("crewai", 200),
-            Tool("langgraph", killed_after=0.5),
-            Tool("prefect", killed_after=0.5),
+            Tool("langgraph", is_killed=True),
+            Tool("prefect", is_killed=True),
         )
     }
 )

@@ -99,12 +99,10 @@ def _use(tool: Tool, outcome: Outcome, base_url: str, ports: Sequence[int], minu
     home.mkdir()
     environ = environ_of(tool, home, base_url, outcome.items)
     began_at = time.monotonic()
-    if tool.killed_after is not None:
+    if tool.is_killed:
         with _started(tool.command, folder / "tool-killed", environ, home) as killed:
-            while killed.poll() is None and not _has_begun(ports):
+            while killed.poll() is None and _paid(ports) < outcome.items / 3:
                 time.sleep(_POLL_S)
-            with suppress(subprocess.TimeoutExpired):
-                killed.wait(tool.killed_after * minute_s)
     with _started(tool.command, folder / "tool", environ, home) as program:
         try:
             program.wait(_LONGEST_MINUTES * minute_s + _START_S)
@@ -246,8 +244,8 @@ def _tally(port: int) -> dict[str, Any]:
     return found
 
 
-def _has_begun(ports: Sequence[int]) -> bool:
-    return any(_tally(port)["calls"] for port in ports)
+def _paid(ports: Sequence[int]) -> int:
+    return sum(sum(_tally(port)["paid"].values()) for port in ports)
 
 
 def _cpu_s(pid: int) -> float:
