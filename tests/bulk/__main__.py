@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("bulk-results"), help="folder of the JSON and of all logs")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process is left behind
-    options.output.mkdir(exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     chosen, ways = options.tools.split(","), options.ways.split(",")
     if unknown := [name for name in (*chosen, *ways) if name not in (*TOOLS, *WAYS)]:
         parser.error(f"unknown: {', '.join(unknown)}; tools: {', '.join(TOOLS)}; ways: {', '.join(WAYS)}")
