@@ -376,6 +376,35 @@ async def test_what_is_not_an_id_is_left_alone(gateway: Running) -> None:
     assert answer.status == 200
 
 
+async def test_agents_may_name_their_threads_and_tools_their_files(gateway: Running) -> None:
+    """Codex says its thread in `client_metadata`, and tools of mail and drives have parameters named like ids."""
+    question = {"role": "user", "content": "x"}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"thread_id": "x", "file_id": "y"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "z"}
+    turns = [question, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+    codex, claude = await ask(
+        gateway,
+        post("/v1/responses", b'{"model":"m","input":"hi","client_metadata":{"thread_id":"01a2"}}', B),
+        post("/v1/messages", orjson.dumps({"model": "m", "max_tokens": 9, "messages": turns}), B),
+    )
+
+    assert codex.status == 200
+    assert not is_nothing(claude)
+
+
+async def test_an_unknown_field_opens_nothing_of_another_tenants(gateway: Running, provider: ObjectsProvider) -> None:
+    id = await create(gateway, "files", A)
+
+    def written(id: str) -> bytes:
+        return orjson.dumps({"model": "m", "input": "x", "tomorrow": {"source_file_id": id}})
+
+    theirs, nobodys = await ask(gateway, *(post("/v1/responses", written(one), B) for one in (id, "file-nobodys")))
+
+    assert is_nothing(theirs)
+    assert nobodys.status == 200
+
+
 @pytest.mark.parametrize("field", ["file_id", "file_ids[]", "image[file_id]"])
 async def test_a_form_may_name_ids_as_well(gateway: Running, provider: ObjectsProvider, field: str) -> None:
     id, box = await create(gateway, "files"), await create(gateway, "containers", B)
@@ -706,7 +735,8 @@ async def test_no_spelling_of_a_form_leads_around(
     id = await create(gateway, "responses")
     before = len(provider.seen)
     purposes = "".join(f'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n{one[8:]}\r\n' for one in fields)
-    line = f'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n{{"previous_response_id": "{id}"}}\r\n--b--\r\n'
+    call = orjson.dumps({"url": "/v1/responses", "body": {"previous_response_id": id}}).decode()
+    line = f'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n{call}\r\n--b--\r\n'
     hidden = f"--b\r\ncontent-disposition: form-data; name*=utf-8''file_id\r\n\r\n{id}\r\n--b--\r\n"
     kind = "content-type: multipart/form-data; boundary=b"
 

@@ -22,7 +22,6 @@ from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import ErrorClass
-from gateway.features.ownership.rules import rules as object_ids
 from gateway.features.ownership.rules.objects import (
     CHAT,
     MESSAGES,
@@ -34,8 +33,15 @@ from gateway.features.ownership.rules.objects import (
     key_of,
     own_idempotency_key,
 )
-from gateway.features.ownership.rules.rules import KINDS as ITEM_KINDS
-from gateway.features.ownership.rules.rules import ObjectRules
+from gateway.features.ownership.rules.places import NamedId, endpoint_of
+from gateway.features.ownership.rules.rules import (
+    MOST_FOUND,
+    ObjectRules,
+    ids_in_body,
+    may_name,
+    reads_everybodys,
+    too_many,
+)
 from gateway.features.reuse.layers.layers import result_or_default
 
 MOST_PAGES = 10
@@ -312,7 +318,7 @@ class Ownership:
             self._rename_key(call)
         if rules.is_open:
             return False
-        call.objects = concern_of(call, object_ids.may_name(call.body, content_type))
+        call.objects = concern_of(call, may_name(call.body, content_type))
         return call.objects is not None
 
     async def admit(self, call: Call, rules: ObjectRules) -> None:
@@ -320,24 +326,23 @@ class Ownership:
         concern = call.objects
         if concern is None:
             return
-        named: dict[str, str | None] = dict.fromkeys(ids_in_path(concern, call.query))
+        named = {id: NamedId(id, "", is_known_place=True) for id in ids_in_path(concern, call.query)}
+        at_known_places = 0
         if concern.method not in ("GET", "HEAD", "DELETE") or call.body:
             content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
             is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
             parsed = call.parsed if is_parsed else None
-            has_items = concern.place is not None and concern.place.kind in ITEM_KINDS
-            for one in object_ids.ids_in_body(call.body, parsed, content_type, has_items=has_items):
+            for one in ids_in_body(call.body, parsed, content_type, _endpoint_of(call)):
                 if one is None:
                     await asyncio.sleep(0)  # a large body: others may have their turn
-                else:
-                    named.setdefault(*one)
-                if len(named) > object_ids.MOST_FOUND:
-                    raise object_ids.too_many()
-            if concern.place is not None and concern.place.kind == "evals" and object_ids.reads_everybodys(call.body):
+                elif one.is_known_place or one.id not in named:
+                    named[one.id] = one
+                    at_known_places += one.is_known_place
+                if at_known_places > MOST_FOUND:
+                    raise too_many()
+            if concern.place is not None and concern.place.kind == "evals" and reads_everybodys(call.body):
                 raise _not_yours("data_source")
-        named = {id: field for id, field in named.items() if not rules.is_everybodys(id)}
-        if named:
-            await self._check(call, rules, named)
+        await self._check(call, rules, [one for one in named.values() if not rules.is_everybodys(one.id)])
 
     async def learn(
         self, call: Call, opened: FirstAnswer, ask_again: Callable[[Call], Awaitable[FirstAnswer]]
@@ -388,19 +393,20 @@ class Ownership:
 
     # --- asking ---
 
-    async def _check(self, call: Call, rules: ObjectRules, named: dict[str, str | None]) -> None:
-        """Checks that each id is the tenant's at one of the call's places, and no other tenant's at any of them."""
-        ids = [*named]
-        is_own = [False] * len(ids)
-        for scope, is_strict in _scopes(call, rules):
-            owners = await self._owners(scope, ids)
+    async def _check(self, call: Call, rules: ObjectRules, named: Sequence[NamedId]) -> None:
+        """Checks that no id is another tenant's at any of the call's places, and each at a known place the tenant's at one."""
+        is_own = [not one.is_known_place for one in named]
+        for scope, is_strict in _scopes(call, rules) if named else ():
+            owners: list[str | None] = []
+            for at in range(0, len(named), MOST_FOUND):
+                owners += await self._owners(scope, [one.id for one in named[at : at + MOST_FOUND]])
             for at, owner in enumerate(owners):
                 if owner is not None and owner != call.tenant:
-                    raise _not_yours(named[ids[at]])
+                    raise _not_yours(named[at].field)
                 is_own[at] = is_own[at] or owner is not None or not is_strict
-        for id, own in zip(ids, is_own, strict=True):
+        for one, own in zip(named, is_own, strict=True):
             if not own:
-                raise _not_yours(named[id])
+                raise _not_yours(one.field)
 
     async def _owners(self, scope: bytes, ids: Sequence[str]) -> Sequence[str | None]:
         owners = await result_or_default(self._objects.owners([key_of(scope, id) for id in ids]), None)
@@ -485,6 +491,14 @@ def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
     return [*scopes.items()]
 
 
+def _endpoint_of(call: Call) -> str:
+    """Returns the name by which the places of ids in the call's body are looked up."""
+    name = call.endpoint.name
+    if call.endpoint.request == "any":
+        return endpoint_of(call.path)
+    return "messages" if name == "count_tokens" else name
+
+
 def _is_callers_account(call: Call, target: Target) -> bool:
     """Returns whether the caller's own credential decides which objects are visible."""
     if call.credential is None or target.name in call.model.without_caller_credential:
@@ -492,8 +506,8 @@ def _is_callers_account(call: Call, target: Target) -> bool:
     return call.policy.providers[target.provider].is_callers
 
 
-def _not_yours(field: str | None) -> NotFound:
-    return NotFound(_NOT_YOURS, param=field, code="object_not_found")
+def _not_yours(field: str) -> NotFound:
+    return NotFound(_NOT_YOURS, param=field or None, code="object_not_found")
 
 
 def _cannot_say() -> OwnerUnknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.features.ownership.rules.objects import (
     MESSAGES,
     RESPONSES,
@@ -20,16 +21,28 @@ from gateway.features.ownership.rules.objects import (
     read_path,
     scope_of,
 )
-from gateway.features.ownership.rules.rules import FIELDS, TREE_BYTES, ObjectRules, ids_in_body, may_name
+from gateway.features.ownership.rules.places import FIELDS, KNOWN, NamedId, ids_in_line
+from gateway.features.ownership.rules.rules import ObjectRules, ids_in_body, may_name
 from gateway.features.ownership.service import Announcements, Filling, Page, ids_in_answer, read_page
 from tests.rows import rows
 
 JSON = b"application/json"
 
 
-def named(body: bytes, content_type: bytes = JSON) -> set[str]:
-    assert may_name(body, content_type)
-    return {one[0] for one in ids_in_body(body, None, content_type) if one is not None}
+def found(body: bytes, endpoint: str, parsed: dict[str, Any] | None = None) -> list[NamedId]:
+    assert may_name(body, JSON) or (endpoint in ("responses", "conversations") and b'"id"' in body.lower())
+    return walked(body, endpoint, parsed)
+
+
+def walked(
+    body: bytes, endpoint: str, parsed: dict[str, Any] | None = None, content_type: bytes = JSON
+) -> list[NamedId]:
+    return [one for one in ids_in_body(body, parsed, content_type, endpoint) if one is not None]
+
+
+def named(body: bytes, endpoint: str, parsed: dict[str, Any] | None = None) -> set[str]:
+    """The ids at known places."""
+    return {one.id for one in found(body, endpoint, parsed) if one.is_known_place}
 
 
 @rows(
@@ -58,34 +71,108 @@ def test_a_path_is_about_objects_or_not(path: str, place: ObjectPath | None) -> 
     assert read_path(path) == place
 
 
-@given(
-    body=st.recursive(
-        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "type", "tools", "x_id"]), inner)
-        ),
-        max_leaves=12,
+PLACES = sorted((endpoint, path) for endpoint, paths in KNOWN.items() for path in paths.split())
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "type", "tools", "x_id", "metadata"]), inner)
     ),
-    field=st.sampled_from(sorted(FIELDS)),
-    as_list=st.booleans(),
-    upper=st.booleans(),
+    max_leaves=12,
 )
-def test_whatever_stands_around_it_an_id_is_found(body: Any, field: str, as_list: bool, upper: bool) -> None:
-    """In a tree, and where the same body is so large that it is only searched."""
-    value = ["id-1", "id-2"] if as_list else "id-1"
-    tree = {"before": body, "deep": [{"deeper": {field.upper() if upper else field: value, "after": body}}]}
-    expected = {"id-1", "id-2"} if as_list else {"id-1"}
-
-    assert named(orjson.dumps(tree)) >= expected
-    assert named(orjson.dumps(tree, option=orjson.OPT_INDENT_2)) >= expected
-    assert named(orjson.dumps({**tree, "padding": "x" * TREE_BYTES})) >= expected
 
 
-@given(text=st.text(max_size=40))
-def test_words_in_a_text_are_no_ids(text: str) -> None:
-    body = orjson.dumps({"input": f'"file_id": "no" {text} "vector_store_ids": ["no"]', "padding": "x" * TREE_BYTES})
+def put(path: str, value: Any, beside: Any, *, in_lists: bool) -> Any:
+    """A tree with a value where the path leads."""
+    for name in reversed(path.split(".")):
+        value = {"beside": beside, ("f" if name == "*" else name): value}
+        value = [beside, value] if in_lists else value
+    return value[1] if in_lists else value
 
-    assert named(body) == set()
+
+@given(
+    where=st.sampled_from(PLACES), beside=ANYTHING, in_lists=st.booleans(), as_list=st.booleans(), upper=st.booleans(),
+    padding=st.sampled_from(["", "x" * 300_000]), spaced=st.booleans(),
+)  # fmt: skip
+def test_an_id_at_a_known_place_is_found(
+    where: tuple[str, str], beside: Any, in_lists: bool, as_list: bool, upper: bool, padding: str, spaced: bool
+) -> None:
+    """Whatever stands beside it, in small bodies and in large ones, and however its name is written."""
+    endpoint, path = where
+    tree = put(path, ["id-1", "id-2"] if as_list else "id-1", beside, in_lists=in_lists)
+    body = orjson.dumps({**tree, "padding": padding}, option=orjson.OPT_INDENT_2 if spaced else None)
+    if upper:
+        name = path.split(".")[-1]
+        body = body.replace(f'"{name}"'.encode(), f'"{name.upper()}"'.encode())
+
+    assert named(body, endpoint) >= ({"id-1", "id-2"} if as_list else {"id-1"})
+
+
+INERT_PLACES = [
+    ("responses", "metadata.file_id"),
+    ("responses", "client_metadata.thread_id"),
+    ("responses", "text.format.schema.properties.file_id"),
+    ("responses", "tools.parameters.properties.container.file_id"),
+    ("responses", "input.action.file_id"),
+    ("chat", "messages.tool_calls.function.arguments.file_id"),
+    ("chat", "tools.function.parameters.default.thread_id"),
+    ("messages", "messages.content.input.thread_id"),
+    ("messages", "messages.content.input.deep.file_ids"),
+    ("messages", "tools.input_schema.properties.container"),
+    ("messages", "metadata.conversation.id"),
+    ("generate", "contents.parts.functionCall.args.file_id"),
+    ("generate", "contents.parts.functionResponse.response.thread_id"),
+    ("batches", "metadata.input_file_id"),
+]
+
+
+@given(where=st.sampled_from(INERT_PLACES), in_lists=st.booleans(), padding=st.sampled_from(["", "x" * 300_000]))
+def test_what_callers_models_and_tools_write_names_nothing(
+    where: tuple[str, str], in_lists: bool, padding: str
+) -> None:
+    endpoint, path = where
+    body = orjson.dumps({**put(path, "id-1", None, in_lists=in_lists), "padding": padding})
+
+    assert walked(body, endpoint) == []
+
+
+@given(
+    endpoint=st.sampled_from([*KNOWN, "generate", "embeddings", "audio", ""]),
+    path=st.lists(st.sampled_from(["a", "b", "data"]), max_size=3),
+    field=st.sampled_from([*sorted(FIELDS - {"video", "conversation", "container"}), "new_file_id", "session_files"]),
+)
+def test_a_field_that_no_table_knows_names_what_is_another_tenants_only(
+    endpoint: str, path: list[str], field: str
+) -> None:
+    """What a provider adds tomorrow opens nothing, and what a client invents is no reason to refuse its call."""
+    body = orjson.dumps(put(".".join([*path, "unknown", field]), "id-1", None, in_lists=False))
+
+    assert found(body, endpoint) == [NamedId("id-1", field, is_known_place=False)]
+
+
+@given(text=st.text(max_size=40), endpoint=st.sampled_from(sorted(KNOWN)))
+def test_words_in_a_text_are_no_ids(text: str, endpoint: str) -> None:
+    body = orjson.dumps({"input": f'"file_id": "no" {text} "vector_store_ids": ["no"]', "file_id": None})
+
+    assert walked(body, endpoint) == []
+
+
+@rows("endpoint", ["responses", "chat", "messages", "threads"])
+def test_a_text_may_hold_such_words_as_often_as_it_likes(endpoint: str) -> None:
+    """A log of pods, of more than a body may name."""
+    text = '"container":"web","file_id":"f","container_name":"web"\n' * 6_000
+    body = orjson.dumps({"messages": [{"role": "user", "content": text}], "input": text, "container_names": [text]})
+
+    assert not may_name(body, JSON)
+    assert walked(body, endpoint) == []
+
+
+@given(name=st.text(min_size=1, max_size=12) | st.sampled_from(sorted(FIELDS)), value=st.text(max_size=5))
+def test_the_cheap_look_misses_nothing(name: str, value: str) -> None:
+    """Whatever the walk would find, the look at the bytes has found a reason to walk."""
+    for body in (orjson.dumps({name: value}), json.dumps({"a": [{name: value}]}).encode()):
+        if walked(body, "threads"):
+            assert may_name(body, JSON)
 
 
 REFERENCES: dict[str, Any] = {
@@ -109,17 +196,13 @@ BROUGHT: dict[str, Any] = {
 SENT = ["small", "spaced", "large", "large, parsed"]
 
 
-def items_named(body: bytes, parsed: dict[str, Any] | None = None) -> set[str]:
-    return {one[0] for one in ids_in_body(body, parsed, JSON, has_items=True) if one is not None}
-
-
 def sent_as(how: str, item: Any, id: str, field: str = "input") -> set[str]:
     other = {"id": "rs_other", "type": "reasoning", "summary": [], "encrypted_content": "g"}
     tree = orjson.loads(orjson.dumps({"model": "m", field: [other, item, other]}).replace(b"ID", id.encode()))
     if how.startswith("large"):
-        tree["padding"] = "x" * TREE_BYTES
+        tree["padding"] = "x" * 300_000
     body = orjson.dumps(tree, option=orjson.OPT_INDENT_2 if how == "spaced" else None)
-    return items_named(body, tree if how == "large, parsed" else None)
+    return named(body, "responses", tree if how == "large, parsed" else None)
 
 
 @rows("how", SENT)
@@ -139,7 +222,7 @@ def test_an_item_that_is_brought_is_not(name: str, how: str) -> None:
     assert sent_as(how, BROUGHT[name], id) == set()
 
 
-@rows("padding", [b"", b"x" * TREE_BYTES])
+@rows("padding", [b"", b"x" * 300_000])
 @rows(
     "item",
     [
@@ -148,33 +231,35 @@ def test_an_item_that_is_brought_is_not(name: str, how: str) -> None:
         b'{"type":"message","id":"ID","type":"item_reference"}',
         b'{"type":"item_reference","type":"message","id":"ID"}',
         b'{"Type":"Item_Reference","ID":"ID"}',
+        b'{"type":"message","Type":"item_reference","id":"ID"}',
         b'{"type":"item_\\u0072eference","id":"ID"}',
         b'{"\\u0074ype":"item_reference","id":"ID"}',
         b'{"type":"item_reference","x":{},"id":"ID"}',
         b'{"x":{"id":"own"},"id":"ID","type":"item_reference"}',
-        b'{"id":"ID","x":{"id":"own"},"type":"item_reference"}',
         b'{"type" \n:    \t                        "item_reference","id":"ID"}',
-        b'{"type":' + b" " * 9_000 + b'"item_reference","id":"ID"}',
         b'{"type"' + b" " * 9_000 + b':"item_reference","id":"ID"}',
-        b'{"type":"reasoning","id":"rs_ID","summary":[]},{"encrypted_content":"g","type":"reasoning","id":"rs_2"}',
-        b'{"type":"reasoning","id":"rs_ID","id":"rs_2","encrypted_content":"g"}',
+        b'{"type":"reasoning","id":"ID","summary":[]},{"encrypted_content":"g","type":"reasoning","id":"rs_2"}',
+        b'{"type":"reasoning","id":"ID","id":"rs_2"}',
     ],
 )
 def test_no_spelling_of_an_item_leads_around(item: bytes, padding: bytes) -> None:
-    """It is found, or it is refused."""
-    body = b'{"model":"m","input":[%b],"p":"%b"}' % (item, padding)
-    try:
-        found = items_named(body)
-    except InvalidRequest:
-        return
-    assert any(id.endswith("ID") for id in found)
+    assert "ID" in named(b'{"model":"m","input":[%b],"p":"%b"}' % (item, padding), "responses")
 
 
-def test_an_input_that_is_written_twice_is_read_twice() -> None:
-    body = b'{"input":[{"type":"item_reference","id":"ID"}],"input":"hello"}'
-
-    assert items_named(body) == {"ID"}
-    assert items_named(body[:-1] + b',"p":"' + b"x" * TREE_BYTES + b'"}', {"input": "hello", "p": ""}) >= {"ID"}
+@rows(
+    "body",
+    [
+        b'{"input":[{"type":"item_reference","id":"ID"}],"input":"hello"}',
+        b'{"previous_response_id":"ID","previous_response_id":null}',
+        b'{"previous_response_id":null,"Previous_Response_ID":"ID"}',
+        b'{"previous_response_\\u0069d":"ID"}',
+        b' {"tools":[{"vector_store_ids":[\n"ID"\t]}]}',
+        b'{"tools":[[{"container":{"file_ids":[["ID"]]}}]]}',
+    ],
+)
+def test_no_spelling_of_a_field_leads_around(body: bytes) -> None:
+    assert named(body, "responses") == {"ID"}
+    assert named(body[:-1] + b',"p":"' + b"x" * 300_000 + b'"}', "responses") == {"ID"}
 
 
 def test_what_is_no_item_is_not_looked_at() -> None:
@@ -184,31 +269,58 @@ def test_what_is_no_item_is_not_looked_at() -> None:
         "input": [{"role": "user", "content": [{"type": "input_text", "text": '{"type":"item_reference","id":"no"}'}]}],
     })  # fmt: skip
 
-    assert items_named(body) == set()
-    assert items_named(body[:-1] + b',"p":"' + b"x" * TREE_BYTES + b'"}') == set()
-    assert set(ids_in_body(b'{"input":[{"type":"item_reference","id":"x"}]}', None, JSON)) == set()
+    assert found(body, "responses") == []
+    assert walked(b'{"input":[{"type":"item_reference","id":"x"}]}', "evals") == []
 
 
-@pytest.mark.parametrize("size", [0, TREE_BYTES])
-def test_very_many_are_refused(size: int) -> None:
-    body = orjson.dumps([{"file_id": str(number)} for number in range(6000)] + [{"x": "x" * TREE_BYTES}])
-
-    with pytest.raises(InvalidRequest):
-        named(body)
-
-
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
-        b'{"file_id"' + b" " * 300_000 + b': "x"}',
-        b'{"file_id":' + b" " * 300_000 + b'"x"}',
-        b'{"f\\u0069le_id": "x", "p": "' + b"x" * 300_000 + b'"}',
-        b'{"file_ids": ["' + b"x" * 600_000 + b'"]}',
+        b"[" + b'{"file_id":"x"},' * 60_000 + b"1]",
+        b'{"file_id":"x","file_id":"y","data":[' + b"1," * 30_000 + b"1]}",
     ],
 )
-def test_what_hides_an_id_in_a_large_body_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        named(body)
+def test_a_body_that_takes_long_to_read_may_name_nothing(body: bytes) -> None:
+    with pytest.raises(GatewayError) as caught:
+        found(body, "threads")
+    assert caught.value.code in ("body_too_complex", "duplicate_field")
+
+
+def test_lines_of_a_batch_name_ids_each_by_its_endpoint() -> None:
+    lines = [
+        {"url": "/v1/responses", "body": {"previous_response_id": "1", "metadata": {"file_id": "no"}}},
+        {
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"content": [{"file": {"file_id": "2"}}]}], "thread_id": "soft"},
+        },
+        {"custom_id": "a", "file_id": "not in the body", "url": "/v1/responses", "body": {"input": [{"id": "3"}]}},
+    ]
+    text = b"\n".join(
+        [orjson.dumps(line) for line in lines]
+        + [b"", b"no JSON", b'{"Body":{"conversation":"4"},"URL":"/v1/responses"}']
+    )
+    form = (
+        b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n' + text + b"\r\n--b--\r\n"
+    )
+
+    ids = walked(form, "files", content_type=b"multipart/form-data; boundary=b")
+
+    assert {one.id for one in ids if one.is_known_place} == {"1", "2", "3", "4"}
+    assert {one.id for one in ids if not one.is_known_place} == {"soft"}
+
+
+@rows("break_", [b"\r", b" \r ", b"\x1e"])
+def test_no_break_of_a_line_leads_around(break_: bytes) -> None:
+    """Another reader may take it for the end of a line, or for white space."""
+    line = b'{"url":"/v1/responses","body":' + break_ + b'{"conversation":"ID"}}'
+    two = b'{"url":"/v1/responses","body":{}}' + break_ + b'{"url":"/v1/responses","body":{"conversation":"ID"}}'
+    for text in (line, two):
+        try:
+            ids = [one for one in ids_in_line(text) if one is not None]
+        except InvalidRequest:
+            continue
+        assert [one.id for one in ids] == ["ID"]
 
 
 def test_a_cursor_is_an_id_as_well() -> None:
@@ -303,8 +415,8 @@ def test_a_stream_names_the_message_from_which_a_thread_goes_on() -> None:
     event = b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message"}}\n\n'
 
     assert Announcements(ObjectAccess(MESSAGES)).read(event) == ["msg_1"]
-    assert [*ids_in_body(b'{"thread":{"previous_message_id":"msg_1"}}', None, b"")] == [
-        ("msg_1", "previous_message_id")
+    assert walked(b'{"thread":{"previous_message_id":"msg_1"}}', "messages") == [
+        NamedId("msg_1", "previous_message_id", is_known_place=True)
     ]
 
 

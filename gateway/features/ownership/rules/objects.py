@@ -3,7 +3,8 @@
 A provider knows the account only, so ids are all that keeps tenants apart there: each id that was created through the gateway
 is its tenant's, and a caller that names another tenant's id gets the answer for an id that does not exist. Decisions only: a
 store knows the owners. Paths are read decoded and in lower case, for providers differ in what they take for the same.
-Source: OpenAI's API reference; ids in bodies and answers are found by `rules.py` and `ownership/service.py`.
+Source: OpenAI's API reference. Ids in bodies are found by `rules.py` and `places.py`, those in answers by
+`ownership/service.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from hashlib import blake2b
 from urllib.parse import parse_qsl, unquote
 
 from gateway.core.snapshot.snapshot import Request
+from gateway.features.ownership.rules.places import MOST_DECODINGS
 
 KEY_BYTES = 16
-_MOST_DECODINGS = 3
 _VERBS: Mapping[tuple[str, ...], frozenset[str]] = {
     ("files",): frozenset(),
     ("uploads",): frozenset(),
@@ -99,7 +100,7 @@ def scope_of(base_url: str) -> bytes:
 
 def read_path(path: str) -> ObjectPath | None:
     """Returns the subject of a path below the base URL, as it was sent; None: it has no objects."""
-    for _ in range(_MOST_DECODINGS):
+    for _ in range(MOST_DECODINGS):
         path = unquote(path)
     steps = [step for step in path.split("/") if step]
     lower = [step.lower() for step in steps]

@@ -1,0 +1,321 @@
+"""Finds the ids of a provider's objects in a JSON body: where the provider's API reads them, and nowhere else.
+
+An id at a known place has to be the tenant's. In a field that no table knows, but that is named like an id, only an id on
+record as another tenant's is refused, so that a field which a provider adds tomorrow opens nothing. What callers, models and
+tools write freely is inert: text, metadata, schemas, the arguments and results of tools. Names count in any case of letters,
+and a list stands for each of its members, because servers differ in what they take for the same.
+Sources: OpenAI's API reference (responses, conversations, chat, assistants, threads, vector stores, batches, fine-tuning,
+evals, images, videos, containers), Anthropic's Messages and Files API.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from gateway.core.errors import BodyTooComplex, InvalidRequest
+from gateway.core.openai.json_edit import piece_at
+
+LARGE_BYTES = 262_144
+MOST_VALUES = 100_000
+"""The values of a body that names objects: reading as many takes some 50 ms, in which nothing else runs."""
+MOST_VALUES_TWICE = 20_000
+"""The same where a field is written twice, which takes ten times as long to read."""
+MOST_DECODINGS = 3
+"""How often a path may be percent-encoded: some servers decode it twice."""
+FIELDS = frozenset((
+    "file_id", "file_ids", "input_file_id", "vector_store_id", "vector_store_ids", "container", "container_id", "conversation",
+    "previous_response_id", "previous_message_id", "training_file", "validation_file", "assistant_id", "thread_id", "video",
+))  # fmt: skip
+"""The names of fields whose values are ids of objects, at the places below."""
+
+_CALL_IDS = frozenset(("call_id", "tool_call_id", "tool_use_id", "custom_id", "item_id"))
+"""Fields of every agent's history that are named like ids, and name no object."""
+_LIKE_AN_ID = re.compile(r"(?:.*_)?(?:file|files|container|conversation|video)|.*_ids?", re.DOTALL)
+_ENDS_OF_CALL_IDS = (b'"call_id"', b'tool_call_id"', b'tool_use_id"')
+_ENDS_OF_FIELDS = (b'_ids"', b'file"', b'files"', b'container"', b'conversation"', b'video"')
+_ESCAPED_NAME = re.compile(rb'\\u00[4-7][0-9a-fA-F](?:[^"\\]|\\u00[0-9a-fA-F]{2}){0,64}"\s*:')
+
+_INERT_ANYWHERE = frozenset((
+    "metadata", "client_metadata", "attributes", "parameters", "schema", "item_schema", "input_schema", "output_schema",
+    "json_schema", "arguments", "args", "parametersjsonschema", "responsejsonschema", "responseschema",
+))  # fmt: skip
+"""Fields whose contents are the caller's own wherever they stand: no provider takes them for ids."""
+_INERT: Mapping[str, str] = {
+    "messages": "messages.content.input messages.content.toolUse.input messages.content.toolResult",
+    "generate": "contents.parts.functionCall contents.parts.functionResponse",
+    "responses": "input.action input.input",
+}
+"""What models and tools write, by the language's names: arguments and results of calls."""
+
+_INPUT = "file_id content.file_id output.file_id container_id environment.container_id environment.file_ids"
+_TOOLS = (
+    "vector_store_ids container container.id container.container_id container.file_ids input_image_mask.file_id "
+    "environment.container_id environment.file_ids"
+)
+_RESOURCES = "code_interpreter.file_ids file_search.vector_store_ids file_search.vector_stores.file_ids"
+_THREAD_MESSAGE = "file_ids attachments.file_id content.image_file.file_id"
+
+
+def _below(above: str, places: str) -> str:
+    return " ".join(f"{above}.{place}" for place in places.split())
+
+
+_THREAD = f"{_below('messages', _THREAD_MESSAGE)} {_below('tool_resources', _RESOURCES)}"
+KNOWN: Mapping[str, str] = {
+    "responses": (
+        f"previous_response_id conversation conversation.id {_below('input', _INPUT)} {_below('instructions', _INPUT)} "
+        f"{_below('tools', _TOOLS)} prompt.variables.*.file_id"
+    ),
+    "conversations": f"{_below('items', _INPUT)} {_INPUT}",
+    "chat": "messages.file_ids messages.content.file.file_id messages.content.file_id",
+    "messages": (
+        "container container.id thread.previous_message_id messages.content.file_id messages.content.source.file_id "
+        "messages.content.content.file_id messages.content.content.source.file_id system.source.file_id"
+    ),
+    "assistants": f"assistant_id file_ids {_below('tool_resources', _RESOURCES)}",
+    "threads": (
+        f"assistant_id thread_id {_THREAD} {_THREAD_MESSAGE} {_below('thread', _THREAD)} "
+        f"{_below('additional_messages', _THREAD_MESSAGE)}"
+    ),
+    "vector_stores": "file_id file_ids files.file_id vector_store_id",
+    "containers": "file_id file_ids",
+    "batches": "input_file_id",
+    "fine_tuning": "training_file validation_file",
+    "images": "file_id images.file_id image.file_id mask.file_id",
+    "videos": "video video.id input_reference.file_id",
+    "evals": "data_source.source.file_id data_source.file_id data_source.input_messages.file_id",
+}
+"""The places of ids by the first part of the path (or the endpoint), each as the names that lead there."""
+
+
+class NamedId(NamedTuple):
+    """An id that a body names."""
+
+    id: str
+    field: str
+    is_known_place: bool
+    """The provider reads an id here; else only another tenant's id is refused."""
+
+
+class _Place:
+    """A place in a body, and what lies below it."""
+
+    __slots__ = ("below", "is_id", "is_inert", "is_item")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Place] = {}
+        self.is_id = self.is_inert = self.is_item = False
+
+    def at(self, path: str) -> _Place:
+        """Returns the place that a path leads to, made where it is new."""
+        place = self
+        for name in path.lower().split("."):
+            place = place.below.setdefault(name, _Place())
+        return place
+
+
+_UNKNOWN = _Place()
+_STEP = 2_000
+"""The objects and lists that are looked at before others get their turn."""
+
+
+def _tables() -> Mapping[str, _Place]:
+    tables: dict[str, _Place] = {}
+    for endpoint in {*KNOWN, *_INERT}:
+        top = tables[endpoint] = _Place()
+        for path in KNOWN.get(endpoint, "").split():
+            top.at(path).is_id = True
+        for path in _INERT.get(endpoint, "").split():
+            top.at(path).is_inert = True
+    for endpoint, path in (("responses", "input"), ("responses", "instructions"), ("conversations", "items")):
+        tables[endpoint].at(path).is_item = True
+    return tables
+
+
+_TABLES = _tables()
+
+
+def may_name(body: bytes) -> bool:
+    """Returns whether a body could name an object: a cheap look that never misses one."""
+    if body[:1] not in (b"{", b"[") or b"\0" in body[:4]:
+        return True  # no JSON to us, or with white space in front, which real clients do not send
+    lower = body.lower()
+    return (
+        lower.count(b'_id"') > sum(map(lower.count, _ENDS_OF_CALL_IDS))
+        or any(end in lower for end in _ENDS_OF_FIELDS)
+        or (b"\\u00" in lower and _ESCAPED_NAME.search(lower) is not None)
+    )
+
+
+def ids_in_json(body: bytes, parsed: Any, endpoint: str) -> Iterator[NamedId | None]:
+    """Yields the ids that a JSON body names; None now and then, where others may have their turn.
+
+    `parsed` is the whole body, parsed, or None; `endpoint` is the first part of the path, or the name of the endpoint.
+    Raises InvalidRequest for a body that only another parser could read, BodyTooComplex for one that takes long.
+    """
+    tree = yield from _tree_of(body, parsed)
+    if isinstance(tree, dict | list):
+        yield from _walk(tree, _TABLES.get(endpoint, _UNKNOWN))
+    else:
+        _refuse_opaque(body)
+
+
+def ids_in_line(line: bytes) -> Iterator[NamedId | None]:
+    """Yields the ids that the call in one line of a batch file names, by the endpoint of its `url`. Raises as above."""
+    tree = yield from _tree_of(line, None)
+    if isinstance(tree, dict):
+        fields = _in_lower_case(tree)
+        for url in [*_strings(fields.get("url"))] or [""]:
+            yield from _walk(fields.get("body"), _TABLES.get(endpoint_of(url), _UNKNOWN))
+    else:
+        _refuse_opaque(line)
+
+
+def endpoint_of(path: str) -> str:
+    """Returns the first part of a path below the base URL, by which the places of ids are looked up."""
+    for _ in range(MOST_DECODINGS):
+        path = unquote(path)
+    return next((step for step in path.lower().split("/") if step not in ("", "v1")), "")
+
+
+def _refuse_opaque(body: bytes) -> None:
+    """Raises InvalidRequest for a body that is no JSON to us and may name objects to another parser.
+
+    Forms have no quotes, and other encodings have zeros.
+    """
+    lower = body.lower()
+    names = (name.encode() if "_" in name else f'"{name}"'.encode() for name in FIELDS)
+    if b"\0" in body[:4] or any(name in lower for name in names):
+        raise InvalidRequest("The request body names objects and is no JSON; send JSON in UTF-8.", code="invalid_json")
+
+
+def _tree_of(body: bytes, parsed: Any) -> Generator[None, None, Any]:
+    """Returns the body as a tree that holds every value of a field that is written twice; of no JSON None.
+
+    Yields between its steps, which take some tens of milliseconds each where a body is large.
+    """
+    is_large = len(body) > LARGE_BYTES
+    values, names = yield from _counts(body)
+    if values > MOST_VALUES:
+        raise BodyTooComplex(
+            f"A request body that names objects may have {MOST_VALUES:,} JSON values where tenants share an account; "
+            "send less at a time."
+        )
+    try:
+        tree = parsed if parsed is not None else orjson.loads(body)
+        if is_large:
+            yield
+        written = orjson.dumps(tree)
+    except (orjson.JSONDecodeError, TypeError):  # TypeError: nested too deep
+        return None
+    if (yield from _counts(written)) == (values, names):
+        return tree
+    if values > MOST_VALUES_TWICE:
+        raise InvalidRequest(
+            "The request body has a field twice in one object; write each once.", code="duplicate_field"
+        )
+    return json.loads(body, object_pairs_hook=_with_all_values)
+
+
+def _counts(text: bytes) -> Generator[None, None, tuple[int, int]]:
+    """Returns how many values (about) and how many names of fields JSON text has; yields between the pieces of a large one."""
+    values = names = at = 0
+    in_string = False
+    while at < len(text):
+        if at:
+            yield
+        piece = piece_at(text, at, LARGE_BYTES)
+        at += len(piece)
+        between = piece.split(b'"')
+        outside = b"".join(between[in_string::2])
+        in_string ^= len(between) % 2 == 0
+        values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        names += outside.count(b":")
+    return values, names
+
+
+def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = [found[name], value] if name in found else value
+    return found
+
+
+def _walk(tree: Any, top: _Place) -> Iterator[NamedId | None]:
+    ahead: list[tuple[Any, _Place]] = [(tree, top)]
+    for number in count(1):
+        if not ahead:
+            return
+        if number % _STEP == 0:
+            yield None
+        here, place = ahead.pop()
+        if isinstance(here, list):
+            ahead += [(one, place) for one in here if isinstance(one, dict | list)]
+            continue
+        if not isinstance(here, dict):
+            continue  # the body of a batch's line may be anything
+        fields = _in_lower_case(here)
+        if place.is_item:
+            yield from _reference(fields)
+        if "file_id" in _strings(fields.get("type")):  # {"type": "file_id", "id": …}: an eval's data
+            yield from (NamedId(id, "id", is_known_place=True) for id in _strings(fields.get("id")))
+        for name, value in fields.items():
+            inner = place.below.get(name) or place.below.get("*") or _UNKNOWN
+            if inner.is_inert or name in _INERT_ANYWHERE:
+                continue
+            if inner.is_id:
+                yield from (NamedId(id, name, is_known_place=True) for id in _strings(value))
+            elif name not in _CALL_IDS and _LIKE_AN_ID.fullmatch(name):
+                inside = value.get("id") if isinstance(value, dict) else value
+                yield from (NamedId(id, name, is_known_place=False) for id in _strings(inside))
+            if isinstance(value, dict | list):
+                ahead.append((value, inner))
+
+
+def _in_lower_case(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields by their names in lower case, all values of those that differ in case only."""
+    fields: dict[str, Any] = {}
+    for name, value in tree.items():
+        lower = name.lower()
+        fields[lower] = [fields[lower], value] if lower in fields else value
+    return fields
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yields the strings and numbers that a value is, or that stand in its lists."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        yield str(value)
+
+
+# Items of stored responses that the input of another response names instead of bringing them.
+#
+# `{"type": "item_reference", "id": …}`, or the id alone; a reasoning item without anything that it thought, a picture that was
+# made without its bytes: the provider puts in what it has stored under that id, for whoever has the account's key. What brings
+# its own content is no reference, whatever its id is. Source: OpenAI's API reference (`input` of `/responses`, `items` of
+# `/conversations`), its guides to reasoning and to images (an earlier picture by its id).
+
+_OWN_CONTENT: Mapping[str, tuple[str, ...]] = {
+    "reasoning": ("encrypted_content", "content"),
+    "image_generation_call": ("result",),
+}
+"""The fields, by type, in which an item that is no reference has content."""
+
+
+def _reference(item: Mapping[str, Any]) -> Iterator[NamedId]:
+    kinds = [kind.lower() for kind in _strings(item.get("type"))]
+    is_reference = any(
+        kind == "item_reference" or (kind in _OWN_CONTENT and not any(item.get(name) for name in _OWN_CONTENT[kind]))
+        for kind in kinds
+    )
+    if is_reference or (not any(kinds) and "role" not in item):
+        yield from (NamedId(id, "input", is_known_place=True) for id in _strings(item.get("id")))
