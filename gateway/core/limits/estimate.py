@@ -270,10 +270,10 @@ def _item_tokens(item: dict[str, Any], count: Count) -> float:
 
 
 def _parts_tokens(parts: object, count: Count) -> float:
-    if type(parts) is not list:
+    if type(parts) is not list or not parts:
         return 0.0
     sample = parts[:: 1 + (len(parts) - 1) // _MOST_PARTS]
-    return sum([_part_tokens(part, count) for part in sample if type(part) is dict]) * len(parts) / (len(sample) or 1)
+    return sum([_part_tokens(part, count) for part in sample if type(part) is dict]) * len(parts) / len(sample)
 
 
 def _calls_tokens(calls: object, count: Count) -> float:

@@ -130,11 +130,29 @@ def test_tools_and_their_calls_are_input_too() -> None:
     assert estimate(messages=calls) == 7 + 104
 
 
+PLACES: list[Callable[[Any], dict[str, Any]]] = [
+    lambda value: {"messages": value},
+    lambda value: {"messages": said(value)},
+    lambda value: {"messages": said([{"type": "tool_result", "content": value}])},
+    lambda value: {"messages": [{"role": "assistant", "tool_calls": value}]},
+    lambda value: {"contents": [{"parts": value}], "systemInstruction": value},
+    lambda value: {"input": [{"type": "reasoning", "summary": value, "content": value}]},
+    lambda value: {"system": value, "tools": value},
+]
+
+
 @BOUNDED
-@given(json_objects)
+@given(json_objects | st.builds(lambda put, value: put(value), st.sampled_from(PLACES), json_values))
 def test_an_estimate_is_total(fields: dict[str, Any]) -> None:
     """On any JSON object, and at least 1."""
     assert estimate(**fields) >= 1
+
+
+@rows("value", [None, [], {}, "", 0, [[]], [None]])
+def test_an_estimate_is_total_where_there_is_nothing(value: Any) -> None:
+    """A message's content may be an empty list, as may a reasoning item's summary."""
+    for put in PLACES:
+        assert estimate(**put(value)) >= 1
 
 
 @rows(
