@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 import orjson
+from python_multipart.multipart import parse_options_header
 
 from gateway.core.limits.estimate import estimate_large
 from gateway.core.openai.json_edit import (
@@ -173,13 +174,7 @@ def _with_usage(options: bytes, parsed: object) -> bytes:
 
 
 _BOUNDARY = re.compile(rb"""[;\s]boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))(?![^\s;])""", re.IGNORECASE)
-# Whole parameters are skipped on the way to `name`: a file may be called `; name=model`.
-_NAME = re.compile(
-    rb"""^content-disposition:[ \t]*form-data[ \t]*"""
-    rb"""(?:;[ \t]*(?!name=)[^\s;="]++=(?:"(?:[^"\\\r\n]|\\.)*+"|[^\s;"]*+)[ \t]*)*+"""
-    rb""";[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))""",
-    re.I | re.M,
-)
+_DISPOSITION = re.compile(rb"^content-disposition:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 MAX_PARTS = 1000
 _PARTS_A_STEP = 16
 _SEARCHED_BYTES = 262_144
@@ -248,11 +243,16 @@ def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None,
         head_end = body.find(b"\r\n\r\n", line_end, min(part_end + 2, line_end + _MAX_PART_HEAD))
         if head_end < 0:
             raise MultipartError("the head of a part does not end")
-        field = _NAME.search(body, line_end, head_end)
-        name = (field.group(1) or field.group(2) or b"").decode("latin-1") if field is not None else ""
-        yield name, head_end + 4, max(head_end + 4, part_end)
+        disposition = _DISPOSITION.search(body, line_end, head_end)
+        yield _name_in(disposition[1]) if disposition is not None else "", head_end + 4, max(head_end + 4, part_end)
         at = part_end + 2
     raise MultipartError(f"more than {MAX_PARTS} parts")
+
+
+def _name_in(disposition: bytes) -> str:
+    """Returns the name of a form's field by its `Content-Disposition`; empty: it has none (RFC 7578, 4.2)."""
+    kind, options = parse_options_header(disposition)
+    return options.get(b"name", b"").decode("latin-1") if kind == b"form-data" else ""
 
 
 def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes]:
