@@ -41,7 +41,7 @@ ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
 JSON_TYPE = b"application/json"
-NO_SUCH_PATH = frozenset((404, 405))
+MAY_MEAN_PATH = frozenset((400, 404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
 PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
@@ -90,7 +90,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             attempt.remembers_for = call.tenant if call.model.remembers_thinking else None
             attempt.refuses_loss = call.model.on_loss == "refuse"
         answer = await upstream.send(outgoing)
-        if answer.status in NO_SUCH_PATH and target.on_unknown_path is not None:
+        if answer.status in MAY_MEAN_PATH and target.on_unknown_path is not None:
             attempt.status = answer.status
             attempt.refuses_loss = call.model.on_loss == "refuse"
             answer = await target.on_unknown_path(outgoing, answer)

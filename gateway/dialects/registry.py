@@ -5,6 +5,7 @@ A language's own code is imported when the first target that speaks it, or the f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -38,6 +39,7 @@ from gateway.dialects.places import at_converse, at_count, at_invoke
 
 _MODEL_WORDS: Final = ("model", "deployment")
 _PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
+_USE_OTHER_PATH: Final = re.compile(rb"\buse /v1/(?:responses|chat/completions)\b", re.IGNORECASE)
 _NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
 
 
@@ -174,12 +176,15 @@ def _with_envelope(given: bytes, asked: Json, made: Json) -> bytes:
     return given
 
 
-def says_path_is_unknown(body: bytes) -> bool:
-    """Returns whether a 404 or 405 means the path, and not a model or anything else that was asked for.
+def says_path_is_unknown(body: bytes, status: int) -> bool:
+    """Returns whether a 400, 404 or 405 means the path, and not a model or anything else that was asked for.
 
     OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
-    say by themselves, is no word on what was asked.
+    say by themselves, is no word on what was asked. A 400 means the path only where it names the one to use: OpenAI's for
+    tools beside `reasoning_effort`, which some models take at `/v1/responses` alone.
     """
+    if status == 400:
+        return _USE_OTHER_PATH.search(body) is not None
     said = json_object(body)
     if said is None:
         return True

@@ -27,7 +27,7 @@ from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, p
 from gateway.dialects.spoken import Spoken
 
 LEARNED_FOR_S = 600.0
-_PATH_STATUSES: Final = (404, 405)
+_PATH_STATUSES: Final = (400, 404, 405)
 LARGE_BYTES = 1_000_000
 """A larger request or answer is converted in a thread, so that others do not wait."""
 _THROUGH_CHAT: Final = ("messages", "generate")
@@ -125,7 +125,7 @@ class Converting:
         return self._convert(pair, outgoing)
 
     async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
-        """Returns the answer to give instead of a 404 or 405: the same one, or that of the call in another language.
+        """Returns the answer to give instead of a 400, 404 or 405: the same one, or that of the call in another language.
 
         It is learned only where the other path is there: a server that is being deployed knows neither for a while.
         """
@@ -133,7 +133,7 @@ class Converting:
         if not self._learns or pair is None or outgoing.method != "POST" or isinstance(answer, WholeAnswer):
             return answer
         said = await self._read(answer)
-        if not says_path_is_unknown(said):
+        if not says_path_is_unknown(said, answer.status):
             return WholeAnswer(answer, said)
         converted = await self._convert(pair, outgoing)
         if isinstance(converted, WholeAnswer) and converted.lacks_path:  # nor does it know the other one
@@ -173,7 +173,7 @@ class Converting:
         answer = await self._inner.send(addressed(outgoing, pair, sent, body))
         if answer.status in _PATH_STATUSES and self._learns:
             said = await self._read(answer)
-            lacks_path = says_path_is_unknown(said)
+            lacks_path = says_path_is_unknown(said, answer.status)
             if lacks_path and outgoing.path in self._until:  # what was learned has passed
                 self._forget(outgoing.path)
             elif lacks_path and pair.asked in _THROUGH_CHAT and pair.spoken == "chat":

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.answers import MAY_MEAN_PATH
 from gateway.core.clock import SystemClock
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
@@ -16,6 +17,7 @@ from gateway.dialects import registry
 from gateway.dialects import upstream as module
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
+from tests.rows import rows
 from tests.support.flow import JSON, Broken, Script, ScriptedUpstream
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
@@ -23,6 +25,11 @@ ASKED = {"model": "m", "input": "hi", "truncation": "auto"}
 SAID = {
     "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "so"}, "finish_reason": "stop"}],
+}
+RESPONDED = {
+    "status": "completed",
+    "model": "m",
+    "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}],
 }
 SSE = (b"content-type", b"text/event-stream")
 MODEL = {"error": {"message": "The model `m` does not exist", "code": "model_not_found", "param": None}}
@@ -69,7 +76,7 @@ async def body_of(answer: Answer) -> Any:
 async def ask(upstream: Converting, sent: Outgoing) -> Answer:
     """Asks as an attempt does: what is not known there is learned from."""
     answer = await upstream.send(sent)
-    return await upstream.on_unknown_path(sent, answer) if answer.status in (404, 405) else answer
+    return await upstream.on_unknown_path(sent, answer) if answer.status in MAY_MEAN_PATH else answer
 
 
 async def test_what_a_server_does_not_speak_goes_in_what_it_does() -> None:
@@ -208,6 +215,39 @@ async def test_a_missing_model_is_no_missing_path(said: Any, is_learned: bool) -
     assert len(inner.sent) == 1 + is_learned
     assert answer.status == (200 if is_learned else 404)
     assert await body_of(answer)
+
+
+TOOLS_WITH_EFFORT = (
+    "Function tools with reasoning_effort are not supported for gpt-5.4-mini in /v1/chat/completions. "
+    "Please use /v1/responses instead."
+)
+OR_NO_EFFORT = "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
+
+
+@rows(
+    ("message", "code", "is_learned"),
+    [
+        (TOOLS_WITH_EFFORT, None, True),
+        (TOOLS_WITH_EFFORT, "unsupported_parameter", True),
+        (OR_NO_EFFORT, "invalid_request_error", True),
+        ("Unsupported parameter: 'foo' is not supported with /v1/chat/completions.", None, False),
+        ("Invalid value: 'x'.", "invalid_value", False),
+    ],
+)
+async def test_a_400_that_names_the_path_to_use_is_learned_from(
+    message: str, code: str | None, is_learned: bool
+) -> None:
+    """OpenAI's models that take tools beside `reasoning_effort` by Responses alone; also for callers of Messages."""
+    refusal = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/chat/completions", "/messages"):
+        inner = ScriptedUpstream(*answers(refusal, status=400), *answers(RESPONDED))
+        upstream = around(inner)
+        answer = await ask(upstream, outgoing(path, asked))
+
+        assert [one.path for one in inner.sent] == ["/chat/completions", "/responses"][: 1 + is_learned]
+        assert answer.status == (200 if is_learned else 400)
+        assert await body_of(answer)
 
 
 async def test_nothing_is_learned_where_it_is_known() -> None:
