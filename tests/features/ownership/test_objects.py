@@ -262,6 +262,37 @@ def test_no_spelling_of_a_field_leads_around(body: bytes) -> None:
     assert named(body[:-1] + b',"p":"' + b"x" * 300_000 + b'"}', "responses") == {"ID"}
 
 
+@rows("odd", [b',"x":1e999}', b',"x":NaN}', b',"x":"\\ud800"}', b"}"])
+@rows(
+    ("named", "endpoint"),
+    [
+        (b'{"items":[{"type":"item_reference","id":"ID"}]', "conversations"),
+        (b'{"items":[{"type":"item_reference","\\u0069d":"ID"}]', "conversations"),
+        (b'{"\\u0066ile_id":"ID"', "vector_stores"),
+    ],
+)
+def test_json_that_others_read_and_we_do_not_may_name_nothing(named: bytes, endpoint: str, odd: bytes) -> None:
+    mark = b"\xef\xbb\xbf" if odd == b"}" else b""
+
+    with pytest.raises(InvalidRequest) as caught:
+        found(mark + named + odd, endpoint)
+    assert caught.value.code == "invalid_json"
+
+
+@rows(
+    "body",
+    [
+        b"{" + b",".join(b'"file_id":"%d"' % number for number in range(3_000)) + b"}",
+        orjson.dumps({
+            "".join(c.upper() if bits >> at & 1 else c for at, c in enumerate("conversation")): str(bits)
+            for bits in range(3_000)
+        }),
+    ],
+)  # fmt: skip
+def test_a_field_may_be_written_often(body: bytes) -> None:
+    assert len({one.id for one in found(body, "vector_stores")}) == 3_000
+
+
 def test_what_is_no_item_is_not_looked_at() -> None:
     """A stored prompt, metadata, words; an eval's references are to its own data."""
     body = orjson.dumps({

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -188,11 +188,12 @@ def endpoint_of(path: str) -> str:
 def _refuse_opaque(body: bytes) -> None:
     """Raises InvalidRequest for a body that is no JSON to us and may name objects to another parser.
 
-    Forms have no quotes, and other encodings have zeros.
+    Forms have no quotes, and other encodings have zeros. An item's id is named `id`, and others take what is no JSON to us: a
+    mark in front, a number beyond all bounds, half a surrogate pair.
     """
     lower = body.lower()
-    names = (name.encode() if "_" in name else f'"{name}"'.encode() for name in FIELDS)
-    if b"\0" in body[:4] or any(name in lower for name in names):
+    names = (name.encode() if "_" in name else f'"{name}"'.encode() for name in (*FIELDS, "id"))
+    if b"\0" in body[:4] or any(name in lower for name in names) or _ESCAPED_NAME.search(lower) is not None:
         raise InvalidRequest("The request body names objects and is no JSON; send JSON in UTF-8.", code="invalid_json")
 
 
@@ -241,10 +242,19 @@ def _counts(text: bytes) -> Generator[None, None, tuple[int, int]]:
     return values, names
 
 
-def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class _Values(list[Any]):
+    """All values of a field that is written twice or more."""
+
+
+def _with_all_values(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
-        found[name] = [found[name], value] if name in found else value
+        if name not in found:
+            found[name] = value
+        elif isinstance(found[name], _Values):
+            found[name].append(value)
+        else:
+            found[name] = _Values((found[name], value))
     return found
 
 
@@ -281,11 +291,7 @@ def _walk(tree: Any, top: _Place) -> Iterator[NamedId | None]:
 
 def _in_lower_case(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields by their names in lower case, all values of those that differ in case only."""
-    fields: dict[str, Any] = {}
-    for name, value in tree.items():
-        lower = name.lower()
-        fields[lower] = [fields[lower], value] if lower in fields else value
-    return fields
+    return _with_all_values((name.lower(), value) for name, value in tree.items())
 
 
 def _strings(value: Any) -> Iterator[str]:
