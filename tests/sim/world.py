@@ -161,9 +161,18 @@ class World:
     async def _attempts(self, call: SimCall) -> str:
         clock, admission = self.clock, self.admission
         failed: list[Target] = []
+        last, is_back = 0, True
         while clock.now < call.deadline:
             self.entering = call
-            left = [target for target in self.model.plan if target not in failed]
+            left = [
+                target
+                for target in self.model.plan
+                if target not in failed
+                and (
+                    is_back
+                    or clock.now <= admission.planner.latest_start(call, admission.gates.line(target, call).gate)
+                )
+            ]
             if not left:
                 break
             target = await admission.enter(call, left if failed else None)
@@ -177,9 +186,11 @@ class World:
                 await self._answer(call, provider, answer)
                 return "ok"
             await until(clock.now + answer.after_s)
-            if not self._is_put_back(call, target, answer):
+            last = answer.status
+            is_back = self._is_put_back(call, target, answer)
+            if not is_back:
                 failed.append(target)
-        is_late = not failed or (call.deadline_is_callers and clock.now >= call.deadline)
+        is_late = not last and (not failed or (call.deadline_is_callers and clock.now >= call.deadline))
         return "deadline_exceeded" if is_late else "failed"
 
     async def _answer(self, call: SimCall, provider: Provider, answer: Answer) -> None:
