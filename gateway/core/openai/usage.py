@@ -68,10 +68,10 @@ def count_prompts(body: dict[str, Any]) -> int:
 def count_answers(body: dict[str, Any]) -> int:
     """Returns how many answers a parsed request pays for: of each prompt `n`, or the `best_of` of which they are chosen."""
     asked = [body.get("n"), body.get("best_of"), _field(body.get("generationConfig"), "candidateCount")]
-    return count_prompts(body) * max([_count_asked(number) for number in asked])
+    return count_prompts(body) * max([_choices_of(number) for number in asked])
 
 
-def _count_asked(number: object) -> int:
+def _choices_of(number: object) -> int:
     """Returns the number, also as a text or a float, as lax servers take it; 1 for what is no sane one."""
     if type(number) is str and number.isdecimal() and len(number) < _COUNT_DIGITS:
         number = int(number)

@@ -132,7 +132,9 @@ def next_step(
     if now >= deadline and is_hard:
         return GiveUp("deadline")
     left = _left(reach, ledger)
-    made = sum([not (attempt.is_refused or attempt.is_trial or _rules_out_target(attempt)) for attempt in ledger])
+    made = sum(
+        [not (attempt.is_refused or attempt.is_trial or _is_beside(attempt, ledger, reach)) for attempt in ledger]
+    )
     # A target that is ruled out says nothing about the others: their failures decide, if there are any.
     failures_left = [one for one in ledger if not one.never_again]
     has_lost_targets = 0 < len(failures_left) < len(ledger)
@@ -215,6 +217,11 @@ def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
 def _rules_out_target(attempt: Attempt) -> bool:
     """Returns whether the answer rules out its target for this call, at any time. Nobody is paid for it."""
     return attempt.never_again and attempt.phase is Phase.ANSWERED and attempt.error_class in _RULES_OUT
+
+
+def _is_beside(attempt: Attempt, ledger: Sequence[Attempt], plan: Plan) -> bool:
+    """Returns whether the answer ruled out its target while one that goes before it may still serve: it takes no attempt."""
+    return _rules_out_target(attempt) and _is_preceded(attempt.target, ledger, plan)
 
 
 def _is_preceded(name: str, ledger: Sequence[Attempt], plan: Plan) -> bool:
