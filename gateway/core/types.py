@@ -283,6 +283,8 @@ class Attempt:
     """The progress of the attempt when it failed."""
     is_refused: bool = False
     """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
+    retry_at: float = 0.0
+    """The moment before which the call, refused for its rate, does not go to the target again, whoever else does."""
     never_again: bool = False
     """The target can never serve this call, whatever the time."""
     should_retry: bool | None = None

@@ -6,7 +6,7 @@ queue. Invariants: what it lets through never exceeds its limits; every request 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from random import Random
@@ -120,6 +120,10 @@ class Provider:
     """Tokens of a call when it is admitted."""
     max_concurrency: int | None = None
     faults: Sequence[Fault] = ()
+    refuses: Callable[[Demand], bool] | None = None
+    """Which requests it answers with 429 whatever the rate; None: none."""
+    asks_s: float | None = None
+    """The Retry-After of these; None: they have none."""
     random: Random = field(default_factory=lambda: Random(0))
     in_flight: int = 0
     asked: int = 0
@@ -138,6 +142,8 @@ class Provider:
         fault = self._fault(now) if self.faults else None
         if fault is not None:
             return self._fail(fault, now)
+        if self.refuses is not None and self.refuses(demand):
+            return self._too_many(self.asks_s, now)
         refusal = self._refusal(demand, now)
         if refusal is not None:
             self.refused += 1

@@ -12,7 +12,7 @@ from gateway.core.admission.queue.queue import DelayQueue, Held
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits.gate import CallTraits, Gate
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault
@@ -55,7 +55,7 @@ def test_it_sees_a_lane_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_a_pause_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider asked for 5 s."""
-    monkeypatch.setattr(Gate, "pause", lambda *_: None)
+    monkeypatch.setattr(Gate, "pause", lambda *_, **__: None)
 
     _, oracle = looked_at(faults=(Fault(1.0, 1.2, 429, retry_after_s=5.0),), until_s=4)
 
@@ -88,10 +88,11 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
         keep_requests: float = 0.0,
         keep_tokens: float = 0.0,
         rank: int = 1,
+        traits: CallTraits | None = None,
     ) -> float | None:
         if 1001.0 < now < 1001.5:
             return 0.5
-        return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
+        return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank, traits)
 
     monkeypatch.setattr(reservation, "wait_for", slow)
 

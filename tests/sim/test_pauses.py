@@ -54,7 +54,7 @@ def test_a_storm_that_spares_some_is_sat_out() -> None:
 @pytest.mark.parametrize("pause_s", [0.5, 15.0])
 def test_no_herd_follows_a_pause(tells: TellsLimits, pause_s: float) -> None:
     """A resumed target sees at most 1.2x of its rate in the first second, however full its bucket is by then."""
-    site = requests_site(tells=tells, faults=[Fault(2.0, 2.01, 429, retry_after_s=pause_s)])
+    site = requests_site(tells=tells, faults=[Fault(2.0, 2.05, 429, retry_after_s=pause_s)])
     site.provider.retry_after = "ms"
     world = World([site])
     oracle = Oracle(world)

@@ -10,7 +10,7 @@ between gives the same call; nobody is passed by a younger call of his own tenan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from math import inf
@@ -216,6 +216,14 @@ class LaneLine(Generic[TicketT]):
         self.tokens += sign * ticket.tokens
         self.tenants[ticket.place.tenant].tokens += sign * ticket.tokens
 
+    def first(self, is_meant: Callable[[TicketT], bool]) -> TicketT | None:
+        """Returns the first that is meant of those who are next of their tenants, in the order of their turns."""
+        for line in self._ring:
+            for ticket in (line.head(), line.newest_head()):
+                if ticket is not None and is_meant(ticket):
+                    return ticket
+        return None
+
     def youngest(self, tenant: str | None) -> TicketT | None:
         """Returns the last to join of this tenant, or of the one who has most waiting, who can spare one."""
         if tenant is None:
@@ -273,12 +281,17 @@ class TenantLine(Generic[TicketT]):
         self.tokens = 0.0
 
     def head(self) -> TicketT | None:
-        back, queue = self.back, self.queue
+        back = self.back
         while back:
             if not back[0][2].place.is_gone:
                 return back[0][2]
             heappop(back)
             self.dead -= 1
+        return self.newest_head()
+
+    def newest_head(self) -> TicketT | None:
+        """Returns the next of those that have not come back."""
+        queue = self.queue
         while queue:
             if not queue[0].place.is_gone:
                 return queue[0]
@@ -451,6 +464,17 @@ class FairQueue(Generic[TicketT]):
         """Returns the last to join of the lowest lane below `rank` (of this tenant): the first to make room for another."""
         for lane in reversed(self._lanes[rank + 1 :]):
             ticket = lane.youngest(tenant) if lane is not None and lane.live else None
+            if ticket is not None:
+                return ticket
+        return None
+
+    def first(self, is_meant: Callable[[TicketT], bool]) -> TicketT | None:
+        """Returns the first that is meant of those who are next of their tenants; the highest lane goes first.
+
+        Of each tenant its next call is looked at, and the next that has not come back: O(tenants), for rare occasions.
+        """
+        for lane in self._lanes:
+            ticket = lane.first(is_meant) if lane is not None and lane.live else None
             if ticket is not None:
                 return ticket
         return None

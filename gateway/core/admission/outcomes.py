@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Literal, TypeAlias
 
+from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import KeyLimits, RetryBudgets
 from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
@@ -32,7 +33,7 @@ from gateway.core.health.detector import is_shared
 from gateway.core.health.target_health.target_health import CLIENT_GONE, UNHEALTHY, Account
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
 from gateway.core.ports import Meter
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 
@@ -275,6 +276,7 @@ class AttemptOutcomes:
         if grant is not None:
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
+            _let_in(call, grant, now)
             grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
                 grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
@@ -289,12 +291,23 @@ class AttemptOutcomes:
             return Refusal.EXHAUSTED
         now = self._clock.monotonic()
         gate = grant.gate
-        refusal = refused(grant, diagnosis, headers, now, self._clock.wall())
+        traits = traits_of(call)
+        refusal = refused(grant, diagnosis, headers, now, self._clock.wall(), traits)
         if refusal is Refusal.EXHAUSTED:
             self._health.exhausted(gate, diagnosis, now)
-        else:
+            return refusal
+        is_lone = gate.pauses.refusals is not None and gate.pauses.refusals.is_lone(traits)
+        if not is_lone:
             self._health.told_to_wait(gate, diagnosis, now)
-            self._health.freed(gate.name)
+        is_paused = gate.pauses.until > now
+        attempt = call.attempts[-1]
+        before = sum([one.target == attempt.target and one.retry_at > 0.0 for one in call.attempts])
+        asked_s = diagnosis.delay_s or 0.0
+        backoff_s = 0.0  # the first time it goes as soon as it is asked to, if it is
+        if before or diagnosis.delay_s is None:
+            backoff_s = min(FIRST_BACKOFF_S * 2.0 ** min(before, MOST_DOUBLINGS), LONGEST_BACKOFF_S)
+        attempt.retry_at = now + (max(asked_s, backoff_s) if is_lone else asked_s if is_paused else backoff_s)
+        self._health.freed(gate.name)
         return refusal
 
     def failed(
@@ -372,6 +385,7 @@ class AttemptOutcomes:
         if grant is None:
             return
         now = self._clock.monotonic()
+        _let_in(call, grant, now)
         if grant.headers is not None:
             grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
         else:
@@ -389,6 +403,8 @@ class AttemptOutcomes:
             now = self._clock.monotonic()
             gate = grant.gate
             if grant.headers is not None:
+                if gate.pauses.refusals is not None:
+                    _let_in(call, grant, now)
                 grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
                 if gate.health.tokens.spent or gate.health.heard.failed_contents:
                     gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
@@ -437,6 +453,18 @@ class AttemptOutcomes:
         thinks = call.thinks or health.heard.thinks
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE
+
+
+def traits_of(call: Call) -> CallTraits:
+    """Returns what may set the call apart from others at a target that refuses it."""
+    return CallTraits(call.seq, call.tenant, estimate_of(call))
+
+
+def _let_in(call: Call, grant: Reservation, now: float) -> None:
+    """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
+    pauses = grant.gate.pauses
+    if pauses.refusals is not None:
+        pauses.let_in(traits_of(call), grant.epoch, now)
 
 
 # What is said to a call that is not let through: why, and when another try will be served.

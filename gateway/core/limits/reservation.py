@@ -21,7 +21,15 @@ from gateway.core.limits.bucket import take_all
 from gateway.core.limits.estimate import NOTHING, Cost, charged_output
 from gateway.core.limits.headers import read_limit_headers
 from gateway.core.limits.table import limit_table
-from gateway.core.limits.target_limits.gate import ESTIMATE_TOLERANCE, LONGEST_HOLD_S, MARGIN, RESUME_S, Gate, ResumeCap
+from gateway.core.limits.target_limits.gate import (
+    ESTIMATE_TOLERANCE,
+    LONGEST_HOLD_S,
+    MARGIN,
+    RESUME_S,
+    CallTraits,
+    Gate,
+    ResumeCap,
+)
 from gateway.core.retry_budgets import Retry
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
@@ -370,19 +378,21 @@ def admit(
     keep_requests: float = 0.0,
     keep_tokens: float = 0.0,
     rank: int = 1,
+    traits: CallTraits | None = None,
 ) -> float | None:
     """Brings about what a call that wants to go has its time come for; returns the seconds of `wait_for`.
 
     A pause that is over ends, behind the resume cap; a breaker whose time is over begins to probe; what the call lacks of
-    shared limits is asked for; a guess that is in its way may grow.
+    shared limits is asked for; a guess that is in its way may grow. Without `traits` the call waits for a pause's end.
     """
     pauses = gate.pauses
-    paused_until = pauses.ends_at
-    if paused_until > now:
-        return paused_until - now
-    if pauses.is_resume_due:
-        _resume(gate, now, paused_until)
     pauses.end_probing(now)
+    paused_s = pauses.wait_s(traits, now)
+    if paused_s > 0.0:
+        return paused_s
+    paused_until = pauses.ends_at
+    if pauses.is_resume_due and paused_until <= now:
+        _resume(gate, now, paused_until)
     keep = keep_tokens + gate.margin(cost) if gate.has_token_limit else keep_tokens
     wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
     if wait_s != 0.0 and limit_table.forget_stale(gate.limits, now):
@@ -396,7 +406,7 @@ def admit(
         gate.discovery.search.want(now)
     if not gate.health.is_clear:
         gate.health.admit(now, rank)
-    return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
+    return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank, traits)
 
 
 def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Reservation:
@@ -429,14 +439,15 @@ def wait_for(
     keep_requests: float = 0.0,
     keep_tokens: float = 0.0,
     rank: int = 1,
+    traits: CallTraits | None = None,
 ) -> float | None:
     """Returns the seconds until a call may go, as things stand: 0.0 now, inf never, None when one in flight has to end first.
 
     A question, which changes nothing. Whoever has a call that wants to go says so by `admit`.
     """
-    paused_until = gate.pauses.ends_at
-    if paused_until > now:
-        return paused_until - now
+    paused_s = gate.pauses.wait_s(traits, now)
+    if paused_s > 0.0:
+        return paused_s
     if gate.has_token_limit:
         keep_tokens += gate.margin(cost)
     wait_s = gate.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
@@ -453,7 +464,14 @@ def wait_for(
     return None if gate.is_full else wait_s
 
 
-def ready_at(gate: Gate, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
+def ready_at(
+    gate: Gate,
+    cost: Cost,
+    now: float,
+    ahead: Cost = NOTHING,
+    keep_percent: float = 0.0,
+    traits: CallTraits | None = None,
+) -> float:
     """Returns when the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
     if gate.pauses.quota_until > now:
         return inf
@@ -465,9 +483,9 @@ def ready_at(gate: Gate, cost: Cost, now: float, ahead: Cost = NOTHING, keep_per
         moment = max(moment, search.ready_at(now, ahead.requests))
     if gate.cap is not None and gate.is_full:
         moment = max(moment, now + (ahead.requests + 1) * gate.answer_s / gate.cap.cap)
-    paused_until = gate.pauses.until
-    if paused_until > now:
-        moment = max(moment, paused_until + gate.limits.drain_s(ahead))
+    paused_s = gate.pauses.wait_s(traits, now)
+    if paused_s > 0.0:
+        moment = max(moment, now + paused_s + gate.limits.drain_s(ahead))
     return moment if gate.health.is_clear else max(moment, gate.health.probe_at(now))
 
 
@@ -519,12 +537,20 @@ class Refusal(Enum):
     """The account is spent until its reset."""
 
 
-def refused(grant: Reservation, diagnosis: Diagnosis, headers: RawHeaders, now: float, wall_now: float) -> Refusal:
+def refused(
+    grant: Reservation,
+    diagnosis: Diagnosis,
+    headers: RawHeaders,
+    now: float,
+    wall_now: float,
+    traits: CallTraits | None = None,
+) -> Refusal:
     """Ends an attempt that the provider refused for its rate or its account, and pauses the target.
 
     The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
     its tokens only where no header tells the level, and once for all calls of one epoch: whatever made our level too
     high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
+    With `traits` the pause is for calls like this one until others are refused, too; where those are let in, for this call.
     """
     gate = grant.gate
     grant.forget(now)
@@ -535,29 +561,38 @@ def refused(grant: Reservation, diagnosis: Diagnosis, headers: RawHeaders, now: 
     learned = read_limit_headers(headers, wall_now, gate.counting.kind) if gate.counting.learns else None
     gate.learn(learned, grant.at, grant.mark, now)
     is_first = grant.epoch == gate.pauses.epoch and not gate.pauses.refusals_in_a_row
-    keeps_tokens = is_for_tokens and learned is None and is_first
+    is_apart = traits is not None and gate.pauses.refusals is not None and gate.pauses.refusals.is_apart(traits)
+    keeps_tokens = is_for_tokens and learned is None and is_first and not is_apart
     is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
-    grant.is_told = not is_exhausted
+    grant.is_told = not is_exhausted and not is_apart
     grant.end(grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
     if is_exhausted:
         gate.exhaust(delay_s, now)
         return Refusal.EXHAUSTED
-    _slow_down(grant, delay_s, now, is_for_tokens=is_for_tokens)
+    if not is_apart:
+        _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens)
     return Refusal.WAIT
 
 
-def _slow_down(grant: Reservation, delay_s: float | None, now: float, *, is_for_tokens: bool) -> None:
+def _slow_down(
+    grant: Reservation, delay_s: float | None, now: float, traits: CallTraits | None, *, is_for_tokens: bool
+) -> None:
     """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
     gate = grant.gate
     pauses, discovery, table = gate.pauses, gate.discovery, gate.limits.table
     gate.fast_path_open = False
     if not discovery.refused(grant.at, now, is_current=grant.epoch == pauses.epoch):
         return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
-    is_first = pauses.refused(grant.epoch)
+    is_again = traits is not None and pauses.suspect(traits)
+    is_first = pauses.refused(grant.epoch, is_again=is_again)
     if is_for_tokens or not limit_table.burst_refused(gate.limits, now, is_first=is_first):
         discovery.count_unexplained()  # else too many went at once: no word on the rate
     if delay_s is not None:
-        gate.pause(pauses.believed_s(delay_s), now)
+        paused_s = pauses.believed_s(delay_s)
+        is_lone = traits is not None and pauses.refusals is not None and pauses.refusals.is_lone(traits)
+        gate.pause(paused_s, now, is_sure=not is_lone)
+        if traits is not None:
+            pauses.ask_until(now + paused_s, now)
     if discovery.search is not None:
         if discovery.is_distrusted and discovery.trust_if_in_vain(table.refills_per_s(requests=True)):
             gate.review_rate(now)

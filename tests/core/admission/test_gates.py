@@ -19,6 +19,7 @@ from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S
 from gateway.core.snapshot.snapshot import LimitsAre, Target
 from gateway.core.types import LANES, ErrorClass, Outgoing, Usage
 from tests.support.flow import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
@@ -81,9 +82,15 @@ def wildcard(bench: Bench) -> Target:
 
 
 async def status(bench: Bench, who: str, **changes: object) -> int:
-    """What the caller gets who brings this credential; at once, or never."""
+    """What the caller gets who brings this credential; at once, or after a moment in which others were refused."""
+    asking = bench.serve(credential=f"Bearer {who}".encode(), deadline=bench.clock.now + 1, **changes)
+    task = asyncio.create_task(asking)
+    for _ in range(30):
+        await asyncio.sleep(0)
+    if not task.done():
+        bench.clock.advance(FIRST_BACKOFF_S + 0.001)
     try:
-        reply, _ = await bench.serve(credential=f"Bearer {who}".encode(), deadline=bench.clock.now + 1, **changes)
+        reply, _ = await task
     except GatewayError as error:
         return error.status
     assert isinstance(reply, Reply)
@@ -112,7 +119,8 @@ async def test_made_up_credentials_shut_out_nobody_else(bad: Script, limits: Lim
         sent = len(bench.upstreams[0].sent)
         assert await status(bench, "made-up-0") != 200
         assert await status(bench, f"made-up-{count - 1}") != 200
-        assert len(bench.upstreams[0].sent) == sent  # nobody was asked
+        looks = 2 if bad.content != QUOTA else 0  # whether it was that call alone
+        assert len(bench.upstreams[0].sent) == sent + looks
 
 
 async def test_made_up_names_shut_out_no_other_model() -> None:
@@ -126,20 +134,32 @@ async def test_made_up_names_shut_out_no_other_model() -> None:
 
     assert await status(bench, "x", model_name="gpt-4o", body=b'{"model":"gpt-4o","messages":[]}') == 200
     sent = len(bench.upstreams[0].sent)
-    assert await status(bench, "x", model_name="made-up-0", body=b'{"model":"made-up-0","messages":[]}') != 200
-    assert len(bench.upstreams[0].sent) == sent
+    for _ in range(4):
+        assert await status(bench, "x", model_name="made-up-0", body=b'{"model":"made-up-0","messages":[]}') != 200
+    assert len(bench.upstreams[0].sent) == sent + 1  # whether it was that call alone
 
 
-@pytest.mark.parametrize("bad", [refusal(), whole(QUOTA, 429)])
-async def test_a_servers_refusal_is_everybodys(bad: Script) -> None:
-    """A server of one's own counts all of its callers, whatever they call themselves."""
+@pytest.mark.parametrize(("bad", "looks"), [(refusal(), 1), (whole(QUOTA, 429), 0)])
+async def test_a_servers_refusal_is_everybodys(bad: Script, looks: int) -> None:
+    """A server of one's own counts all of its callers, whatever they call themselves; one of them looks whether it does."""
     bench = keyless(bad, limits_are="server")
 
     assert await status(bench, "made-up") != 200
+    for _ in range(4):
+        assert await status(bench, "made-up, too") != 200
     assert await status(bench, "honest") != 200
 
-    assert len(bench.upstreams[0].sent) == 1
+    assert len(bench.upstreams[0].sent) == 1 + looks
     assert [*bench.admission.gates.lines] == ["p0/m"]
+
+
+async def test_a_refusal_of_one_caller_is_not_everybodys() -> None:
+    """A server that lets others in has refused that one."""
+    bench = keyless(refusal(), limits_are="server")
+
+    assert await status(bench, "made-up") != 200
+    assert await status(bench, "honest") == 200
+    assert await status(bench, "honest") == 200
 
 
 async def test_a_refused_credential_pauses_no_server() -> None:

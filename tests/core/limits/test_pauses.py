@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.target_limits.gate import LONGEST_BACKOFF_S, REFUSED_WITHIN_S, RESUME_S, Pauses, ResumeCap
+from gateway.core.limits.target_limits.gate import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    LONGEST_TRUSTED_S,
+    MOST_CHECKS,
+    REFUSED_WITHIN_S,
+    RESUME_S,
+    CallTraits,
+    Pauses,
+    Refusals,
+    ResumeCap,
+)
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -100,3 +111,104 @@ def test_the_second_behind_a_pause_sees_at_most_the_rate_and_a_fifth(rate_per_s:
     assert went >= rate_per_s
     assert now == pytest.approx(5.0 + RESUME_S, abs=0.01)
     assert cap.wait_s(now) == 0.0
+
+
+# Whose a refusal is
+
+ONE, OTHER = CallTraits(1, "a", 100.0), CallTraits(2, "a", 100.0)
+
+
+def asked(pauses: Pauses, one: CallTraits, delay_s: float, now: float) -> None:
+    """The call is refused, and told to wait."""
+    pauses.refused(pauses.epoch, is_again=pauses.suspect(one))
+    pauses.pause_until(now + delay_s, now)
+    pauses.ask_until(now + delay_s, now)
+
+
+def test_a_pause_that_one_call_was_asked_for_ends_when_another_is_let_in() -> None:
+    """Another looks a moment later; from then on the refusals of the first say nothing."""
+    pauses = Pauses()
+    asked(pauses, ONE, 60.0, 0.0)
+    assert (pauses.wait_s(ONE, 0.0), pauses.wait_s(OTHER, 0.0), pauses.wait_s(None, 0.0)) == (
+        60.0,
+        FIRST_BACKOFF_S,
+        60.0,
+    )
+    assert pauses.stands_back(ONE, 1.0)
+    assert not pauses.stands_back(OTHER, 1.0)
+
+    pauses.let_in(OTHER, pauses.epoch, 1.0)
+
+    assert pauses.ends_at == 1.0
+    assert pauses.refusals is not None
+    assert (pauses.refusals.is_apart(ONE), pauses.refusals.is_apart(OTHER)) == (True, False)
+    pauses.let_in(ONE, pauses.epoch, 2.0)
+    assert pauses.refusals is None
+
+
+def test_a_call_that_was_sent_before_the_refusal_proves_nothing() -> None:
+    """There may have been room for it."""
+    pauses = Pauses()
+    before = pauses.epoch
+    asked(pauses, ONE, 60.0, 0.0)
+
+    pauses.let_in(OTHER, before, 0.1)
+
+    assert pauses.ends_at == 60.0
+
+
+def test_calls_of_one_kind_are_told_from_those_of_others() -> None:
+    """Of several, the tenant and the size are what they have in common; a call like them that is let in ends that."""
+    refusals = Refusals()
+    refusals.suspect(ONE)
+    refusals.suspect(OTHER)
+    assert refusals.let_in(CallTraits(3, "b", 100.0), is_after=True)
+
+    alike, small = CallTraits(4, "a", 60.0), CallTraits(5, "a", 40.0)
+    assert [refusals.is_apart(one) for one in (ONE, alike, small)] == [True, True, False]
+    refusals.let_in(alike, is_after=True)
+    assert [refusals.is_apart(one) for one in (ONE, alike, small)] == [True, False, False]
+
+
+def test_a_call_like_those_refused_that_is_let_in_clears_them() -> None:
+    """It was the rate, and that is over."""
+    refusals = Refusals()
+    refusals.suspect(ONE)
+    refusals.suspect(OTHER)
+
+    assert not refusals.let_in(CallTraits(3, "a", 100.0), is_after=True)
+    assert not refusals.is_apart(ONE)
+
+
+def test_short_pauses_are_believed_where_the_last_was_true() -> None:
+    """Until one turns out to have been one call's alone."""
+    pauses = Pauses()
+    for one in (ONE, OTHER):
+        asked(pauses, one, 1.0, 0.0)
+    third = CallTraits(3, "b", 100.0)
+    pauses.let_in(ONE, pauses.epoch, 2.0)
+
+    asked(pauses, ONE, LONGEST_TRUSTED_S, 10.0)
+
+    assert pauses.wait_s(third, 10.0) == LONGEST_TRUSTED_S
+    asked(pauses, ONE, LONGEST_TRUSTED_S + 1, 10.0)
+    assert pauses.wait_s(third, 10.0) == pytest.approx(FIRST_BACKOFF_S)
+
+
+@BOUNDED
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.sampled_from("abcd"), st.floats(1.0, 1e5), st.floats(0.0, 2.0)), max_size=80
+    )
+)
+def test_a_pause_that_holds_for_all_is_met_by_few(calls: list[tuple[int, str, float, float]]) -> None:
+    """However many callers and sizes there are: the first who is refused, and few who look."""
+    pauses, now, refused = Pauses(), 0.0, 0
+    for number, tenant, tokens, gap_s in calls:
+        one = CallTraits(number, tenant, tokens)
+        now += gap_s
+        if pauses.wait_s(one, now) == 0.0:
+            asked(pauses, one, 1000.0, now)
+            refused += 1
+
+    assert refused <= 1 + MOST_CHECKS

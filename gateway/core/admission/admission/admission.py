@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
+from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of, opens_at
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import KeyBudgets, KeyLimits, RetryBudgets
 from gateway.core.admission.outcomes import AttemptOutcomes, HealthPropagation
@@ -135,7 +135,8 @@ class Admission:
             line = self.gates.line(target, call)
             gate = line.gate
             if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (
-                not call.attempts or (target in own and now <= self.planner.latest_start(call, gate))
+                not call.attempts
+                or (target in own and opens_at(call, target) <= now <= self.planner.latest_start(call, gate))
             ):
                 if gate.has_token_limit and call.estimate < 0:
                     estimate_of(call)

@@ -279,6 +279,11 @@ def answers_of(call: Call) -> int:
     return count_answers(call.parsed or json_object(call.body) or {})
 
 
+def opens_at(call: Call, target: Target) -> float:
+    """Returns the moment before which the call does not go to the target again, as it was refused there; 0.0: it was not."""
+    return max([attempt.retry_at for attempt in call.attempts if attempt.target == target.name], default=0.0)
+
+
 def estimate_of(call: Call) -> int:
     """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
     if call.estimate < 0:

@@ -20,7 +20,7 @@ from gateway.core.admission.fair_queue import FairQueue, Occupancy, Ticket, Wait
 from gateway.core.clock import Clock, Timer
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation, admit, ready_at, take
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits.gate import CallTraits, Gate
 from gateway.core.types import Lane, QueueBounds
 
 # A call that waits: what it may use, where it stands, and how its waiting ends.
@@ -47,9 +47,12 @@ class Left(Enum):
 
 
 class Option:
-    """A target that the call may use: its line, what it would be charged there, and what it must leave over."""
+    """A target that the call may use: its line, what it would be charged there, and what it must leave over.
 
-    __slots__ = ("cost", "estimate", "index", "keep_percent", "latest", "line", "max_tokens")
+    The call itself was refused there for its rate and does not go again before `opens_at`, whoever else does.
+    """
+
+    __slots__ = ("cost", "estimate", "index", "keep_percent", "latest", "line", "max_tokens", "opens_at")
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Option:
         estimate: int,
         max_tokens: int | None,
         latest: float = inf,
+        opens_at: float = 0.0,
     ) -> None:
         self.index = index
         self.line = line
@@ -69,10 +73,11 @@ class Option:
         self.max_tokens = max_tokens
         self.latest = latest
         """The last moment at which the call may go there: after it, its answer would come too late."""
+        self.opens_at = opens_at
 
-    def reserve(self, now: float, rank: int = 1) -> Reservation | None:
+    def reserve(self, now: float, rank: int = 1, traits: CallTraits | None = None) -> Reservation | None:
         """Takes what the call costs here, if it may go now."""
-        wait_s = admit(self.line.gate, self.cost, now, self.keep_percent, rank=rank)
+        wait_s = admit(self.line.gate, self.cost, now, self.keep_percent, rank=rank, traits=traits)
         return self.take(now) if wait_s == 0.0 else None
 
     def take(self, now: float) -> Reservation:
@@ -92,6 +97,7 @@ class Held(Waiter):
         "left",
         "model",
         "option",
+        "postponed",
         "size",
         "tickets",
         "wake",
@@ -118,6 +124,8 @@ class Held(Waiter):
         self.grant: Reservation | None = None
         self.option: Option | None = None
         self.tickets: list[QueueTicket] = []
+        self.postponed: list[Option] = []
+        """Options that open to it later, and for whose lines it does not stand now."""
         self.has_tried = False
         """It has just found out that a target still fails: others find out next."""
         self.fallback_options: tuple[float, Sequence[Option]] = (inf, ())
@@ -146,7 +154,9 @@ class Held(Waiter):
         option = self._joined_as[0]
         before = self.position() - 1
         ahead = Cost(*[before * part for part in option.cost])
-        return max(0.0, ready_at(option.line.gate, option.cost, now, ahead, option.keep_percent) - now)
+        traits = CallTraits(self.seq, self.tenant, option.estimate)
+        at = ready_at(option.line.gate, option.cost, now, ahead, option.keep_percent, traits)
+        return max(0.0, at - now, option.opens_at - now)
 
 
 class WaitingLine:
@@ -170,12 +180,15 @@ class WaitingLine:
         """Returns whether this moment is still the line's next chance."""
         return self.wakes_at == moment
 
-    def ready_at(self, option: Option, rank: int, tenant: str, now: float, *, is_back: bool = False) -> float:
+    def ready_at(
+        self, option: Option, rank: int, tenant: str, now: float, *, call: int = 0, is_back: bool = False
+    ) -> float:
         """Returns when a newcomer's turn would come, or that of a call that comes back and stands before its own lane."""
         cost = option.cost
         tokens = cost.input_tokens + cost.output_tokens
         ahead = self.waiters.above(rank) if is_back else self.waiters.ahead(rank, tenant, tokens)
-        return ready_at(self.gate, cost, now, ahead, option.keep_percent)
+        traits = CallTraits(call, tenant, option.estimate)
+        return max(ready_at(self.gate, cost, now, ahead, option.keep_percent, traits), option.opens_at)
 
 
 class QueueTicket(Ticket):
@@ -187,6 +200,11 @@ class QueueTicket(Ticket):
         super().__init__(held, option.cost, option.keep_percent)
         self.held = held
         self.option = option
+
+    @property
+    def traits(self) -> CallTraits:
+        """What may set the call apart from others."""
+        return CallTraits(self.held.seq, self.held.tenant, self.option.estimate)
 
 
 # Moments at which somebody is looked at again: one heap and one timer for all of them, so nothing polls.
@@ -393,7 +411,13 @@ class DelayQueue:
     def _join_all(
         self, held: Held, options: Sequence[Option], likely: Option | None, now: float, *, is_back: bool
     ) -> None:
-        nexts = [option.line for option in options if is_back or option.line.waiters.is_first(held.rank)]
+        nexts = [
+            option.line
+            for option in options
+            if is_back
+            or option.line.waiters.is_first(held.rank)
+            or option.line.gate.pauses.refusals is not None  # it may find out whether others are refused, too
+        ]
         for option in options:
             self._join(held, option, is_likely=option is likely, is_back=is_back)
         for line in nexts:  # only where it may be the next to go has anything changed
@@ -428,9 +452,16 @@ class DelayQueue:
                 youngest = waiters.youngest(-1)
                 if youngest is not None and not youngest.held.has_tried and now <= youngest.option.latest:
                     ticket = youngest
+            elif ticket.option.opens_at > now >= gate.pauses.ends_at:
+                self._postpone(ticket)
+                continue
+            elif gate.pauses.refusals is not None:  # who was not refused finds out for all whether it is the target
+                ticket = self._unrefused(line, ticket, now)
+            is_out_of_turn = ticket is not turn.ticket
             try:
                 rank = ticket.place.rank
-                wait_s = admit(gate, ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank)
+                keeps = turn.keep_percent, turn.keep_requests, turn.keep_tokens
+                wait_s = admit(gate, ticket.cost, now, *keeps, rank, ticket.traits)
                 grant = ticket.option.take(now) if wait_s == 0.0 else None
             except Exception:
                 log.exception("the gate %s failed", gate.name)
@@ -438,12 +469,12 @@ class DelayQueue:
                 continue
             if grant is not None:
                 line.served += 1
-                if not is_probe:
+                if not is_out_of_turn:
                     waiters.pop(ticket)
                     ticket.held.tickets.remove(ticket)
                 self._grant(ticket, grant)
                 continue
-            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and waiters.forfeit_credit(ticket):
+            if not is_out_of_turn and wait_s is not None and wait_s > LONGEST_AGED_S and waiters.forfeit_credit(ticket):
                 continue
             if wait_s != inf:
                 line.waits_for = ticket
@@ -452,7 +483,26 @@ class DelayQueue:
                     if line.wakes_at != due:  # else it is in the heap already
                         self._wakeups.put(line.wakes_at, line)
                 return
-            self._drop(ticket, Left.NEVER_FITS)
+            self._drop(ticket, Left.NEVER_FITS, is_out_of_turn=is_out_of_turn)
+
+    def _unrefused(self, line: WaitingLine, ticket: QueueTicket, now: float) -> QueueTicket:
+        """Returns the first of those who wait that was not refused, if nobody was let in since this one was; else this one."""
+        pauses = line.gate.pauses
+        if not pauses.stands_back(ticket.traits, now):
+            return ticket
+        other = line.waiters.first(
+            lambda one: not pauses.stands_back(one.traits, now) and one.option.opens_at <= now <= one.option.latest
+        )
+        return other or ticket
+
+    def _postpone(self, ticket: QueueTicket) -> None:
+        """Takes a call out of a line whose target has refused it and lets others in, until its own pause is over."""
+        held, option = ticket.held, ticket.option
+        option.line.waiters.pop(ticket)
+        held.tickets.remove(ticket)
+        held.postponed.append(option)
+        option.line.wanted += 1
+        self._wakeups.put(option.opens_at, held)
 
     def _grant(self, ticket: QueueTicket, grant: Reservation) -> None:
         held = ticket.held
@@ -460,10 +510,10 @@ class DelayQueue:
         held.option = ticket.option
         self._end(held, Left.GRANTED)
 
-    def _drop(self, ticket: QueueTicket, left: Left) -> None:
+    def _drop(self, ticket: QueueTicket, left: Left, *, is_out_of_turn: bool = False) -> None:
         """It will never go by this line; perhaps by another. If there is none, `left` says why it waits no more."""
         held = ticket.held
-        if len(held.tickets) == 1 and not held.fallback_options[1]:
+        if is_out_of_turn or (len(held.tickets) == 1 and not held.fallback_options[1] and not held.postponed):
             self._end(held, left)
             return
         ticket.option.line.waiters.pop(ticket)
@@ -495,6 +545,9 @@ class DelayQueue:
                 unblocked.append(line)
         held.tickets.clear()
         self._take_wider(held)
+        for option in held.postponed:
+            option.line.wanted -= 1
+        held.postponed.clear()
         self.occupancy.remove(held.tenant, held.size, held.model, held.lane)
         return unblocked
 
@@ -503,6 +556,11 @@ class DelayQueue:
         if isinstance(item, WaitingLine):
             item.wakes_at = inf
             self._serve(item, now)
+        elif due := [option for option in item.postponed if option.opens_at <= now]:
+            item.postponed = [option for option in item.postponed if option not in due]
+            for option in due:
+                option.line.wanted -= 1
+            self._join_all(item, due, None, now, is_back=True)
         elif item.fallback_options[0] <= now:
             self._widen(item, now)
         elif item.deadline <= now:  # else it was widened before its time

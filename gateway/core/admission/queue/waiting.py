@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Sequence
 from math import inf
 
-from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of
+from gateway.core.admission.admission.candidates import RANKS, Planner, estimate_of, opens_at
 from gateway.core.admission.fair_queue import Verdict, decide
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import RetryBudgets
-from gateway.core.admission.outcomes import HealthPropagation, refusal_after_wait, too_late
+from gateway.core.admission.outcomes import HealthPropagation, refusal_after_wait, too_late, traits_of
 from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option
 from gateway.core.call import Call
 from gateway.core.clock import Clock
@@ -80,7 +80,8 @@ class Waiting:
                 raise too_late(call, options, ready_at, now)
             if decision.verdict is Verdict.SERVE:
                 option = options[decision.choice]
-                grant = option.reserve(now, rank) if option.line.waiters.is_free_for(rank) else None
+                is_free = option.line.waiters.is_free_for(rank)
+                grant = option.reserve(now, rank, traits_of(call)) if is_free else None
                 if grant is not None:
                     return self._let_go(call, grant, targets[decision.choice])
             # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
@@ -109,7 +110,8 @@ class Waiting:
             line = self._gates.line(target, call)
             cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
             latest = self._planner.latest_start(call, line.gate)
-            options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest))
+            at = opens_at(call, target)
+            options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at))
         return options
 
     def _let_go(self, call: Call, grant: Reservation, target: Target) -> Target:
@@ -168,4 +170,5 @@ class Waiting:
 
 
 def _ready_at(call: Call, option: Option, now: float) -> float:
-    return option.line.ready_at(option, RANKS[call.lane], call.tenant, now, is_back=bool(call.attempts))
+    rank, is_back = RANKS[call.lane], bool(call.attempts)
+    return option.line.ready_at(option, rank, call.tenant, now, call=call.seq, is_back=is_back)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from math import inf, sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.target_health.target_health import Account, TargetHealth
@@ -45,8 +45,13 @@ REFUSED_WITHIN_S = 1.0
 """A refusal comes fast: a probe that has not been refused after so long was let in, however long its answer takes."""
 RESUME_S = 1.0
 """So long the resume cap lasts."""
+LONGEST_TRUSTED_S = 2.0
+"""Where the last pause that a refusal asked for was true, the next one is kept by all without a look, if it is no longer."""
+MOST_CHECKS = 2
+"""Calls unlike those refused that are refused as well, and then a pause holds for everybody."""
 _AT_ONCE_S = 0.2
-_MOST_DOUBLINGS = 10
+MOST_DOUBLINGS = 10
+_MOST_CALLS = 1000
 
 
 class ResumeCap:
@@ -83,15 +88,126 @@ class ResumeCap:
         return now >= self._ends_at
 
 
+class CallTraits(NamedTuple):
+    """What may set a call apart that is refused: its number, its tenant and its input tokens as estimated."""
+
+    call: int
+    tenant: str
+    tokens: float
+
+
+class RefusedCalls:
+    """Calls of one target that were refused, and what they have in common.
+
+    One call stands for itself alone. Several stand for all calls of their tenants that are at least half as large as the
+    smallest of them.
+    """
+
+    __slots__ = ("calls", "is_kind", "smallest", "tenants")
+
+    def __init__(self) -> None:
+        self.calls: set[int] = set()
+        self.tenants: set[str] = set()
+        self.smallest = inf
+        self.is_kind = True
+        """No call like them is known to have been let in."""
+
+    def add(self, one: CallTraits) -> None:
+        """Adds a call that was refused."""
+        self.calls.add(one.call)
+        self.tenants.add(one.tenant)
+        self.smallest = min(self.smallest, one.tokens)
+
+    def merge(self, other: RefusedCalls) -> None:
+        """Adds the calls of another set; the oldest knowledge goes when there is too much of it."""
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        self.calls |= other.calls
+        self.tenants |= other.tenants
+        self.smallest = min(self.smallest, other.smallest)
+
+    def matches(self, one: CallTraits) -> bool:
+        """Returns whether the call is one of them, or of their kind."""
+        if one.call in self.calls:
+            return True
+        return self.is_kind and len(self.calls) > 1 and one.tenant in self.tenants and 2 * one.tokens >= self.smallest
+
+
+class Refusals:
+    """Tells refusals of the target from those that only some calls get, by who is let in after them.
+
+    `suspects` were refused, and nobody has been let in since. When a call that does not match them is let in, they are
+    `apart`: from then on their refusals say nothing about other calls.
+    """
+
+    __slots__ = ("apart", "checks", "suspects")
+
+    def __init__(self) -> None:
+        self.suspects: RefusedCalls | None = None
+        self.apart: RefusedCalls | None = None
+        self.checks = 0
+        """Calls unlike the suspects that were refused as well."""
+
+    def is_apart(self, one: CallTraits) -> bool:
+        """Returns whether a refusal of this call says nothing about others."""
+        return self.apart is not None and self.apart.matches(one)
+
+    def is_lone(self, one: CallTraits) -> bool:
+        """Returns whether no other call is known to be refused."""
+        return self.is_apart(one) or (self.suspects is not None and self.suspects.calls == {one.call})
+
+    def suspect(self, one: CallTraits) -> bool:
+        """Notes a refusal; returns whether the call is the first, or one more than those refused before."""
+        if self.suspects is None:
+            self.suspects, self.checks = RefusedCalls(), 0
+        elif not self.suspects.matches(one):
+            self.checks += 1
+        is_new = one.call not in self.suspects.calls
+        self.suspects.add(one)
+        return is_new
+
+    def let_in(self, one: CallTraits, *, is_after: bool) -> bool:
+        """Notes that the target has let the call in; returns whether that sets the suspects apart.
+
+        `is_after` says that the call was sent after the first of them was refused.
+        """
+        apart = self.apart
+        if apart is not None and apart.matches(one):
+            apart.calls.discard(one.call)
+            apart.is_kind = False
+            if not apart.calls:
+                self.apart = None
+        suspects = self.suspects
+        if suspects is None or not is_after:
+            return False
+        self.suspects = None
+        if suspects.matches(one):
+            return False
+        self.set_apart(suspects)
+        return True
+
+    def set_apart(self, suspects: RefusedCalls) -> None:
+        """Notes that others are let in."""
+        self.suspects = None
+        if self.apart is None:
+            self.apart = suspects
+        else:
+            self.apart.merge(suspects)
+
+
 class Pauses:
     """The pauses of one target. All times are monotonic seconds; of several hints the latest wins."""
 
     __slots__ = (
+        "asked_until",
+        "check_at",
         "count",
         "epoch",
         "is_resume_due",
+        "is_trusted",
         "probed_at",
         "quota_until",
+        "refusals",
         "refusals_in_a_row",
         "resume_cap",
         "sent_in_epoch",
@@ -117,6 +233,14 @@ class Pauses:
         """A pause has begun, and no call has come since it ended."""
         self.resume_cap: ResumeCap | None = None
         """Lets calls through in the second behind a pause; None: that is over."""
+        self.refusals: Refusals | None = None
+        """Who was refused of late; None: nobody of whom it is not known that it was the target's rate."""
+        self.asked_until = -inf
+        """The end of the pause that a refusal has asked for."""
+        self.check_at = -inf
+        """When a call unlike those refused may find out whether that pause concerns it."""
+        self.is_trusted = False
+        """The last pause that a refusal asked for concerned others, too."""
 
     @property
     def ends_at(self) -> float:
@@ -141,19 +265,76 @@ class Pauses:
         """Ends whatever it was left alone for, by hand."""
         self.until = self.quota_until = -inf
         self.refusals_in_a_row = 0
+        self.refusals = None
 
-    def refused(self, epoch: int) -> bool:
-        """Notes a refusal of a call of this epoch; returns whether it is the first, which ends the epoch."""
+    def refused(self, epoch: int, *, is_again: bool = False) -> bool:
+        """Notes a refusal of a call of this epoch; returns whether it is the first, which ends the epoch.
+
+        `is_again` says that the same call was refused before, and no other since: that makes no row.
+        """
         if epoch != self.epoch:
             return False
         self._begin_epoch()
-        self.refusals_in_a_row += 1
+        self.refusals_in_a_row += not is_again or not self.refusals_in_a_row
         return True
+
+    def suspect(self, one: CallTraits) -> bool:
+        """Notes who was refused; returns whether no other call was, since one was let in."""
+        if self.refusals is None:
+            self.refusals = Refusals()
+        is_again = not self.refusals.suspect(one)
+        if self.refusals.checks:
+            self.is_trusted = True
+        return is_again
+
+    def let_in(self, one: CallTraits, epoch: int, now: float) -> None:
+        """Notes that a call of this epoch was let in: a pause that was asked for of others does not concern it."""
+        refusals = self.refusals
+        if refusals is None:
+            return
+        if refusals.let_in(one, is_after=epoch == self.epoch):
+            self._acquit(now)
+        if refusals.suspects is None and refusals.apart is None:
+            self.refusals = None
+
+    def stands_back(self, one: CallTraits, now: float) -> bool:
+        """Returns whether others go before this call, and find out how the target is: it was refused, or is like those."""
+        suspects = None if self.refusals is None else self.refusals.suspects
+        if suspects is None:
+            return False
+        return suspects.matches(one) if self.until > now else one.call in suspects.calls
+
+    def wait_s(self, one: CallTraits | None, now: float) -> float:
+        """Returns the seconds for which the pauses hold the call up; 0.0: not. None: a call that is like all others."""
+        ends_at = self.ends_at
+        if ends_at <= now:
+            return 0.0
+        if one is not None and self._may_check(one):
+            return max(0.0, self.check_at - now)
+        return ends_at - now
+
+    def ask_until(self, until: float, now: float) -> None:
+        """Notes the end of a pause that a refusal has asked for; a call unlike those refused may look whether that is true."""
+        self.asked_until = max(until, self.asked_until)
+        is_believed = self.is_trusted and until - now <= LONGEST_TRUSTED_S
+        self.check_at = until if is_believed else now + FIRST_BACKOFF_S
+
+    def _may_check(self, one: CallTraits) -> bool:
+        refusals = self.refusals
+        if refusals is None or refusals.suspects is None or self.ends_at != self.asked_until:
+            return False
+        return refusals.checks < MOST_CHECKS and not refusals.suspects.matches(one)
+
+    def _acquit(self, now: float) -> None:
+        """Others than those refused are let in."""
+        self.is_trusted = False
+        if self.until == self.asked_until:
+            self.until = min(self.until, now)
 
     @property
     def backoff_s(self) -> float:
         """How long to leave the target alone after a refusal that asks for no pause."""
-        doublings = min(self.refusals_in_a_row - 1, _MOST_DOUBLINGS)
+        doublings = min(self.refusals_in_a_row - 1, MOST_DOUBLINGS)
         return min(FIRST_BACKOFF_S * 2.0**doublings, LONGEST_BACKOFF_S)
 
     def believed_s(self, delay_s: float) -> float:
@@ -162,14 +343,18 @@ class Pauses:
 
     def probe_wait_s(self, now: float) -> float:
         """Returns the seconds until one more call may find out whether it is still refused; 0.0 now, or nothing is probed."""
-        if self.refusals_in_a_row > 1 and self.sent_in_epoch:
+        if self.sent_in_epoch and (self.refusals_in_a_row > 1 or self.until > now):
             return max(0.0, self.probed_at + REFUSED_WITHIN_S - now)
         return 0.0
 
     def end_probing(self, now: float) -> None:
         """Ends the probing if the last probe has not been refused for so long that it was let in."""
-        if self.refusals_in_a_row > 1 and self.sent_in_epoch and now - self.probed_at >= REFUSED_WITHIN_S:
-            self.refusals_in_a_row = 1
+        if self.sent_in_epoch and now - self.probed_at >= REFUSED_WITHIN_S:
+            self.refusals_in_a_row = min(self.refusals_in_a_row, 1)
+            refusals = self.refusals
+            if self.until > now and refusals is not None and refusals.suspects is not None:
+                refusals.set_apart(refusals.suspects)  # only a call unlike them goes during their pause
+                self._acquit(now)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -404,11 +589,11 @@ class Gate:
             if self.news is not None:
                 self.news.learned(self.name, learned, now)
 
-    def pause(self, delay_s: float, now: float) -> None:
-        """Leaves the target alone for so long, and has other replicas do the same."""
+    def pause(self, delay_s: float, now: float, *, is_sure: bool = True) -> None:
+        """Leaves the target alone for so long; has other replicas do the same if it `is_sure` to concern their calls."""
         self.pauses.pause_until(now + delay_s, now)
         self.fast_path_open = False
-        if self.news is not None and 0.0 < delay_s < inf:
+        if is_sure and self.news is not None and 0.0 < delay_s < inf:
             self.news.paused(self.name, delay_s, now)
 
     def leave_alone(self, delay_s: float, now: float) -> None:
