@@ -324,7 +324,7 @@ class KeyLimits:
         name = limits.which(cost, now)
         raise KeyRateLimited(
             f"The key '{call.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
-            retry_after_s=wait_s,
+            retry_after_s=limits.promise(cost, now + wait_s) - now,
             limit=f"{call.key.name} {name}",
         )
 

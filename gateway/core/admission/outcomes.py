@@ -472,8 +472,6 @@ def _let_in(call: Call, grant: Reservation, now: float) -> None:
 
 EARLY_S = 0.05
 """A call that was refused is told to come back so many seconds before the turn that is promised to it."""
-MOST_PROMISED_S = 60.0
-"""Room is promised to refused calls for no longer: not all of them come back."""
 
 
 def refusal_after_wait(held: Held, call: Call) -> GatewayError:
@@ -505,10 +503,9 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     if soonest == inf:
         return _never(call, options, now)
     patience_s = call.deadline - call.received_at
-    # The room until then is promised to those who were refused before. All are told to come a little before their turn,
-    # by the same time, so that they come back in the order of their turns.
-    turn = min(max(soonest, option.line.promised_until), soonest + MOST_PROMISED_S)
-    option.line.promised_until = turn + gate.limits.drain_s(option.cost)
+    # All are told to come a little before their turn, by the same time, so that they come back in the order of their turns.
+    # Whom the target has told to wait alone has no place among those.
+    turn = soonest if option.opens_at == soonest else gate.limits.promise(option.cost, soonest)
     limit = gate.blocking(option.cost, now, option.keep_percent)
     left = f"this call has {patience_s:g} s"
     answer_s = call.deadline - option.latest

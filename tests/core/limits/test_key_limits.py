@@ -111,6 +111,38 @@ async def test_a_failure_costs_a_request() -> None:
     assert levels(bench) == {"requests_per_min": 9, "tokens_per_min": 5000}
 
 
+async def test_each_refused_call_gets_its_place_in_the_line() -> None:
+    """Thirty calls above a key's rate come back as they are told: each is served at its first or second return."""
+    bench = one(*[whole()] * 31, requests_per_min=60, request_burst=1.0)
+    await bench.serve()
+    tried = 0
+
+    async def client() -> None:
+        nonlocal tried
+        while True:
+            tried += 1
+            try:
+                await bench.serve()
+            except KeyRateLimited as refused:
+                told_s.append(refused.retry_after_s or 0.0)
+                event = asyncio.Event()
+                bench.clock.call_at(bench.clock.now + told_s[-1] + 0.001, event.set)
+                await event.wait()
+            else:
+                return
+
+    told_s: list[float] = []
+    clients = [asyncio.create_task(client()) for _ in range(30)]
+    for _ in range(40):
+        for _ in range(200):
+            await asyncio.sleep(0)
+        bench.clock.advance(1.0)
+
+    assert all(task.done() for task in clients)
+    assert told_s[:30] == [pytest.approx(1.0 + place) for place in range(30)]
+    assert tried <= 62
+
+
 async def test_a_client_that_leaves_frees_its_slot() -> None:
     """Once."""
     bench = one(streamed(asyncio.Event()), max_concurrency=1)

@@ -327,12 +327,14 @@ def _next_free_s(limit: Limit, now: float) -> float | None:
 
 
 _BEFORE_NEVER = 1e300
+MOST_PROMISED_S = 60.0
+"""Room is promised to refused calls for no longer: not all of them come back."""
 
 
 class LimitSet:
     """A table of limits, and what calls have taken of each part of a cost."""
 
-    __slots__ = ("_is_shared", "table", "taken")
+    __slots__ = ("_is_shared", "_promised_until", "table", "taken")
 
     def __init__(
         self,
@@ -350,6 +352,13 @@ class LimitSet:
         self.taken = [0.0, 0.0, 0.0, 0.0, 0.0]
         """What was taken so far of each part of a cost, whether or not a limit counts it yet."""
         self._is_shared = share_out is not None
+        self._promised_until = 0.0
+
+    def promise(self, cost: Cost, soonest: float) -> float:
+        """Returns when a call that is refused now may come back: at `soonest`, or behind those that were refused before it."""
+        turn = min(max(soonest, self._promised_until), soonest + MOST_PROMISED_S)
+        self._promised_until = turn + self.drain_s(cost)
+        return turn
 
     def reserve(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
         """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `want`."""
