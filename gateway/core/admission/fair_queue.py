@@ -1,9 +1,9 @@
 """Who of the waiting calls goes next, and whether a call waits, goes to a fallback or is refused.
 
 Lanes are strict (`interactive` before `batch` before `background`), except that a lane whose next call has waited too long
-gets a small share of the turns (ageing). Inside a lane, deficit round robin over tenants by estimated tokens (Shreedhar and
-Varghese, 1996); inside a tenant, by age. It must not know limits, clocks or tasks. Everything is O(1), amortised, but for the
-O(log n) of calls that come back. A call that has left otherwise is dropped when it is met. Invariants: `peek` without a change
+gets a small share of the turns (ageing). Inside a lane, fair queueing over tenants by estimated tokens; inside a tenant, by
+age. It must not know limits, clocks or tasks. A turn costs O(log n) of the tenants, a call that comes back O(log n) of those.
+A call that has left otherwise is dropped when it is met. Invariants: `peek` without a change
 between gives the same call; nobody is passed by a younger call of his own tenant and lane.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -70,14 +70,16 @@ def _first(ready_at: Sequence[float], now: float) -> int:
     return next(index for index, at in enumerate(ready_at) if at <= now)
 
 
-# The calls of one lane that wait at one gate: a ring of tenants who take turns, and each tenant's own line.
+# The calls of one lane that wait at one gate: each tenant's own line, and whose turn is next.
 #
-# Deficit round robin by estimated tokens (Shreedhar and Varghese, 1996): in a round each tenant gets the same, about the size
-# of a call. It must not know lanes' order, limits or clocks. Invariant: nobody is passed by a younger call of his own tenant.
+# Self-clocked fair queueing by estimated tokens (Golestani, INFOCOM 1994; compare start-time fair queueing: Goyal, Vin and
+# Cheng, 1996). It must not know lanes' order, limits or clocks: what is there of the tokens comes in as an argument. Invariant:
+# nobody is passed by a younger call of his own tenant.
 
 
 _FEWEST_DEAD = 64
-_MOST_ROUNDS = 32  # a call of any size gets its turn after so many rounds
+_ROUNDING = 1e-9
+_SMALLEST_SCALE = 1e-6  # of savings: what is left of less is nothing
 
 
 class Waiter:
@@ -113,17 +115,23 @@ TicketT = TypeVar("TicketT", bound=Ticket)
 
 
 class LaneLine(Generic[TicketT]):
-    """One lane: a ring of the tenants who wait, the first of them at his turn. `sums` counts calls at their likeliest line.
+    """One lane: the tenants who wait, in the order in which their next calls are due. `sums` counts calls at their likely line.
 
-    In a round each tenant gets the same, about the size of a call: else those with large calls would get more.
+    A virtual clock advances with the tokens that are let through. A tenant's next call is due when the clock has advanced by
+    its tokens since it became the next, so small calls pass a large one while it waits for its tokens, and each tenant gets
+    the same. What the clock has advanced meanwhile is what the tenant has saved up: those who pass leave that much over, so the
+    large call finds its tokens when it is due. Savings that are not there (a higher lane, or a provider's word, took them) are
+    cut for all tenants alike. O(log tenants) for a turn.
     """
 
     __slots__ = (
-        "_largest",
-        "_mean",
-        "_quantum",
-        "_ring",
-        "_turns_left",
+        "_base",
+        "_clock",
+        "_generation",
+        "_marks",
+        "_pushes",
+        "_scale",
+        "_turns",
         "_waiting",
         "live",
         "sums",
@@ -133,80 +141,84 @@ class LaneLine(Generic[TicketT]):
 
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLine[TicketT]] = {}
-        self._ring: deque[TenantLine[TicketT]] = deque()
-        self._mean = 1.0
-        self._quantum = 1.0
-        self._largest = 0.0
-        self._turns_left = 0
-        self._waiting = 0  # tenants with somebody alive
         self.live = 0
-        self.sums = [0.0, 0.0, 0.0]
-        self.tokens = 0.0
+        self._clear()
 
     def add(self, ticket: TicketT, *, is_back: bool) -> None:
         tenant = ticket.place.tenant
         line = self.tenants.get(tenant)
+        is_new = line is None
         if line is None:
             line = self.tenants[tenant] = TenantLine(tenant)
-            if is_back:
-                line.has_turn = True
-                self._ring.appendleft(line)
-            else:
-                self._ring.append(line)
+            self._waiting += 1
+            self._save(line, 0.0)
         if is_back:
-            line.deficit += ticket.tokens
+            self._save(line, self._saved(line) + ticket.tokens)  # what it was charged when it went
             line.returns += 1
             heappush(line.back, (ticket.place.seq, line.returns, ticket))
         else:
             line.queue.append(ticket)
-            self._mean += (ticket.tokens - self._mean) * 0.05
-        self._waiting += not line.live
         line.live += 1
         self.live += 1
+        if is_new or is_back:
+            self._push(line)
 
     def left(self, ticket: TicketT) -> None:
         line = self.tenants[ticket.place.tenant]
         self._drop(line, ticket)
         line.dead += 1
-        if line.dead > _FEWEST_DEAD and line.dead > line.live:
+        if line.live and line.dead > _FEWEST_DEAD and line.dead > line.live:
             line.clean()
-        if len(self.tenants) > 2 * self._waiting + _FEWEST_DEAD:
-            self._clean()
-        if not self.live:
-            self._clear()
+        self._follow(line, ticket)
 
     def pop(self, ticket: TicketT) -> None:
-        line = self._ring[0]
+        line = self._turns[0][3]
+        due = self._due(line, ticket)
+        advance = max(0.0, due - self._clock)
+        self._clock += advance
+        self._base += advance  # all save as much
         line.pop()
-        line.deficit -= ticket.tokens
         self._drop(line, ticket)
-        if not self.live:
-            self._clear()
+        if line.live:
+            self._save(line, self._clock - due)
+        self._follow(line, ticket)
 
-    def peek(self) -> TicketT:
-        """Returns whose turn it is; only to be called when somebody waits."""
-        ring = self._ring
+    def peek(self, room: Callable[[float], float] | None = None) -> TicketT:
+        """Returns whose turn it is; only to be called when somebody waits.
+
+        `room` returns the tokens that are there when so many percent of the limits are left over; None: nobody counts them.
+        """
         while True:
-            line = ring[0]
-            head = line.head()
+            due, _, number, line = self._turns[0]
+            head = line.head() if line.turn == number else None
             if head is None:
-                ring.popleft()
-                del self.tenants[line.tenant]
-            elif head.tokens <= line.deficit or len(ring) == 1:
-                line.deficit = max(line.deficit, head.tokens)
+                heappop(self._turns)
+                continue
+            if room is not None:
+                self._cut(room(head.keep_percent))
+                room = None
+            if self._turn(line, head) <= due + _ROUNDING * (1 + abs(due)):
                 return head
-            elif line.has_turn:
-                line.has_turn = False
-                ring.rotate(-1)
-            else:
-                self._begin_turn(line, head)
+            self._push(line)  # its savings were cut: others may be due before
+
+    def keep(self, ticket: TicketT) -> float:
+        """Returns the tokens that others have saved up once this call has gone, which it leaves over."""
+        if self._waiting < 2:
+            return 0.0
+        line = self.tenants[ticket.place.tenant]
+        advance = max(0.0, self._due(line, ticket) - self._clock)
+        return max(0.0, self._all_saved() - self._saved(line) + (self._waiting - 1) * advance)
 
     def share_ahead(self, tenant: str, tokens: float) -> float:
-        """Returns the part of those here who go before a newcomer: while its own wait, each other tenant gets as much."""
+        """Returns the part of those here who go before a newcomer, with what the others have saved up.
+
+        While its own wait, each other tenant gets as much.
+        """
         line = self.tenants.get(tenant)
         own = line.tokens if line is not None else 0.0
-        others = self._waiting - (line is not None and line.live > 0)
-        return min(1.0, (own + others * (own + max(tokens, self._mean))) / self.tokens) if self.tokens else 0.0
+        others = self._waiting - (line is not None)
+        saved = self._all_saved() - (self._saved(line) if line is not None else 0.0)
+        return min(1.0, (own + others * (own + tokens) + max(0.0, saved)) / self.tokens) if self.tokens else 0.0
 
     def count(self, ticket: TicketT, sign: int) -> None:
         sums, cost = self.sums, ticket.cost
@@ -217,8 +229,8 @@ class LaneLine(Generic[TicketT]):
         self.tenants[ticket.place.tenant].tokens += sign * ticket.tokens
 
     def first(self, is_meant: Callable[[TicketT], bool]) -> TicketT | None:
-        """Returns the first that is meant of those who are next of their tenants, in the order of their turns."""
-        for line in self._ring:
+        """Returns the first that is meant of those who are next of their tenants."""
+        for line in self.tenants.values():
             for ticket in (line.head(), line.newest_head()):
                 if ticket is not None and is_meant(ticket):
                     return ticket
@@ -231,16 +243,59 @@ class LaneLine(Generic[TicketT]):
         line = self.tenants.get(tenant)
         return line.last() if line is not None else None
 
-    def _begin_turn(self, line: TenantLine[TicketT], head: TicketT) -> None:
-        """One more turn of the round; with the last one a new round begins, with a quantum for what was met in it."""
-        if not self._turns_left:
-            self._turns_left = len(self._ring)
-            self._quantum = max(self._mean, self._largest / _MOST_ROUNDS)
-            self._largest = 0.0
-        self._turns_left -= 1
-        self._largest = max(self._largest, head.tokens)
-        line.has_turn = True
-        line.deficit += self._quantum
+    def _saved(self, line: TenantLine[TicketT]) -> float:
+        return self._scale * (line.mark if line.generation == self._generation else 0.0) + self._base
+
+    def _save(self, line: TenantLine[TicketT], saved: float) -> None:
+        mark = (saved - self._base) / self._scale
+        self._marks += mark - (line.mark if line.generation == self._generation else 0.0)
+        line.mark, line.generation = mark, self._generation
+
+    def _all_saved(self) -> float:
+        return self._scale * self._marks + self._waiting * self._base
+
+    def _cut(self, room: float) -> None:
+        """Cuts all savings to what is there."""
+        saved, room = self._all_saved(), max(0.0, room)
+        if saved <= room + _ROUNDING * (1 + saved):
+            return
+        share = room / saved
+        self._scale *= share
+        self._base *= share
+        if self._scale < _SMALLEST_SCALE:
+            self._scale, self._base, self._marks = 1.0, 0.0, 0.0
+            self._generation += 1
+
+    def _due(self, line: TenantLine[TicketT], head: TicketT) -> float:
+        return self._clock + head.tokens - self._saved(line)
+
+    def _turn(self, line: TenantLine[TicketT], head: TicketT) -> float:
+        """Returns when its turn is: when it is due, and now where it has come back."""
+        due = self._due(line, head)
+        return min(due, self._clock) if line.back else due
+
+    def _push(self, line: TenantLine[TicketT]) -> None:
+        head = line.head()
+        if head is None:
+            return
+        self._pushes += 1
+        line.turn, line.next = self._pushes, head
+        heappush(self._turns, (self._turn(line, head), not line.back, self._pushes, line))
+        if len(self._turns) > 2 * len(self.tenants) + _FEWEST_DEAD:
+            self._turns = [entry for entry in self._turns if entry[3].turn == entry[2]]
+            heapify(self._turns)
+
+    def _follow(self, line: TenantLine[TicketT], ticket: TicketT) -> None:
+        """The ticket has gone: whoever is behind it is the next, or nobody of its tenant waits any more."""
+        if not self.live:
+            self._clear()
+        elif not line.live:
+            self._marks -= line.mark if line.generation == self._generation else 0.0
+            self._waiting -= 1
+            line.turn = 0
+            del self.tenants[line.tenant]
+        elif line.next is ticket:
+            self._push(line)
 
     def _drop(self, line: TenantLine[TicketT], ticket: TicketT) -> None:
         if ticket.is_likely:
@@ -248,18 +303,19 @@ class LaneLine(Generic[TicketT]):
             ticket.is_likely = False
         line.live -= 1
         self.live -= 1
-        self._waiting -= not line.live
-
-    def _clean(self) -> None:
-        """Forgets the tenants of whom nobody waits any more."""
-        self._ring = deque(line for line in self._ring if line.live)
-        self.tenants = {line.tenant: line for line in self._ring}
 
     def _clear(self) -> None:
         """Nobody waits: what rounding and the dead have left goes, too."""
         self.tenants.clear()
-        self._ring.clear()
-        self._turns_left = 0
+        self._turns: list[
+            tuple[float, bool, int, TenantLine[TicketT]]
+        ] = []  # void where the line has another turn by now
+        self._pushes = 0
+        self._clock = 0.0
+        # A tenant has saved `_scale * mark + _base`: so the clock advances for all, and all are cut, at once.
+        self._scale, self._base, self._marks = 1.0, 0.0, 0.0
+        self._generation = 0
+        self._waiting = 0  # tenants
         self.sums = [0.0, 0.0, 0.0]
         self.tokens = 0.0
 
@@ -267,15 +323,19 @@ class LaneLine(Generic[TicketT]):
 class TenantLine(Generic[TicketT]):
     """One tenant's calls in one lane: those that came back, by age, then the others in their order."""
 
-    __slots__ = ("back", "dead", "deficit", "has_turn", "live", "queue", "returns", "tenant", "tokens")
+    __slots__ = ("back", "dead", "generation", "live", "mark", "next", "queue", "returns", "tenant", "tokens", "turn")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.back: list[tuple[int, int, TicketT]] = []
         self.returns = 0
         self.queue: deque[TicketT] = deque()
-        self.deficit = 0.0
-        self.has_turn = False
+        self.next: TicketT | None = None
+        """For which it has its turn."""
+        self.turn = 0
+        self.mark = 0.0
+        self.generation = 0
+        """Of the savings that `mark` tells of: earlier ones are lost."""
         self.live = 0
         self.dead = 0
         self.tokens = 0.0
@@ -326,7 +386,7 @@ _ENOUGH = 1 - 1e-9
 
 
 class Next(NamedTuple, Generic[TicketT]):
-    """Whose turn it is, and how much of each limit has to be left over: a percentage, and what an aged call saves up."""
+    """Whose turn it is, and how much of each limit has to be left over: a percentage, and what others save up."""
 
     ticket: TicketT
     keep_percent: float = 0.0
@@ -372,9 +432,10 @@ class FairQueue(Generic[TicketT]):
         """Returns whether others leave something over for this aged call, as of the last look."""
         return self._aged is ticket
 
-    def is_first(self, rank: int) -> bool:
-        """Returns whether nobody of this lane or a higher one waits here: a newcomer may be the next to go."""
-        return not self.busy & ((2 << rank) - 1)
+    def is_next(self, ticket: TicketT) -> bool:
+        """Returns whether it is this call's turn here, as far as the lanes' order tells."""
+        rank = ticket.place.rank
+        return not self.busy & ((1 << rank) - 1) and self._lane(rank).peek() is ticket
 
     def add(self, ticket: TicketT) -> None:
         """The call joins at the end of its tenant's line."""
@@ -390,8 +451,13 @@ class FairQueue(Generic[TicketT]):
         self._lane(rank).left(ticket)
         self._note(rank)
 
-    def peek(self, now: float, *, counts_tokens: bool = True) -> Next[TicketT] | None:
-        """Returns whose turn it is; None when nobody waits. `counts_tokens`: there are limits of tokens to save up from."""
+    def peek(
+        self, now: float, *, counts_tokens: bool = True, room: Callable[[float], float] | None = None
+    ) -> Next[TicketT] | None:
+        """Returns whose turn it is; None when nobody waits. `counts_tokens`: there are limits of tokens to save up from.
+
+        `room` returns the tokens that are there when so many percent of the limits are left over; None: nobody knows.
+        """
         aged = self._aged = self._find_aged(now)
         if aged is None:
             self._saved_requests = self._saved_tokens = 0.0
@@ -399,8 +465,9 @@ class FairQueue(Generic[TicketT]):
             return Next(aged)
         for lane in self._lanes:
             if lane is not None and lane.live:
-                ticket = lane.peek()
-                return Next(ticket, ticket.keep_percent, self._saved_requests, self._saved_tokens)
+                ticket = lane.peek(room)
+                keep_tokens = self._saved_tokens + lane.keep(ticket)
+                return Next(ticket, ticket.keep_percent, self._saved_requests, keep_tokens)
         return None
 
     def forfeit_credit(self, ticket: TicketT) -> bool:

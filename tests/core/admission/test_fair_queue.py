@@ -310,6 +310,52 @@ def test_a_tenant_who_leaves_and_returns_gains_nothing() -> None:
     assert served["one"] <= served["busy"] + 1
 
 
+# -- Savings
+
+
+def test_small_calls_pass_a_large_one_up_to_their_share() -> None:
+    """As many tokens as the large call has; then it goes, although more of them wait."""
+    stand = Stand()
+    large = stand.add("a", 1000)
+    for _ in range(30):
+        stand.add("b", 100)
+
+    assert 9 <= stand.order().index(large) <= 10
+
+
+def test_those_who_pass_leave_over_what_a_large_call_has_saved() -> None:
+    """As much as went since it was the next, theirs included: when it is due, all of it is there."""
+    stand = Stand()
+    large = stand.add("a", 1000)
+    for _ in range(30):
+        stand.add("b", 100)
+    kept = []
+    while (turn := stand.queue.peek(0.0)) is not None and turn.ticket is not large:
+        kept.append(turn.keep_tokens)
+        stand.next()
+
+    assert kept == [pytest.approx(100.0 * number) for number in range(1, len(kept) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("there", "kept"), [(1e9, 400.0), (300.0, 400.0), (150.0, 250.0), (0.0, 100.0), (-50.0, 100.0)]
+)
+def test_savings_that_are_not_there_are_cut(there: float, kept: float) -> None:
+    """A higher lane has taken them: nobody waits until they are there again."""
+    stand = Stand()
+    stand.add("a", 1000)
+    for _ in range(5):
+        stand.add("b", 100)
+    for _ in range(3):
+        stand.next()
+
+    turn = stand.queue.peek(0.0, room=lambda _: there)
+
+    assert turn is not None
+    assert turn.ticket.place.tenant == "b"
+    assert turn.keep_tokens == pytest.approx(kept)
+
+
 # -- Ageing
 
 

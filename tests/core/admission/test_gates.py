@@ -119,7 +119,7 @@ async def test_made_up_credentials_shut_out_nobody_else(bad: Script, limits: Lim
         sent = len(bench.upstreams[0].sent)
         assert await status(bench, "made-up-0") != 200
         assert await status(bench, f"made-up-{count - 1}") != 200
-        looks = 2 if bad.content != QUOTA else 0  # whether it was that call alone
+        looks = 0 if QUOTA in bad.chunks else 1  # of a gate that is not idle: whether it was that call alone
         assert len(bench.upstreams[0].sent) == sent + looks
 
 
@@ -134,9 +134,8 @@ async def test_made_up_names_shut_out_no_other_model() -> None:
 
     assert await status(bench, "x", model_name="gpt-4o", body=b'{"model":"gpt-4o","messages":[]}') == 200
     sent = len(bench.upstreams[0].sent)
-    for _ in range(4):
-        assert await status(bench, "x", model_name="made-up-0", body=b'{"model":"made-up-0","messages":[]}') != 200
-    assert len(bench.upstreams[0].sent) == sent + 1  # whether it was that call alone
+    assert await status(bench, "x", model_name="made-up-0", body=b'{"model":"made-up-0","messages":[]}') != 200
+    assert len(bench.upstreams[0].sent) == sent
 
 
 @pytest.mark.parametrize(("bad", "looks"), [(refusal(), 1), (whole(QUOTA, 429), 0)])

@@ -162,7 +162,7 @@ class Held(Waiter):
 class WaitingLine:
     """A gate and those who wait at it. `served` counts all who have left through it."""
 
-    __slots__ = ("gate", "promised_until", "served", "waiters", "waits_for", "wakes_at", "wanted")
+    __slots__ = ("gate", "served", "waiters", "waits_for", "wakes_at", "wanted")
 
     def __init__(self, gate: Gate, waiters: FairQueue[QueueTicket]) -> None:
         self.gate = gate
@@ -173,8 +173,6 @@ class WaitingLine:
         self.served = 0
         self.wanted = 0
         """The number of calls that will stand here once they may use their fallbacks."""
-        self.promised_until = 0.0
-        """Those who were refused with a time to come back at are promised the room until then."""
 
     def is_due(self, moment: float) -> bool:
         """Returns whether this moment is still the line's next chance."""
@@ -411,19 +409,17 @@ class DelayQueue:
     def _join_all(
         self, held: Held, options: Sequence[Option], likely: Option | None, now: float, *, is_back: bool
     ) -> None:
-        nexts = [
-            option.line
-            for option in options
-            if is_back
-            or option.line.waiters.is_first(held.rank)
-            or option.line.gate.pauses.refusals is not None  # it may find out whether others are refused, too
-        ]
+        nexts = []
         for option in options:
-            self._join(held, option, is_likely=option is likely, is_back=is_back)
+            ticket = self._join(held, option, is_likely=option is likely, is_back=is_back)
+            line = option.line
+            # A call that was not refused may find out whether others are, too.
+            if is_back or line.gate.pauses.refusals is not None or line.waiters.is_next(ticket):
+                nexts.append(line)
         for line in nexts:  # only where it may be the next to go has anything changed
             self._serve(line, now)
 
-    def _join(self, held: Held, option: Option, *, is_likely: bool, is_back: bool) -> None:
+    def _join(self, held: Held, option: Option, *, is_likely: bool, is_back: bool) -> QueueTicket:
         standing = QueueTicket(held, option)
         held.tickets.append(standing)
         waiters = option.line.waiters
@@ -436,13 +432,16 @@ class DelayQueue:
             waiters.add(standing)
         if is_likely:
             waiters.count_at_likely_line(standing)
+        return standing
 
     def _serve(self, line: WaitingLine, now: float) -> None:
         """Lets through whoever may go, in turn, and sets the line's next chance."""
         waiters, gate = line.waiters, line.gate
         due, line.wakes_at = line.wakes_at, inf
         line.waits_for = None
-        while (turn := waiters.peek(now, counts_tokens=gate.has_token_limit)) is not None:
+        counts_tokens = gate.has_token_limit
+        room = (lambda keep_percent: gate.token_room(now, keep_percent)) if counts_tokens else None
+        while (turn := waiters.peek(now, counts_tokens=counts_tokens, room=room)) is not None:
             ticket = turn.ticket
             if now > ticket.option.latest:
                 self._drop(ticket, Left.EXPIRED)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.target_health.target_health import Account, TargetHealth
 from gateway.core.health.times import Latency
-from gateway.core.limits.estimate import Calibration, Cost, charge
+from gateway.core.limits.estimate import NOTHING, TOKEN_PARTS, Calibration, Cost, charge
 from gateway.core.limits.headers import READING_OF, Learned, Reading
 from gateway.core.limits.learning import AdaptiveCap, RateDiscovery
 from gateway.core.limits.table import limit_table
@@ -381,7 +381,8 @@ class GateState(Enum):
     | state     | why                                    | what goes                          | until                        |
     |-----------|----------------------------------------|------------------------------------|------------------------------|
     | SPENT     | the account has no quota left          | nothing                            | its reset, or half an hour   |
-    | PAUSED    | a refusal asked for it, or a back-off  | nothing                            | the latest of all hints      |
+    | PAUSED    | a refusal asked for it, or a back-off  | two calls unlike those refused     | the latest of all hints, or  |
+    |           |                                        |                                    | one of those two is let in   |
     | RESUMING  | a pause is over                        | at most 1.2 times the rate         | 1 s behind the first call    |
     | PROBING   | refused in several epochs, served in   | one call at a time, 1 s each       | one is not refused           |
     |           | none between                           |                                    |                              |
@@ -580,6 +581,15 @@ class Gate:
         """
         error = self.calibration.error
         return MARGIN * error * sqrt(self.squares + cost.input_tokens * cost.input_tokens) if error else 0.0
+
+    def token_room(self, now: float, keep_percent: float) -> float:
+        """Returns the tokens that are there by the scarcest limit, with so many percent of each left over."""
+        levels = [
+            one.limit.level_at(now) - one.keep(keep_percent, 0.0, 0.0)
+            for one in self.limits.table.known
+            if one.part in TOKEN_PARTS
+        ]
+        return min(levels, default=inf) - self.margin(NOTHING)
 
     def learn(self, learned: Learned | None, sent_at: float, mark: tuple[float, ...] | None, now: float) -> None:
         """Takes over the limits that an answer to a call sent at `sent_at` has told; None: it has told nothing."""
