@@ -139,6 +139,16 @@ class LaneLine(Generic[TicketT]):
         "tokens",
     )
 
+    _turns: list[tuple[float, bool, int, TenantLine[TicketT]]]
+    """Void where the line has another turn by now."""
+    _pushes: int
+    _clock: float
+    _scale: float
+    _base: float
+    _marks: float
+    _generation: int
+    _waiting: int
+
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLine[TicketT]] = {}
         self.live = 0
@@ -307,9 +317,7 @@ class LaneLine(Generic[TicketT]):
     def _clear(self) -> None:
         """Nobody waits: what rounding and the dead have left goes, too."""
         self.tenants.clear()
-        self._turns: list[
-            tuple[float, bool, int, TenantLine[TicketT]]
-        ] = []  # void where the line has another turn by now
+        self._turns = []
         self._pushes = 0
         self._clock = 0.0
         # A tenant has saved `_scale * mark + _base`: so the clock advances for all, and all are cut, at once.
