@@ -41,7 +41,7 @@ def test_it_has_nothing_to_say_when_all_is_well() -> None:
 def test_it_sees_a_lane_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lowest lane first."""
 
-    def lowest(waiters: FairQueue[Any], now: float, *, counts_tokens: bool = True) -> Next[Any] | None:
+    def lowest(waiters: FairQueue[Any], now: float, **_: object) -> Next[Any] | None:
         ticket = waiters.youngest(-1)
         return None if ticket is None else Next(ticket, 0.0)
 
