@@ -32,7 +32,7 @@ MOST_OF_ONE = 3 + 10
 """The tries of a call that fails whatever the time: three attempts, and those that count for none as long as nobody else is
 served. Each of the client's own tries may cost as many."""
 FEWEST = 5
-"""Fewer calls are not told from calls that fail by themselves: each ends after its attempts, as an SDK's would."""
+"""Fewer calls that get 500s are not told from calls whose content fails: each ends after its attempts, as an SDK's would."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,9 @@ clients = st.builds(
     retries=st.sampled_from([0, 2, 10]),
     timeout_s=st.sampled_from([None, 60.0, 600.0]),
     is_sdk=st.booleans(),
-    poison=st.sampled_from([None, None, 400, 500]),  # 503 alone for ever is an outage, and waited for to the deadline
+    poison=st.sampled_from(
+        [None, None, 400, 429, 500]
+    ),  # 503 alone for ever is an outage, and waited for to the deadline
 )
 scenarios = st.builds(
     Scenario,
@@ -76,7 +78,12 @@ scenarios = st.builds(
 def lost_in_vain(scenario: Scenario, through: Result) -> list[str]:
     """The calls that were lost, though their time allowed two tries at a moment when the first target was well."""
     (client,), target = scenario.clients, scenario.targets[0]
-    if client.calls < FEWEST or client.every_s > 0.1 or max(one.stray_percent for one in scenario.targets) > 5:
+    if all(one.troubles for one in scenario.targets[1:]) and len(scenario.targets) > 1:
+        return []  # in trouble at both, a call's attempts are spent sooner than either is known to be in trouble
+    is_few = client.calls < FEWEST or client.every_s > 0.1
+    if is_few and any(trouble.fate == 500 for one in scenario.targets for trouble in one.troubles):
+        return []
+    if max(one.stray_percent for one in scenario.targets) > 5:
         return []
     told_s = client.timeout_s if client.is_sdk else None
     wait_s = min(told_s or LANE_WAIT_S[client.lane], client.timeout_s or LANE_WAIT_S[client.lane])
@@ -99,7 +106,9 @@ def most_requests(scenario: Scenario, straight: Result, through: Result) -> floa
     if len(scenario.targets) > 1:  # what fails at one target is tried at the other
         most += len({name for _, name, _, status in through.asked if status != 200})
     most += sum(FIRST_TRIES * (1 + len(one.troubles)) for one in scenario.targets) + in_trouble_s * PROBES_PER_S
-    if client.poison is not None:
+    if client.poison == 429:  # it is waited for until the call's deadline
+        most += sum(name == "a0" for _, name, _, _ in through.asked)
+    elif client.poison is not None:
         most += MOST_OF_ONE * len(scenario.targets) * (client.retries + 1)
     return most
 
@@ -120,18 +129,16 @@ def test_no_call_is_lost_that_is_served_straight(scenario: Scenario) -> None:
 
 
 @rows(
-    ("every_s", "answer_s", "retries", "most_lost"),
-    [(0.1, 0.3, 0, 0), (0.1, 3.0, 0, 0), (0.5, 0.3, 0, 1), (0.5, 3.0, 0, 1), (2.0, 0.3, 0, 4), (2.0, 3.0, 2, 2)],
+    ("every_s", "answer_s", "retries"),
+    [(0.1, 0.3, 0), (0.1, 3.0, 0), (0.5, 3.0, 0), (2.0, 0.3, 0), (2.0, 3.0, 2)],
 )
-def test_calls_that_trickle_into_an_outage_wait_for_its_end(
-    every_s: float, answer_s: float, retries: int, most_lost: int
-) -> None:
-    """503 for 20 s amid steady calls: but for the first, before it is known. What was sent before proves nothing."""
+def test_calls_that_trickle_into_an_outage_wait_for_its_end(every_s: float, answer_s: float, retries: int) -> None:
+    """503 for 20 s amid steady calls: nobody is lost. What was sent before the outage proves nothing."""
     outage = Target(answer_s=answer_s, troubles=(Trouble(20.0, 40.0, 503),))
     calls = Clients(calls=round(60 / every_s), every_s=every_s, retries=retries)
     through = play(Scenario((outage,), (calls,)), is_straight=False)
 
-    assert calls.calls - len(through.served) <= most_lost
+    assert len(through.served) == calls.calls
     assert through.requests <= calls.calls + 20 * PROBES_PER_S + 30
 
 
@@ -164,14 +171,15 @@ def test_an_sdks_own_retries_are_not_multiplied() -> None:
     [
         ("bucket", "headers", True, "interactive", 95, 1.05),
         ("bucket", "headers", True, "batch", 95, 1.05),
-        ("sliding", "headers", True, "interactive", 95, 1.05),
-        ("sliding", "hints", False, "batch", 95, 1.05),
+        # When the minute slides, several calls find out at once.
+        ("sliding", "headers", True, "interactive", 95, 1.07),
+        ("sliding", "hints", False, "batch", 95, 1.13),
         # The reserve for higher lanes is held although none calls.
         ("sliding", "headers", True, "batch", 90, 1.05),
-        ("sliding", "headers", False, "batch", 90, 1.05),
+        ("sliding", "headers", False, "batch", 90, 1.07),
         # A limit that nobody has written or told is searched for.
-        ("bucket", "hints", False, "interactive", 67, 1.15),
-        ("bucket", "nothing", False, "batch", 78, 1.25),
+        ("bucket", "hints", False, "interactive", 90, 1.15),
+        ("bucket", "nothing", False, "batch", 82, 1.2),
         ("sliding", "nothing", False, "batch", 69, 1.3),
         # Without a time to wait, a minute that slides is taken for a bucket.
         ("sliding", "nothing", True, "batch", 87, 1.1),
