@@ -88,6 +88,18 @@ def clients(world: World, caller: Caller, count: int, for_s: float = inf, think_
         world.clock.start(_client(world, caller, number, world.clock.now + for_s, think_s))
 
 
+def workers(world: World, caller: Caller, count: int, calls: int) -> None:
+    """So many workers get through a list of calls, each with one at a time."""
+    left = list(range(calls))
+
+    async def work() -> None:
+        while left:
+            await world.serve(caller.call(world, left.pop()))
+
+    for _ in range(count):
+        world.clock.start(work())
+
+
 async def _client(world: World, caller: Caller, number: int, ends_at: float, think_s: float) -> None:
     while world.clock.now < ends_at:
         call = await world.serve(caller.call(world, number))

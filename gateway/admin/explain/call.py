@@ -247,7 +247,7 @@ def _lane(key: Key, model: Model) -> str:
     if len(model.plan) > len(model.targets):
         told.append(f"waits {holding.prefer_primary_for_s[key.lane]:g} s for the model's own targets before a fallback")
     if key.lane in ("batch", "background"):
-        told.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes")
+        told.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes in use")
     if key.critical:
         told.append("may ask for critical")
     return f"{key.lane}{': ' if told else ''}{', '.join(told)}"

@@ -31,7 +31,7 @@ from gateway.core.limits.target_limits.gate import (
     ResumeCap,
 )
 from gateway.core.retry_budgets import Retry
-from gateway.core.types import ErrorClass, RawHeaders, Usage
+from gateway.core.types import LANES, ErrorClass, RawHeaders, Usage
 
 PENALTY_S = 5.0
 """A target that has just failed is taken to be so much slower, where the fastest is looked for."""
@@ -285,6 +285,7 @@ class Reservation:
 # the cap and the breakers all let the call go.
 
 
+_URGENT = LANES.index("interactive")
 LEARN_EVERY_S = 0.005
 """Headers of answers to calls that went closer together teach nothing new."""
 
@@ -308,6 +309,10 @@ def enter(
     if not gate.fast_path_open or not breaker.is_clear or not health.account.breaker.is_clear:
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     # From here on `gate.cost_of`, `admit` and `take` as they come out where limits alone decide: what every call pays.
+    if keep_percent:
+        kept_percent = gate.reserve_percent(keep_percent, now)
+    else:
+        kept_percent, gate.urgent_at = 0.0, now
     margin = 0.0
     input_tokens = output_tokens = 0
     if estimate > 0 and gate.has_token_limit:
@@ -333,7 +338,7 @@ def enter(
     if tokens > table.smallest:
         cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
         amounts = (*cost, cost.input_tokens + cost.output_tokens)
-    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now, keep_percent):
+    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now, kept_percent):
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     gate.in_flight += 1
     pauses.sent_in_epoch += 1
@@ -393,15 +398,18 @@ def admit(
     paused_until = pauses.ends_at
     if pauses.is_resume_due and paused_until <= now:
         _resume(gate, now, paused_until)
+    if rank <= _URGENT:
+        gate.urgent_at = now
     keep = keep_tokens + gate.margin(cost) if gate.has_token_limit else keep_tokens
-    wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
+    kept_percent = gate.reserve_percent(keep_percent, now)
+    wait_s = gate.limits.want(cost, now, kept_percent, keep, keep_requests)
     if wait_s != 0.0 and limit_table.forget_stale(gate.limits, now):
         gate.review_rate(now)
-        wait_s = gate.limits.want(cost, now, keep_percent, keep, keep_requests)
+        wait_s = gate.limits.want(cost, now, kept_percent, keep, keep_requests)
     if wait_s == inf:
         return inf
     if wait_s != 0.0:
-        limit_table.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, keep_percent, keep_requests)
+        limit_table.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, kept_percent, keep_requests)
     if gate.discovery.search is not None:
         gate.discovery.search.want(now)
     if not gate.health.is_clear:
@@ -450,7 +458,8 @@ def wait_for(
         return paused_s
     if gate.has_token_limit:
         keep_tokens += gate.margin(cost)
-    wait_s = gate.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
+    kept_percent = gate.reserve_percent(keep_percent, now)
+    wait_s = gate.limits.wait_s(cost, now, kept_percent, keep_tokens, keep_requests)
     if wait_s == inf:
         return inf
     if gate.discovery.search is not None:
@@ -478,7 +487,7 @@ def ready_at(
     burst, search = gate.limits.table.burst, gate.discovery.search
     if burst is not None and burst.may_be_more:
         ahead = ahead._replace(requests=max(0.0, ahead.requests - burst.may_be_more))
-    moment = gate.limits.ready_at(cost, now, ahead, keep_percent)
+    moment = gate.limits.ready_at(cost, now, ahead, gate.reserve_percent(keep_percent, now))
     if search is not None and search.has_measured and not gate.discovery.is_distrusted:
         moment = max(moment, search.ready_at(now, ahead.requests))
     if gate.cap is not None and gate.is_full:
@@ -494,7 +503,7 @@ def _sample(gate: Gate, now: float) -> tuple[float, ...] | None:
     gate.learns_from = now + LEARN_EVERY_S
     if gate.in_flight > gate.health.busiest(now):
         gate.health.was_busy(gate.in_flight, now)
-    return gate.limits.mark() if gate.counting.learns else None
+    return gate.limits.mark(now) if gate.counting.learns else None
 
 
 def _resume(gate: Gate, now: float, paused_until: float) -> None:

@@ -134,11 +134,13 @@ class Share(LeasedAmount):
             self._held = min(self._held, level)
             self._lower_to(level, now)
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
+    def reconcile(
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+    ) -> None:
         """Lowers the level to what the provider has left, never raises it: the others' use since is not known here."""
         if self._own is not None:
             before = self._own.limit.level_at(now)
-            self._own.reconcile(remaining, now, sent_at, taken_since, grain)
+            self._own.reconcile(remaining, now, sent_at, taken_since, grain, doubt)
             self._note_lowered(self._own, before, now)
             return
         began_at = self._store.ends_at - self.window_s

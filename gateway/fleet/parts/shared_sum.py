@@ -58,10 +58,12 @@ class LocalShare:
         self.limit.correct(level, now)
         self._forgive(before, now)
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
+    def reconcile(
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+    ) -> None:
         """Does what `Limit.reconcile` does; a loss is not owed."""
         before = self.limit.level_at(now)
-        self.limit.reconcile(remaining, now, sent_at, taken_since, grain)
+        self.limit.reconcile(remaining, now, sent_at, taken_since, grain, doubt)
         self._forgive(before, now)
 
     def _forgive(self, before: float, now: float) -> None:

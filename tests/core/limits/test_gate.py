@@ -16,7 +16,7 @@ from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
 from gateway.core.snapshot.snapshot import Counting
-from gateway.core.types import ErrorClass, Usage
+from gateway.core.types import LANES, ErrorClass, Usage
 from tests.rows import rows
 
 WALL = 1_800_000_000.0
@@ -170,6 +170,21 @@ def test_a_reservation_is_all_or_nothing() -> None:
 
     assert levels(gate, 0.0) == before
     assert gate.in_flight == 1
+
+
+@pytest.mark.parametrize(("since_s", "goes"), [(None, 100), (0.0, 90), (150.0, 95), (300.0, 100)])
+def test_what_is_left_over_for_higher_lanes_shrinks_while_none_of_them_calls(since_s: float | None, goes: int) -> None:
+    """A tenth of the limit right after such a call, nothing five minutes later, nor where none has ever come."""
+    gate = new_gate(requests_per_min=100)
+    if since_s is not None:
+        take(gate, 0.0).cancel(0.0)
+    now = since_s or 0.0
+
+    went = 0
+    while reservation.enter(gate, 0, None, now, 10.0, LANES.index("batch")) is not None:
+        went += 1
+
+    assert went == goes
 
 
 def test_a_call_whose_client_left_is_not_in_flight_any_more() -> None:

@@ -289,7 +289,7 @@ def test_a_configured_level_is_raised_only_by_a_provider_with_the_same_limit(rea
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
     limits.reserve(Cost(70), 0.0)
 
-    limit_table.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark())
+    limit_table.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark(0.0))
 
     assert free(limits, 6.0)["requests_per_min"] == pytest.approx(level, abs=1e-3)
 
@@ -323,7 +323,7 @@ def test_azures_windows_move_to_where_the_provider_has_them() -> None:
     for _ in range(10):
         limits.reserve(Cost(), 1.0)
 
-    limit_table.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
+    limit_table.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark(0.0))
 
     assert limits.wait_s(Cost(), 1.1) == pytest.approx(5.0)
 
@@ -364,7 +364,7 @@ def test_headers_keep_us_in_step_with_a_provider_whose_level_we_did_not_know(cou
         wait_s = limits.reserve(Cost(), now)
         assert wait_s is not None
         if wait_s == 0.0:
-            mark = limits.mark()
+            mark = limits.mark(0.0)
             if provider.wait_s(1.0, now) == 0.0:
                 provider.take(1.0, now)
                 served += 1

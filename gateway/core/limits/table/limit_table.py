@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from math import floor, inf
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
-from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
+from gateway.core.limits.bucket import OVERTAKEN_S, Bucket, Limit, Slots, Window
 from gateway.core.limits.estimate import INPUT, NOTHING, OUTPUT, REQUESTS, SLOT, TOKEN_PARTS, TOKENS, Cost, parts_of
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import UnwrittenBurst
@@ -334,7 +334,7 @@ MOST_PROMISED_S = 60.0
 class LimitSet:
     """A table of limits, and what calls have taken of each part of a cost."""
 
-    __slots__ = ("_is_shared", "_promised_until", "table", "taken")
+    __slots__ = ("_before", "_counted", "_counted_at", "_is_shared", "_promised_until", "table", "taken")
 
     def __init__(
         self,
@@ -353,6 +353,8 @@ class LimitSet:
         """What was taken so far of each part of a cost, whether or not a limit counts it yet."""
         self._is_shared = share_out is not None
         self._promised_until = 0.0
+        self._counted = self._before = 0.0  # requests, at the two last looks, which are at least so far apart
+        self._counted_at = now
 
     def promise(self, cost: Cost, soonest: float) -> float:
         """Returns when a call that is refused now may come back: at `soonest`, or behind those that were refused before it."""
@@ -506,12 +508,16 @@ class LimitSet:
                 worst, worst_s = one.name, order_s
         return worst
 
-    def mark(self) -> tuple[float, ...]:
+    def mark(self, now: float) -> tuple[float, ...]:
         """Returns how much was taken so far for calls that were sent; kept at a grant, it makes `learn` exact.
 
-        Corrections do not count: what a call really costs, the provider has counted from the start.
+        Corrections do not count: what a call really costs, the provider has counted from the start. At its end stands how many
+        requests went so shortly before that this one may arrive first.
         """
-        return tuple(self.taken)
+        requests = self.taken[REQUESTS]
+        if now - self._counted_at >= OVERTAKEN_S:
+            self._before, self._counted, self._counted_at = self._counted, requests, now
+        return (*self.taken, requests - self._before)
 
 
 # What moves the levels of a set of limits besides calls: a provider's headers, a burst that grows, a refusal, a pause's end.
@@ -556,7 +562,8 @@ def learn(
             if known is None and reading.remaining is not None and reading.period_s >= MINUTE_S:
                 # Nothing was known of it: it starts with the least that may be there.
                 one.limit.correct(max(0.0, reading.remaining - taken_since), now)
-            _reconcile(one, reading, now, now if sent_at is None else sent_at, taken_since)
+            doubt = inf if mark is None or one.part != REQUESTS else mark[-1]
+            _reconcile(one, reading, now, now if sent_at is None else sent_at, taken_since, doubt)
     table.size_up()
 
 
@@ -666,11 +673,13 @@ def _open_as_told(
         one.limit.raise_by(max(0.0, min(more, free)), now)
 
 
-def _reconcile(one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float) -> None:
+def _reconcile(
+    one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float, doubt: float
+) -> None:
     limit = one.limit
     if reading.remaining is not None and reading.period_s >= MINUTE_S:
         level = limit.level_at(now)
-        limit.reconcile(reading.remaining, now, sent_at, taken_since, reading.grain)
+        limit.reconcile(reading.remaining, now, sent_at, taken_since, reading.grain, doubt)
         if not _may_raise(one, reading) and limit.level_at(now) > level:
             limit.correct(level, now)
     if reading.reset_s is not None and isinstance(limit, Window):

@@ -371,6 +371,8 @@ ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+RESERVE_FADES_S = 300.0
+"""What lower lanes leave over for higher ones shrinks evenly to nothing while no call of a higher lane comes for so long."""
 BURST = "requests_at_once"
 """By this name replicas tell each other how many go at once, where nobody else tells."""
 
@@ -440,6 +442,7 @@ class Gate:
         "news",
         "pauses",
         "squares",
+        "urgent_at",
         "used_at",
     )
 
@@ -477,6 +480,8 @@ class Gate:
         """The sum of the squares of the input tokens of calls in flight, of which `margin` is made."""
         self.used_at = now
         """When a call went there last."""
+        self.urgent_at = -inf
+        """When a call for which the others leave something over wanted to go there last."""
         self.learns_from = -inf
         """An answer's headers teach nothing new where its call was sent before this."""
         self.fast_path_open = False
@@ -582,8 +587,13 @@ class Gate:
         error = self.calibration.error
         return MARGIN * error * sqrt(self.squares + cost.input_tokens * cost.input_tokens) if error else 0.0
 
+    def reserve_percent(self, keep_percent: float, now: float) -> float:
+        """Returns how much of each limit a call has to leave over that leaves `keep_percent` to higher lanes in use."""
+        return keep_percent * max(0.0, 1.0 - (now - self.urgent_at) / RESERVE_FADES_S)
+
     def token_room(self, now: float, keep_percent: float) -> float:
         """Returns the tokens that are there by the scarcest limit, with so many percent of each left over."""
+        keep_percent = self.reserve_percent(keep_percent, now)
         levels = [
             one.limit.level_at(now) - one.keep(keep_percent, 0.0, 0.0)
             for one in self.limits.table.known
@@ -673,7 +683,7 @@ class Gate:
             return "quota"
         if self.pauses.until > now:
             return "pause"
-        which = self.limits.which(cost, now, keep_percent)
+        which = self.limits.which(cost, now, self.reserve_percent(keep_percent, now))
         return which or ("concurrency" if self.discovery.search is None else "rate")
 
     def _spend_until(self, until: float) -> None:
