@@ -7,12 +7,18 @@ import pytest
 from gateway.core.limits.table.rules import Limits
 from gateway.core.types import Lane
 from tests.sim.limits import ProviderLimit, Refill, Sliding, Windows
+from tests.sim.oracle import Oracle
 from tests.sim.provider import Latency, Provider
 from tests.sim.traffic import Caller, Sizes, workers
 from tests.sim.world import OPENAI, Site, World
 
 RPM, TPM, CALLS = 120.0, 20_000.0, 480
-IDEAL_S = {"bucket of a second": 239.0, "bucket of a minute": 180.0, "sliding minute": 180.0, "minute by the clock": 140.0}
+IDEAL_S = {
+    "bucket of a second": 239.0,
+    "bucket of a minute": 180.0,
+    "sliding minute": 180.0,
+    "minute by the clock": 140.0,
+}
 """By how the provider counts: when it lets the last of the calls in if nothing is left unused."""
 
 
@@ -33,6 +39,7 @@ def test_a_lane_that_is_alone_gets_the_whole_limit(counted: str, lane: Lane) -> 
     """480 calls, 100 at a time, on an idle gateway: at least 95 % of the limit is used, few are refused."""
     provider = Provider("p0", kept(counted), latency=Latency(0.6))
     world = World([Site(provider, Limits(requests_per_min=RPM, tokens_per_min=TPM, untold_burst_s=10.0), OPENAI)])
+    oracle = Oracle(world)
     workers(world, Caller(lane, sizes=Sizes(60, 0.3, 60), deadline_s=3600), 100, CALLS)
 
     world.run()
@@ -41,3 +48,4 @@ def test_a_lane_that_is_alone_gets_the_whole_limit(counted: str, lane: Lane) -> 
     last_s = max(call.granted_at for call in world.calls) - world.started_at
     assert IDEAL_S[counted] / last_s >= 0.95
     assert provider.refused <= 10
+    assert oracle.wrongs == []

@@ -163,6 +163,7 @@ class Gates:
         "names",
         "on_change",
         "on_open",
+        "on_rate",
     )
 
     def __init__(
@@ -175,6 +176,8 @@ class Gates:
         self._clock = clock
         self.on_change: OnChange | None = None
         """Told of every change of a breaker; to be set before the first `install`."""
+        self.on_rate: Callable[[str, float | None], None] | None = None
+        """Told as `Gate.on_rate`, of every gate that is made from now on."""
         self.accounts: dict[str, Account] = {}
         """The accounts of the config's own credentials, by name."""
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
@@ -294,6 +297,7 @@ class Gates:
         share_out = None if self._sharing is None or kin is not None else self._sharing.of_target(name)
         calibration = None if kin is None else kin.calibration
         gate = Gate(name, target.limits, target.counting, now, health, share_out, calibration)
+        gate.on_rate = self.on_rate
         line = self.lines[name] = self._queue.line(gate)
         self._recall(gate, now)
         if kin is None:

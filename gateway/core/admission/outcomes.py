@@ -158,6 +158,15 @@ class HealthPropagation:
         if to == "closed":
             gates.trust(lines)
 
+    def rate_found(self, name: str, per_min: float | None) -> None:
+        """A target's refusals have shown a rate that binds; None: it binds no more."""
+        if per_min is None:
+            log.warning("%s takes more than that: no rate of its own binds it any more", name)
+        else:
+            log.warning(
+                "%s takes about %.0f requests a minute, as its refusals show: calls wait for that rate", name, per_min
+            )
+
     def lines_of(self, name: str) -> Sequence[WaitingLine]:
         """Returns the lines for which the breaker of this name matters: a target's own, or all that an account pays for."""
         if self._gates.names.is_callers(name):

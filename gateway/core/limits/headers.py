@@ -291,6 +291,11 @@ class Learned:
     is_over: bool = False
     """Served, but above the limit: slow down (Fireworks)."""
 
+    @property
+    def is_used_up(self) -> bool:
+        """Nothing is left of a limit."""
+        return any(reading.remaining is not None and reading.remaining < 1 for _, reading in self.by_limit())
+
     def by_limit(self) -> list[tuple[str, Reading]]:
         """The readings, by the names of limits."""
         named = (  # as READING_OF names them, which would take a look-up by name for each answer

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from math import exp, inf, log, sqrt
 
-from gateway.core.limits.rate_search import RateSearch, Strays
+from gateway.core.limits.rate_search import SLOW_START, RateSearch, Strays
 
 EPOCH_ROUNDS = 40
 """So many rounds the unloaded time is believed."""
@@ -148,31 +148,30 @@ class AdaptiveCap:
 
 # Whether a target's rate has to be found out, because nobody tells one or the one told is not believed.
 #
-#     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search
-# from there
+#     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
+#     the search comes above the rate that is told, or nobody has to wait for it any more -> none
 #
 # What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
 # rate that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
 
 
-ASSUMED_PER_S = 100.0
-"""Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1
 """A greater share of refusals than this, and the rate that is told is not believed any more."""
 _FADE = 0.02
 """The part of one call in that share."""
-_LEAST_SHARE = 0.25
-"""A search that has come below this share of what was told has shown that it is not our rate which is refused."""
+LET_GO_S = 60.0
+"""A search beside a rate that is told ends once nobody has had to wait for it so long."""
 
 
 class RateDiscovery:
     """What is found out about the rate of one target."""
 
-    __slots__ = ("_refused_share", "_strays", "is_distrusted", "let_in", "search")
+    __slots__ = ("_distrusted_at", "_refused_share", "_strays", "is_distrusted", "let_in", "search")
 
     def __init__(self) -> None:
         self.search: RateSearch | None = None
         """The search for a rate; None: there is one that is told and believed, or nothing is to be learned."""
+        self._distrusted_at = -inf
         self.is_distrusted = False
         """The rate that is told is not believed."""
         self.let_in = 0
@@ -187,21 +186,26 @@ class RateDiscovery:
         elif self.search is None:
             self.search = RateSearch(now, strays=self._strays)
 
-    def refused(self, sent_at: float, now: float, *, is_current: bool) -> bool:
+    def refused(
+        self, sent_at: float, now: float, *, is_current: bool, is_explained: bool = False, is_timed: bool = False
+    ) -> bool:
         """Notes a refusal; returns False for one that beyond doubt would have come at any rate.
 
-        `is_current` says that no other call of its epoch was refused before.
+        `is_current` says that no other call of its epoch was refused before, `is_explained` that headers tell of a limit
+        of which nothing is left, `is_timed` that the provider has told when to come back.
         """
         let_in, self.let_in = self.let_in, 0
         self._refused_share *= (1 - _FADE) ** let_in
         if self.search is not None:
-            is_limit = self.search.refused(sent_at, now)
+            is_limit = self.search.refused(sent_at, now, is_timed=is_timed)
+        elif is_explained:
+            return True
         elif is_current:
             self._strays.accepted = let_in
             is_limit = self._strays.refused(has_room=True)  # by all that is known there was
         else:
             return True
-        return is_limit or not self._strays.are_proven
+        return is_limit or is_explained or not self._strays.are_proven
 
     def count_unexplained(self) -> None:
         """Counts a refusal that a burst does not explain against the rate that is told."""
@@ -212,30 +216,21 @@ class RateDiscovery:
         """More is refused than a rate that is true would bring about."""
         return self._refused_share > _UNEXPLAINED
 
-    def distrust(self, told_per_s: float, now: float) -> None:
-        """Begins a search from the rate that was told (inf: only tokens were), with one refusal at once."""
-        self.is_distrusted = True
-        self.search = RateSearch(now, strays=self._strays)
-        self.search.assume(_per_s(told_per_s), now)
-        self.search.refused(now, now)
+    def distrust(self, now: float) -> None:
+        """Begins a search for the rate that binds, below what was told."""
+        self.is_distrusted, self._refused_share = True, 0.0
+        self.search = RateSearch(now, SLOW_START, self._strays)
+        self._distrusted_at = now
 
-    def trust_if_confirmed(self, told_per_s: float) -> bool:
-        """Trusts a distrusted rate again if the search from it has come above it; returns whether it did."""
-        if not self.is_distrusted or self.search is None or self.search.rate_per_s <= told_per_s:
+    def trust_if_confirmed(self, told_per_s: float, now: float) -> bool:
+        """Trusts a distrusted rate again once the search has come above it, or binds nobody; returns whether it does."""
+        if not self.is_distrusted or self.search is None:
+            return False
+        is_binding = now - self._distrusted_at <= LET_GO_S or self.search.is_binding(now, LET_GO_S)
+        if self.search.rate_per_s <= told_per_s and is_binding:
             return False
         self.is_distrusted = False
         return True
-
-    def trust_if_in_vain(self, told_per_s: float) -> bool:
-        """Trusts a distrusted rate again if going far slower does not help; returns whether it did."""
-        if not self.is_distrusted or self.search is None or self.search.rate_per_s >= _LEAST_SHARE * _per_s(told_per_s):
-            return False
-        self.is_distrusted, self._refused_share = False, 0.0
-        return True
-
-
-def _per_s(told_per_s: float) -> float:
-    return told_per_s if told_per_s < inf else ASSUMED_PER_S
 
 
 # How many requests a provider takes at once, where neither the config nor its headers say so.

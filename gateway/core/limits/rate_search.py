@@ -1,7 +1,7 @@
 """Finding a rate that nobody tells.
 
-For targets with limits neither in the config nor in headers. It must not know why an attempt failed, only that it was
-refused for its rate; of a call it knows nothing but the moment it was sent.
+For targets with limits neither in the config nor in headers, or whose refusals those do not explain. It must not know why an
+attempt failed, only that it was refused for its rate; of a call it knows nothing but the moment it was sent.
 
 The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
 first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
@@ -26,13 +26,14 @@ from typing import NamedTuple
 # refuse one call in a hundred at any rate; such strays come one at a time, at a low rate, too. A cumulative sum of evidence
 # (Page, "Continuous inspection schemes", Biometrika 1954) tells the two apart: each refusal adds to it, each accepted call
 # takes a little of it away, and when it is full there is a limit. How much a refusal adds depends on how usual strays are,
-# which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is proof enough.
+# which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is proof enough near a rate
+# that was measured. Where no limit is known it takes two, one behind the other or within a few calls.
 #
 # It must not know rates, calls or time. Invariant: O(1), and nothing but a counter for a call that was accepted.
 
 
-_RAREST = 0.00009
-"""Where none was ever seen: one refusal is all the evidence that is needed."""
+_RAREST, _RARE = 0.00009, 0.002
+"""Where none was ever seen: one refusal is all the evidence that is needed, and two where no limit is known."""
 _MOST_USUAL = 0.06
 """A higher share than this is never taken to be usual."""
 _FULL = 7.0
@@ -54,7 +55,7 @@ _CLEAN, _CLEAN_PROVEN = 3.0, 5.0
 class Strays:
     """The refusals of one target, and how many of them are usual whatever the rate."""
 
-    __slots__ = ("_calls", "_evidence", "_found", "_limits", "_suspects", "accepted")
+    __slots__ = ("_calls", "_evidence", "_found", "_is_undecided", "_limits", "_suspects", "accepted")
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -64,17 +65,26 @@ class Strays:
         self._found = 0.0  # ... and those of them that were refused
         self._limits = 0.0  # how often several were too many for chance
         self._suspects = 0.0  # of these, the ones that are evidence of a limit now
+        self._is_undecided = False  # the last one came while nobody knew of a limit, and counts as neither yet
 
-    def refused(self, *, has_room: bool) -> bool:
+    def refused(self, *, has_room: bool, is_unknown: bool = False) -> bool:
         """A call was refused: True when there is a limit, False for a stray. The former begins anew.
 
-        `has_room` says that no limit is thought to be near: then it tells how usual strays are.
+        `has_room` says that no limit is thought to be near: then it tells how usual strays are. `is_unknown` says that nothing
+        is known of a limit: one refusal alone counts as a stray once enough calls were accepted behind it.
         """
         accepted, self.accepted = self.accepted, 0
-        usual = self.usual
+        rarest = _RARE if is_unknown else _RAREST
+        usual = max(rarest, self.usual)
         evidence = self._evidence - accepted * log((1 - usual) / (1 - usual - _BY_LIMIT))
         if evidence <= 0:
+            if self._is_undecided:  # so many were let in behind it that it was none of a limit
+                self._found += 1
+                self._calls += accepted + 1
             evidence = self._suspects = 0.0
+        self._is_undecided = is_unknown
+        if is_unknown and evidence and not accepted and not self.are_usual:  # one behind the other
+            evidence = _FULL
         if accepted * usual > (_CLEAN_PROVEN if self.are_proven else _CLEAN):
             self._found /= 2
         if has_room:
@@ -84,7 +94,7 @@ class Strays:
             if self._calls > _MEMORY:
                 self._calls, self._found, self._suspects = self._calls / 2, self._found / 2, self._suspects / 2
                 self._limits /= 2
-            usual = self.usual
+            usual = max(rarest, self.usual)
         self._evidence = evidence + log((usual + _BY_LIMIT) / usual)
         if self._evidence < _FULL:
             return False
@@ -97,6 +107,7 @@ class Strays:
     def lowered(self) -> None:
         """The rate was lowered."""
         self._suspects = 0.0
+        self._is_undecided = False
         self._evidence = _HEAD_START
 
     def found(self, strays: float, calls: float) -> None:
@@ -125,6 +136,14 @@ _EARLY_S = 1e-6
 _STEP_S = 0.01
 _SAMPLE_S = 0.25
 _LONGEST_HOLD_S = 1.0
+_MOST_SPARE = 30.0
+"""Of the accepted calls so many are remembered: as many more may be refused to find out whether calls are accepted again."""
+_SLOW_LEAP_PERCENT = 300.0
+"""The most that a rate grows by at once that nobody has measured, and at which less than one call is in flight."""
+_TIMED_PER_S = 1.0
+"""A provider that tells when to come back needs no rate below this: it is refused once for each pause."""
+_FAR = 2.0
+"""A rate so many times the measured one shows that the latter binds no more."""
 _ROOM = 0.95
 """Of the measured rate: below it a limit has room."""
 _FLIGHT, _LARGE_FLIGHT = 3, 8
@@ -141,12 +160,14 @@ class SearchPolicy:
     """Until the first answer."""
     first_rate: float = 50.0
     """From the first answer on, if it is no refusal."""
-    min_rate: float = 0.05
+    min_rate: float = 1 / 60
     max_rate: float = 10_000.0
     burst_s: float = 0.2
     """So many seconds of the rate may go at once (at least one call)."""
     first_window: int = 16
     """While searching, so many calls may be in flight whatever the rate."""
+    resume_window: int = 0
+    """The same right after a pause."""
     window_percent: float = 2.0
     """Of the accepted calls, added to the window: if all in it are refused, that is few compared with those."""
     growth_percent: float = 40.0
@@ -165,20 +186,37 @@ class SearchPolicy:
     """The same per call, if that is less: about a hundred calls pay for one refusal."""
     floor_percent: float = 2.0
     """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
-    guess_floor: float = 0.5
-    """The same, as a rate, as long as nothing is measured."""
+    spare_floor: float = 1 / 3
+    """The least of that, in calls per second, as long as less was refused than accepted."""
+
+    clean_s: float = inf
+    """After so many seconds without a refusal, and so many calls, it grows as before the first one."""
+    clean_calls: int = 8
 
     def bounded(self, rate_per_s: float) -> float:
         """The rate, within the least and the most."""
         return min(max(rate_per_s, self.min_rate), self.max_rate)
 
-    def floor(self, measured: float) -> float:
-        """The rate that no refusal cuts below; `measured` is infinite as long as nothing is."""
-        return self.floor_percent / 100 * measured if measured < inf else self.guess_floor
+    def floor(self, measured: float, spare: float) -> float:
+        """The rate that no refusal cuts below; `measured` is infinite as long as nothing is, `spare` refusals cost little."""
+        floor = self.floor_percent / 100 * measured if measured < inf else 0.0
+        return max(floor, self.spare_floor if spare > 0 else self.min_rate)
 
     def probe(self, trips: float, calls: float) -> float:
         """By how many percent the measured rate grows in so many round trips and calls."""
         return min(self.probe_percent * trips, self.probe_call_percent * max(1.0, calls))
+
+
+SLOW_START = SearchPolicy(
+    blind_rate=1.0,
+    first_rate=1.0,
+    first_window=1,
+    resume_window=1,
+    window_percent=100.0,
+    growth_percent=100.0,
+    clean_s=5.0,
+)
+"""One call at a time, and one more with each that is accepted: where refusals have shown that what is told is too much."""
 
 
 class _Before(NamedTuple):
@@ -201,6 +239,8 @@ class RateSearch:
         "_accepted",
         "_before",
         "_behind",
+        "_bound_accepted",
+        "_bound_since",
         "_credit_s",
         "_cut_at",
         "_gap_s",
@@ -213,6 +253,7 @@ class RateSearch:
         "_policy",
         "_refused_at",
         "_since",
+        "_spare",
         "_wanted_at",
         "_window",
         "in_flight",
@@ -238,6 +279,10 @@ class RateSearch:
         self._since = self._latest = now
         self._accepted = 0
         self._behind = 0  # and refused of those, though sent before the cut
+        # The same over all refusals since the rate was measured last: where each comes before enough were accepted.
+        self._bound_since = now
+        self._bound_accepted = 0
+        self._spare = float(self._policy.enough)  # so many more may be refused before as many were accepted
         self._before = _Before(self.rate_per_s, inf, self._window, True)  # what a guess has ended
         self._refused_at = now
 
@@ -252,6 +297,15 @@ class RateSearch:
         if wait_s:
             self._wanted_at = self._next_at
         return wait_s
+
+    def is_binding(self, now: float, within_s: float) -> bool:
+        """Returns whether somebody had to wait for it within so many seconds."""
+        return now - self._wanted_at <= within_s
+
+    @property
+    def shown_per_s(self) -> float | None:
+        """The rate that refusals have shown; None: they have shown none, or far more has been accepted since."""
+        return self._measured if self.rate_per_s <= _FAR * self._measured < inf else None
 
     @property
     def has_measured(self) -> bool:
@@ -293,6 +347,10 @@ class RateSearch:
             self.strays.accepted += 1
             if sent_at > self._latest:
                 self._latest = sent_at
+        if sent_at > self._bound_since:
+            self._bound_accepted += 1
+            if self._spare < _MOST_SPARE:
+                self._spare += 1
         grown_at = self._grown_at
         if now < grown_at:
             return
@@ -305,20 +363,29 @@ class RateSearch:
             if self._wanted_at >= grown_at and sent_at >= self._cut_at:
                 self._grow(now - grown_at, now - sent_at)
 
-    def refused(self, sent_at: float, now: float) -> bool:
-        """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate."""
+    def refused(self, sent_at: float, now: float, *, is_timed: bool = False) -> bool:
+        """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate.
+
+        `is_timed` says that the provider has told when to come back.
+        """
         self.left(now)
         if sent_at < self._cut_at:
             self._behind += sent_at > self._since
             return True
+        self._spare = max(0.0, self._spare - 1)
+        is_first = self._cut_at == -inf and not self._policy.resume_window
+        is_slow = not self._accepted or self.rate_per_s <= _TIMED_PER_S
+        if is_timed and is_slow and not is_first and self._bound_accepted < self._policy.enough:
+            return True  # the pauses are slow enough: after them to be slower would only be later
         if not self._judge(sent_at):
             return False
         before = _Before(self.rate_per_s, self._measured, self._window, self._is_searching)
+        accepted_per_s = self._accepted_per_s(sent_at)
         if self._is_searching:
             self._before = before
             self._end_search(sent_at, now)
-        elif self._accepted >= self._policy.enough and self._latest > self._since:
-            self._measured = self._accepted / (self._latest - self._since)
+        elif accepted_per_s is not None:
+            self._measured = accepted_per_s
             share = self._policy.settle * min(1.0, self._measured / self.rate_per_s)
             self._cut(max(self._policy.cut, share))
             self._is_guess = False
@@ -327,12 +394,25 @@ class RateSearch:
             self._cut(self._policy.cut)
             if not self._is_guess or self._accepted:
                 self._before = before
-                self._count_from(sent_at)
+                self._count_from(sent_at, is_measured=False)
             self._is_guess = True
         self._next_at = max(self._next_at, now + self._gap_s)
         self._cut_at = now
         self._grown_at = max(self._grown_at, now)
         return True
+
+    def _accepted_per_s(self, sent_at: float) -> float | None:
+        """What was accepted since the last refusal, or since the rate was measured; None: too little, or nobody waited.
+
+        Where nobody waited it is what was asked for, and more may be accepted.
+        """
+        enough = self._policy.enough
+        if self._accepted >= enough and self._latest > self._since and self._wanted_at >= self._since:
+            return self._accepted / (self._latest - self._since)
+        span_s = max(sent_at, self._latest) - self._bound_since
+        if self._bound_accepted >= enough and span_s > 0 and self._wanted_at >= self._bound_since:
+            return self._bound_accepted / span_s
+        return None
 
     def _judge(self, sent_at: float) -> bool:
         """Counts a refusal; returns whether a limit is behind it. Refusals are fast: the calls in flight count as let in."""
@@ -341,26 +421,23 @@ class RateSearch:
         self._refused_at = sent_at
         strays.accepted = max(strays.accepted, int(min(between, strays.accepted + self.in_flight)))
         were_proven = strays.are_proven
-        if strays.refused(has_room=not self._is_searching and self.rate_per_s <= _ROOM * self._measured):
+        is_unknown = self._is_searching or self._measured == inf or self._wanted_at < self._since
+        has_room = self.rate_per_s <= _ROOM * self._measured and not is_unknown
+        if strays.refused(has_room=has_room, is_unknown=is_unknown):
             return True
         if strays.are_proven and not were_proven:  # what was measured before may have been by strays
             self._is_searching, self._is_guess = True, False
+            if self._policy.resume_window:
+                self._measured = inf
         return False
 
     def resumed(self, now: float) -> None:
         """A pause has ended: the first second sees no herd. Calls from before the pause neither raise nor cut the rate."""
-        self._window = 0
+        self._window = min(self._window, self._policy.resume_window)
         self._is_guess = False
+        self._count_from(now - _EARLY_S, is_measured=False)  # those that go at once count
         self._cut_at = now
         self._grown_at = now + 1.0
-
-    def assume(self, rate_per_s: float, now: float) -> None:
-        """Starts from a rate that somebody told, although it seems to be too high now."""
-        self._window = 0
-        self._is_searching = False
-        self._measured = rate_per_s
-        self._count_from(now)
-        self._set(rate_per_s)
 
     def _widen(self) -> None:
         """While searching, the window grows, and the rate is at least what the provider takes."""
@@ -424,11 +501,14 @@ class RateSearch:
         percent = policy.growth_percent * (trips if is_low or latency_s > 1 else elapsed_s)
         if goal < inf:
             far = (rate / self._measured) ** (8 if self.strays.are_usual else 4)
-            percent = min(percent, far * policy.probe(trips, rate * elapsed_s))
-        self._set(rate * (1 + min(percent, policy.leap_percent) / 100))
+            is_clean = self._accepted >= policy.clean_calls and self._grown_at - self._cut_at >= policy.clean_s
+            if not is_clean:
+                percent = min(percent, far * policy.probe(trips, rate * elapsed_s))
+        leap_percent = _SLOW_LEAP_PERCENT if is_low and rate * latency_s < 1 else policy.leap_percent
+        self._set(rate * (1 + min(percent, leap_percent) / 100))
 
     def _cut(self, share: float) -> None:
-        self._set(min(self.rate_per_s, max(self.rate_per_s * share, self._policy.floor(self._measured))))
+        self._set(min(self.rate_per_s, max(self.rate_per_s * share, self._policy.floor(self._measured, self._spare))))
 
     def _set(self, rate_per_s: float) -> None:
         self.rate_per_s = self._policy.bounded(rate_per_s)
@@ -437,6 +517,9 @@ class RateSearch:
         self._gap_s = gap_s
         self._credit_s = max(0.0, self._policy.burst_s - gap_s)
 
-    def _count_from(self, sent_at: float) -> None:
+    def _count_from(self, sent_at: float, *, is_measured: bool = True) -> None:
         self._since = self._latest = sent_at
         self._accepted = self._behind = 0
+        if is_measured:
+            self._bound_since = sent_at
+            self._bound_accepted = 0

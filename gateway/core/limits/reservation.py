@@ -185,8 +185,10 @@ class Reservation:
         self.is_told = True
         if discovery.search is not None:
             discovery.search.succeeded(self.at, now)
-            if discovery.is_distrusted and discovery.trust_if_confirmed(gate.limits.table.refills_per_s(requests=True)):
+            told_per_s = gate.limits.table.refills_per_s(requests=True)
+            if discovery.is_distrusted and discovery.trust_if_confirmed(told_per_s, now):
                 gate.review_rate(now)
+            gate.review_found()
         if gate.cap is not None and is_stream:
             gate.has_streams = True
             gate.cap.observe(took_s, gate.in_flight)
@@ -488,7 +490,7 @@ def ready_at(
     if burst is not None and burst.may_be_more:
         ahead = ahead._replace(requests=max(0.0, ahead.requests - burst.may_be_more))
     moment = gate.limits.ready_at(cost, now, ahead, gate.reserve_percent(keep_percent, now))
-    if search is not None and search.has_measured and not gate.discovery.is_distrusted:
+    if search is not None and search.has_measured:
         moment = max(moment, search.ready_at(now, ahead.requests))
     if gate.cap is not None and gate.is_full:
         moment = max(moment, now + (ahead.requests + 1) * gate.answer_s / gate.cap.cap)
@@ -579,22 +581,41 @@ def refused(
         gate.exhaust(delay_s, now)
         return Refusal.EXHAUSTED
     if not is_apart:
-        _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens)
+        is_explained = learned is not None and learned.is_used_up  # by a limit, so it concerns all calls
+        traits = None if is_explained else traits
+        _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens, is_explained=is_explained)
     return Refusal.WAIT
 
 
 def _slow_down(
-    grant: Reservation, delay_s: float | None, now: float, traits: CallTraits | None, *, is_for_tokens: bool
+    grant: Reservation,
+    delay_s: float | None,
+    now: float,
+    traits: CallTraits | None,
+    *,
+    is_for_tokens: bool,
+    is_explained: bool,
 ) -> None:
     """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
     gate = grant.gate
-    pauses, discovery, table = gate.pauses, gate.discovery, gate.limits.table
+    pauses, discovery = gate.pauses, gate.discovery
     gate.fast_path_open = False
-    if not discovery.refused(grant.at, now, is_current=grant.epoch == pauses.epoch):
+    is_limit = discovery.refused(
+        grant.at,
+        now,
+        is_current=grant.epoch == pauses.epoch,
+        is_explained=is_explained,
+        is_timed=delay_s is not None,
+    )
+    if not is_limit:
         return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
     is_again = traits is not None and pauses.suspect(traits)
     is_first = pauses.refused(grant.epoch, is_again=is_again)
-    if is_for_tokens or not limit_table.burst_refused(gate.limits, now, is_first=is_first):
+    if is_explained:
+        pass  # headers say so, and have set the level
+    elif is_for_tokens or not limit_table.burst_refused(
+        gate.limits, now, is_first=is_first, in_flight=gate.in_flight + 1
+    ):
         discovery.count_unexplained()  # else too many went at once: no word on the rate
     if delay_s is not None:
         paused_s = pauses.believed_s(delay_s)
@@ -603,11 +624,10 @@ def _slow_down(
         if traits is not None:
             pauses.ask_until(now + paused_s, now)
     if discovery.search is not None:
-        if discovery.is_distrusted and discovery.trust_if_in_vain(table.refills_per_s(requests=True)):
-            gate.review_rate(now)
+        gate.review_found()
         return
     if delay_s is None and is_first:
         gate.pause(pauses.backoff_s, now)
     if discovery.is_unexplained and pauses.refusals_in_a_row == 1 and gate.counting.learns:
         # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
-        discovery.distrust(table.refills_per_s(requests=True), now)
+        discovery.distrust(now)

@@ -456,7 +456,7 @@ def test_limits_that_do_not_explain_the_refusals_are_not_believed_for_ever() -> 
     assert found < 60_000
     now += 1
     accept(gate, take(gate, now), now, (b"x-ratelimit-limit-requests", b"60000"))
-    assert levels(gate, now)["found_requests_per_min"] == pytest.approx(found, rel=0.5)
+    assert found <= levels(gate, now)["found_requests_per_min"] < 1000
     assert len({row.name for row in gate.rows(now)}) == len(gate.rows(now))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.rate_search import RateSearch, SearchPolicy
+from gateway.core.limits.rate_search import SLOW_START, RateSearch, SearchPolicy
 from tests.core.limits.storm import Provider, Storm
 from tests.sweeps import sampled
 
@@ -63,7 +63,7 @@ def searched(rate: float = 100.0) -> RateSearch:
         search.refused((index + 0.5) / rate, 1.0)
     for index in range(int(rate)):
         search.succeeded((index + 1) / rate, 1.0)
-    assert search.rate_per_s == pytest.approx(0.9 * rate)
+    assert search.rate_per_s == pytest.approx(0.9 * rate, rel=0.01)
     return search
 
 
@@ -129,7 +129,7 @@ def test_a_rate_that_changes_is_found_again(before: float, after: float) -> None
     """Within half a minute most of the new one is used, and still few calls are refused."""
     storm = Storm(Provider(before, 20, 0.2, later=(30, after)), calls=10_000, until=90).run()
 
-    assert 0.8 * after <= storm.rate_between(60, 90) <= after
+    assert 0.8 * after <= storm.rate_between(60, 90) <= 1.02 * after  # the bucket may hold a second's worth
     assert storm.refused <= 0.03 * storm.served
 
 
@@ -244,7 +244,7 @@ def test_the_rate_grows_only_while_somebody_waits() -> None:
         for search in (idle, pressed):
             search.succeeded(now, now + 0.05)
 
-    assert idle.rate_per_s == pytest.approx(90.0)
+    assert idle.rate_per_s == pytest.approx(90.0, rel=0.01)
     assert pressed.rate_per_s > 95
 
 
@@ -265,24 +265,47 @@ def test_what_an_empty_bucket_accepts_is_its_rate() -> None:
 def test_one_overshoot_cuts_once() -> None:
     """By a tenth, as the rate is known; the refusals of all that were under way then tell nothing new."""
     search = searched(100.0)
+    while not search.want(1.0):  # until somebody waits
+        search.take(1.0)
 
     for _ in range(30):
         search.refused(1.5, 2.0)
-    assert search.rate_per_s == pytest.approx(81.0)
+    assert search.rate_per_s == pytest.approx(81.0, rel=0.01)
 
     for _ in range(2):  # one alone might be chance
         search.refused(2.1, 2.5)
-    assert search.rate_per_s == pytest.approx(40.5)
+    assert search.rate_per_s == pytest.approx(40.5, rel=0.01)
 
 
-def test_a_rate_that_was_told_is_where_it_starts() -> None:
-    """Without a window; and until refusals have measured, the rate is a guess."""
-    guessed, told = RateSearch(0.0), RateSearch(0.0)
+def test_a_slow_start_lets_one_more_go_with_each_that_is_accepted() -> None:
+    """Where refusals have shown that what is told is too much; right after a pause one call goes again."""
+    search = RateSearch(0.0, SLOW_START)
+    search.take(0.0)
+    went, now = [], 0.0
+    for _ in range(4):
+        went.append(search.in_flight)
+        now += 0.1
+        for _ in range(search.in_flight):
+            search.succeeded(now - 0.1, now)
+        while not search.want(now):
+            search.take(now)
+    search.resumed(60.0)
 
-    told.assume(50.0, 0.0)
+    assert went == [1, 2, 4, 8]
+    assert goes(search, 60.0, 60.0 + 1e-9) <= 0.2 * search.rate_per_s
 
-    assert goes(told, 1.0, 1.0 + 1e-9) == 10
-    assert (told.rate_per_s, told.has_measured, guessed.has_measured) == (50.0, True, False)
+
+@pytest.mark.parametrize(("is_timed", "least"), [(True, 1.0), (False, 1 / 60)])
+def test_a_limit_of_one_a_minute_is_met_by_one_call_a_minute(is_timed: bool, least: float) -> None:
+    """What is refused without a time to come back is tried ever less often; with one the pauses are slow enough."""
+    search, now = RateSearch(0.0, SLOW_START), 0.0
+    for _ in range(40):
+        now += search.want(now)
+        search.take(now)
+        search.refused(now, now + 0.05, is_timed=is_timed)
+        now += 0.05
+
+    assert search.rate_per_s == pytest.approx(least)
 
 
 def test_what_did_not_go_can_be_taken_by_the_next() -> None:
@@ -315,7 +338,7 @@ def test_a_call_that_ended_otherwise_teaches_nothing() -> None:
     search.left(2.5)
 
     assert search.in_flight == 0
-    assert search.rate_per_s == pytest.approx(90.0)
+    assert search.rate_per_s == pytest.approx(90.0, rel=0.01)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["call", "served", "refused", "wait"]), st.floats(0.001, 2.0)), max_size=60))

@@ -56,6 +56,7 @@ class Admission:
         self.gates = Gates(clock, self.queue, self.sharing)
         self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
         self.gates.on_change = self.health.changed
+        self.gates.on_rate = self.health.rate_found
         self.gates.install(policy)
         self.planner = Planner(clock, self.gates, draw)
         self.keys = KeyLimits(self.sharing)

@@ -537,6 +537,7 @@ TOLD_FOR_S = 300.0
 _NAMES = tuple(PART_OF)
 _FEWEST_TOKENS = 100.0
 _AT_ONCE_S = 0.2
+_FAR_FEWER = 4.0
 
 
 def learn(
@@ -607,13 +608,19 @@ def grow_burst(
     return True
 
 
-def burst_refused(limits: LimitSet, now: float, *, is_first: bool) -> bool:
-    """Lets fewer requests go at once after a refusal; returns as `UnwrittenBurst.refused`, False where the burst is written."""
+def burst_refused(limits: LimitSet, now: float, *, is_first: bool, in_flight: float = inf) -> bool:
+    """Lets fewer requests go at once after a refusal; returns as `UnwrittenBurst.refused`, False where the burst is written.
+
+    Where far fewer are in flight than may go at once, something else has refused the call, too.
+    """
     burst = limits.table.burst
-    if burst is None or not burst.refused(now, is_first=is_first):
+    if burst is None:
+        return False
+    is_explained = burst.burst <= _FAR_FEWER * in_flight
+    if not burst.refused(now, is_first=is_first):
         return False
     limits.table.reshape_requests(now)
-    return True
+    return is_explained
 
 
 def burst_heard(limits: LimitSet, burst: float, now: float) -> None:
@@ -673,9 +680,7 @@ def _open_as_told(
         one.limit.raise_by(max(0.0, min(more, free)), now)
 
 
-def _reconcile(
-    one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float, doubt: float
-) -> None:
+def _reconcile(one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float, doubt: float) -> None:
     limit = one.limit
     if reading.remaining is not None and reading.period_s >= MINUTE_S:
         level = limit.level_at(now)

@@ -10,6 +10,7 @@ and says what their ends teach. It must not know calls, lanes' order or queues. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from math import inf, sqrt
@@ -371,6 +372,8 @@ ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+LET_GO_ABOVE = 5.0
+"""A rate that was found binds no more, as far as people are told, once so many times as much is accepted."""
 RESERVE_FADES_S = 300.0
 """What lower lanes leave over for higher ones shrinks evenly to nothing while no call of a higher lane comes for so long."""
 BURST = "requests_at_once"
@@ -432,6 +435,7 @@ class Gate:
         "counting",
         "discovery",
         "fast_path_open",
+        "found_per_s",
         "has_streams",
         "has_token_limit",
         "health",
@@ -440,6 +444,7 @@ class Gate:
         "limits",
         "name",
         "news",
+        "on_rate",
         "pauses",
         "squares",
         "urgent_at",
@@ -489,6 +494,10 @@ class Gate:
         a rate, no cap, no probes. What the breakers say is not in it."""
         self.news: GateNews | None = None
         """Where there are other replicas."""
+        self.found_per_s: float | None = None
+        """The rate that refusals have shown to bind, as it was told last; None: none does."""
+        self.on_rate: Callable[[str, float | None], None] | None = None
+        """Told of the gate's name, and of the rate per minute that refusals have shown; None: it binds no more."""
         self.configure(limits, counting, now)
 
     def configure(self, limits: Limits, counting: Counting, now: float) -> None:
@@ -608,6 +617,16 @@ class Gate:
             self.review_rate(now)
             if self.news is not None:
                 self.news.learned(self.name, learned, now)
+
+    def review_found(self) -> None:
+        """Tells of a rate that refusals have shown since the last look, or that binds no more."""
+        search, found = self.discovery.search, self.found_per_s
+        if found is None and search is not None:
+            self.found_per_s = search.shown_per_s
+        elif found is not None and (search is None or search.rate_per_s > LET_GO_ABOVE * found):
+            self.found_per_s = None
+        if found != self.found_per_s and self.on_rate is not None:
+            self.on_rate(self.name, None if self.found_per_s is None else self.found_per_s * 60)
 
     def pause(self, delay_s: float, now: float, *, is_sure: bool = True) -> None:
         """Leaves the target alone for so long; has other replicas do the same if it `is_sure` to concern their calls."""
