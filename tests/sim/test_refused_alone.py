@@ -71,7 +71,8 @@ def test_several_calls_of_a_kind_wait_without_the_others(asks_s: float | None) -
     _, _, others = refusing(asks_s, calls=10)
 
     assert [call.outcome for call in others] == ["ok"] * len(others)
-    assert max(call.queue_s for call in others) <= 0.5
+    assert percentile([call.queue_s for call in others], 50) <= 0.05
+    assert max(call.queue_s for call in others) <= 3.0  # ten refusals without a word cut the rate first
 
 
 @pytest.mark.parametrize("asks_s", [None, 5.0])

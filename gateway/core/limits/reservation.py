@@ -573,9 +573,10 @@ def refused(
     gate.learn(learned, grant.at, grant.mark, now)
     is_first = grant.epoch == gate.pauses.epoch and not gate.pauses.refusals_in_a_row
     is_apart = traits is not None and gate.pauses.refusals is not None and gate.pauses.refusals.is_apart(traits)
+    is_look = traits is not None and gate.pauses.is_in_doubt(grant.epoch, now)
     keeps_tokens = is_for_tokens and learned is None and is_first and not is_apart
     is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
-    grant.is_told = not is_exhausted and not is_apart
+    grant.is_told = not is_exhausted and not is_apart and not is_look
     grant.end(grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
     if is_exhausted:
         gate.exhaust(delay_s, now)
@@ -583,7 +584,7 @@ def refused(
     if not is_apart:
         is_explained = learned is not None and learned.is_used_up  # by a limit, so it concerns all calls
         traits = None if is_explained else traits
-        _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens, is_explained=is_explained)
+        _slow_down(grant, delay_s, now, traits, is_for_tokens=is_for_tokens, is_explained=is_explained, is_look=is_look)
     return Refusal.WAIT
 
 
@@ -595,12 +596,16 @@ def _slow_down(
     *,
     is_for_tokens: bool,
     is_explained: bool,
+    is_look: bool,
 ) -> None:
-    """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
+    """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for.
+
+    A call that looked whether a pause concerns it was sent against the provider's word: that is no news of the rate.
+    """
     gate = grant.gate
     pauses, discovery = gate.pauses, gate.discovery
     gate.fast_path_open = False
-    is_limit = discovery.refused(
+    is_limit = is_look or discovery.refused(
         grant.at,
         now,
         is_current=grant.epoch == pauses.epoch,
@@ -609,10 +614,10 @@ def _slow_down(
     )
     if not is_limit:
         return  # it comes whatever the rate: no reason to leave the others waiting, the call alone goes again
-    is_again = traits is not None and pauses.suspect(traits)
+    is_again = traits is not None and pauses.suspect(traits, grant.epoch)
     is_first = pauses.refused(grant.epoch, is_again=is_again)
-    if is_explained:
-        pass  # headers say so, and have set the level
+    if is_explained or is_look:
+        pass  # headers say so, and have set the level; or it was no try of the rate
     elif is_for_tokens or not limit_table.burst_refused(
         gate.limits, now, is_first=is_first, in_flight=gate.in_flight + 1
     ):

@@ -120,7 +120,7 @@ ONE, OTHER = CallTraits(1, "a", 100.0), CallTraits(2, "a", 100.0)
 
 def asked(pauses: Pauses, one: CallTraits, delay_s: float, now: float) -> None:
     """The call is refused, and told to wait."""
-    pauses.refused(pauses.epoch, is_again=pauses.suspect(one))
+    pauses.refused(pauses.epoch, is_again=pauses.suspect(one, pauses.epoch))
     pauses.pause_until(now + delay_s, now)
     pauses.ask_until(now + delay_s, now)
 
@@ -160,8 +160,8 @@ def test_a_call_that_was_sent_before_the_refusal_proves_nothing() -> None:
 def test_calls_of_one_kind_are_told_from_those_of_others() -> None:
     """Of several, the tenant and the size are what they have in common; a call like them that is let in ends that."""
     refusals = Refusals()
-    refusals.suspect(ONE)
-    refusals.suspect(OTHER)
+    refusals.suspect(ONE, is_after=True)
+    refusals.suspect(OTHER, is_after=True)
     assert refusals.let_in(CallTraits(3, "b", 100.0), is_after=True)
 
     alike, small = CallTraits(4, "a", 60.0), CallTraits(5, "a", 40.0)
@@ -173,8 +173,8 @@ def test_calls_of_one_kind_are_told_from_those_of_others() -> None:
 def test_a_call_like_those_refused_that_is_let_in_clears_them() -> None:
     """It was the rate, and that is over."""
     refusals = Refusals()
-    refusals.suspect(ONE)
-    refusals.suspect(OTHER)
+    refusals.suspect(ONE, is_after=True)
+    refusals.suspect(OTHER, is_after=True)
 
     assert not refusals.let_in(CallTraits(3, "a", 100.0), is_after=True)
     assert not refusals.is_apart(ONE)
@@ -191,8 +191,11 @@ def test_short_pauses_are_believed_where_the_last_was_true() -> None:
     asked(pauses, ONE, LONGEST_TRUSTED_S, 10.0)
 
     assert pauses.wait_s(third, 10.0) == LONGEST_TRUSTED_S
-    asked(pauses, ONE, LONGEST_TRUSTED_S + 1, 10.0)
-    assert pauses.wait_s(third, 10.0) == pytest.approx(FIRST_BACKOFF_S)
+    asked(pauses, ONE, 60.0, 10.0)
+    assert pauses.wait_s(third, 10.0) == LONGEST_TRUSTED_S
+    pauses.let_in(third, pauses.epoch, 12.0)
+    asked(pauses, CallTraits(4, "b", 9.0), 60.0, 20.0)
+    assert pauses.wait_s(third, 20.0) == pytest.approx(FIRST_BACKOFF_S)
 
 
 @BOUNDED

@@ -485,14 +485,22 @@ class DelayQueue:
             self._drop(ticket, Left.NEVER_FITS, is_out_of_turn=is_out_of_turn)
 
     def _unrefused(self, line: WaitingLine, ticket: QueueTicket, now: float) -> QueueTicket:
-        """Returns the first of those who wait that was not refused, if nobody was let in since this one was; else this one."""
-        pauses = line.gate.pauses
-        if not pauses.stands_back(ticket.traits, now):
+        """Returns who finds out whether others than those refused are let in; the ticket itself where nobody better waits.
+
+        That is a call unlike those refused, else one that was not refused itself.
+        """
+        pauses, refusals = line.gate.pauses, line.gate.pauses.refusals
+        if refusals is None or not pauses.stands_back(ticket.traits, now, ticket.option.opens_at):
             return ticket
-        other = line.waiters.first(
-            lambda one: not pauses.stands_back(one.traits, now) and one.option.opens_at <= now <= one.option.latest
-        )
-        return other or ticket
+
+        def is_open(one: QueueTicket) -> bool:
+            return one.option.opens_at <= now <= one.option.latest
+
+        first = line.waiters.first
+        unlike = first(lambda one: is_open(one) and not pauses.stands_back(one.traits, now, one.option.opens_at))
+        if unlike is None and refusals.has_refused(ticket.traits):
+            unlike = first(lambda one: is_open(one) and not refusals.has_refused(one.traits))
+        return unlike or ticket
 
     def _postpone(self, ticket: QueueTicket) -> None:
         """Takes a call out of a line whose target has refused it and lets others in, until its own pause is over."""

@@ -47,7 +47,7 @@ REFUSED_WITHIN_S = 1.0
 RESUME_S = 1.0
 """So long the resume cap lasts."""
 LONGEST_TRUSTED_S = 2.0
-"""Where the last pause that a refusal asked for was true, the next one is kept by all without a look, if it is no longer."""
+"""Where the last pause that a refusal asked for was true, the next one is kept by all for so long before anybody looks."""
 MOST_CHECKS = 2
 """Calls unlike those refused that are refused as well, and then a pause holds for everybody."""
 _AT_ONCE_S = 0.2
@@ -157,11 +157,18 @@ class Refusals:
         """Returns whether no other call is known to be refused."""
         return self.is_apart(one) or (self.suspects is not None and self.suspects.calls == {one.call})
 
-    def suspect(self, one: CallTraits) -> bool:
-        """Notes a refusal; returns whether the call is the first, or one more than those refused before."""
+    def has_refused(self, one: CallTraits) -> bool:
+        """Returns whether this very call was refused, and nobody has been let in since."""
+        return self.suspects is not None and one.call in self.suspects.calls
+
+    def suspect(self, one: CallTraits, *, is_after: bool) -> bool:
+        """Notes a refusal; returns whether the call is the first, or one more than those refused before.
+
+        `is_after` as of `let_in`: a call that was sent before could not look.
+        """
         if self.suspects is None:
             self.suspects, self.checks = RefusedCalls(), 0
-        elif not self.suspects.matches(one):
+        elif is_after and not self.suspects.matches(one):
             self.checks += 1
         is_new = one.call not in self.suspects.calls
         self.suspects.add(one)
@@ -279,11 +286,11 @@ class Pauses:
         self.refusals_in_a_row += not is_again or not self.refusals_in_a_row
         return True
 
-    def suspect(self, one: CallTraits) -> bool:
-        """Notes who was refused; returns whether no other call was, since one was let in."""
+    def suspect(self, one: CallTraits, epoch: int) -> bool:
+        """Notes which call of this epoch was refused; returns whether it was refused before, since one was let in."""
         if self.refusals is None:
             self.refusals = Refusals()
-        is_again = not self.refusals.suspect(one)
+        is_again = not self.refusals.suspect(one, is_after=epoch == self.epoch)
         if self.refusals.checks:
             self.is_trusted = True
         return is_again
@@ -298,12 +305,22 @@ class Pauses:
         if refusals.suspects is None and refusals.apart is None:
             self.refusals = None
 
-    def stands_back(self, one: CallTraits, now: float) -> bool:
-        """Returns whether others go before this call, and find out how the target is: it was refused, or is like those."""
-        suspects = None if self.refusals is None else self.refusals.suspects
-        if suspects is None:
+    def is_in_doubt(self, epoch: int, now: float) -> bool:
+        """Returns whether a call of this epoch has looked whether the present pause concerns it."""
+        is_doubted = self.refusals is not None and self.refusals.suspects is not None
+        return is_doubted and epoch == self.epoch and self.until > now
+
+    def stands_back(self, one: CallTraits, now: float, opens_at: float = inf) -> bool:
+        """Returns whether others go before this call, and find out how the target is: it was refused, or is like those.
+
+        A call that is apart takes nobody's turn, but for one each LONGEST_BACKOFF_S: `opens_at` is the end of its own pause.
+        """
+        refusals = self.refusals
+        if refusals is None:
             return False
-        return suspects.matches(one) if self.until > now else one.call in suspects.calls
+        if refusals.apart is not None and one.call in refusals.apart.calls and now < opens_at + LONGEST_BACKOFF_S:
+            return True
+        return refusals.suspects is not None and refusals.suspects.matches(one)
 
     def wait_s(self, one: CallTraits | None, now: float) -> float:
         """Returns the seconds for which the pauses hold the call up; 0.0: not. None: a call that is like all others."""
@@ -317,8 +334,7 @@ class Pauses:
     def ask_until(self, until: float, now: float) -> None:
         """Notes the end of a pause that a refusal has asked for; a call unlike those refused may look whether that is true."""
         self.asked_until = max(until, self.asked_until)
-        is_believed = self.is_trusted and until - now <= LONGEST_TRUSTED_S
-        self.check_at = until if is_believed else now + FIRST_BACKOFF_S
+        self.check_at = min(until, now + (LONGEST_TRUSTED_S if self.is_trusted else FIRST_BACKOFF_S))
 
     def _may_check(self, one: CallTraits) -> bool:
         refusals = self.refusals
