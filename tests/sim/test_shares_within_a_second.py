@@ -20,10 +20,12 @@ LARGE, SMALL, MIDDLE = Sizes(10_000, output_tokens=1), Sizes(110, output_tokens=
 PATIENT_S = 600.0
 
 
-def tokens_world(lane: Lane, large: int = 15) -> World:
+def tokens_world(lane: Lane, large: int = 15, live: Caller | None = None) -> World:
     """A minute's tokens are there; tenant a sends calls of 10,000 at once, b two a second of 110 for 80 s."""
     provider = Provider("p0", [Refill("tokens", TPM)], headers="none", retry_after="ms")
     world = World([Site(provider, Limits(tokens_per_min=TPM), OPENAI)])
+    if live is not None:
+        world.offer(live.call(world))  # from now on the reserve for higher lanes is kept
     world.clock.start(burst(world, Caller(lane, ["a"], LARGE, PATIENT_S), large))
     world.clock.start(poisson(world, Caller(lane, ["b"], SMALL, PATIENT_S), 2, for_s=80))
     return world
@@ -62,8 +64,9 @@ def test_a_large_call_saves_up_beside_a_flood_of_small_ones() -> None:
 @pytest.mark.parametrize("size", [500, 2000])
 def test_what_a_higher_lane_takes_is_lost_to_savings_alone(size: int) -> None:
     """Interactive calls take half of all: small batch calls do not wait until large ones have saved that up again."""
-    world = tokens_world("batch")
-    world.clock.start(poisson(world, Caller("interactive", ["i"], Sizes(size, output_tokens=1)), 500 / size, for_s=80))
+    live = Caller("interactive", ["i"], Sizes(size, output_tokens=1))
+    world = tokens_world("batch", live=live)
+    world.clock.start(poisson(world, live, 500 / size, for_s=80))
     world.run()
 
     assert percentile(waits(world, "b"), 90) <= 0.5

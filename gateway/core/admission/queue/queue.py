@@ -52,7 +52,17 @@ class Option:
     The call itself was refused there for its rate and does not go again before `opens_at`, whoever else does.
     """
 
-    __slots__ = ("cost", "estimate", "index", "keep_percent", "latest", "line", "max_tokens", "opens_at")
+    __slots__ = (
+        "cost",
+        "estimate",
+        "index",
+        "keep_percent",
+        "latest",
+        "line",
+        "max_tokens",
+        "opens_at",
+        "yields_until",
+    )
 
     def __init__(
         self,
@@ -64,6 +74,7 @@ class Option:
         max_tokens: int | None,
         latest: float = inf,
         opens_at: float = 0.0,
+        yields_until: float = 0.0,
     ) -> None:
         self.index = index
         self.line = line
@@ -74,6 +85,8 @@ class Option:
         self.latest = latest
         """The last moment at which the call may go there: after it, its answer would come too late."""
         self.opens_at = opens_at
+        self.yields_until = yields_until
+        """If it alone is refused there, others go first until then."""
 
     def reserve(self, now: float, rank: int = 1, traits: CallTraits | None = None) -> Reservation | None:
         """Takes what the call costs here, if it may go now."""
@@ -490,14 +503,14 @@ class DelayQueue:
         That is a call unlike those refused, else one that was not refused itself.
         """
         pauses, refusals = line.gate.pauses, line.gate.pauses.refusals
-        if refusals is None or not pauses.stands_back(ticket.traits, now, ticket.option.opens_at):
+        if refusals is None or not pauses.stands_back(ticket.traits, now, ticket.option.yields_until):
             return ticket
 
         def is_open(one: QueueTicket) -> bool:
             return one.option.opens_at <= now <= one.option.latest
 
         first = line.waiters.first
-        unlike = first(lambda one: is_open(one) and not pauses.stands_back(one.traits, now, one.option.opens_at))
+        unlike = first(lambda one: is_open(one) and not pauses.stands_back(one.traits, now, one.option.yields_until))
         if unlike is None and refusals.has_refused(ticket.traits):
             unlike = first(lambda one: is_open(one) and not refusals.has_refused(one.traits))
         return unlike or ticket

@@ -22,6 +22,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import QueueFull
 from gateway.core.limits.reservation import Reservation
+from gateway.core.limits.target_limits.gate import LONGEST_BACKOFF_S
 from gateway.core.ports import Meter
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.waiting import waiting_for
@@ -111,7 +112,10 @@ class Waiting:
             cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
             latest = self._planner.latest_start(call, line.gate)
             at = opens_at(call, target)
-            options.append(Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at))
+            is_again = at > 0.0 and sum([one.retry_at > 0.0 for one in call.attempts if one.target == target.name]) > 1
+            yields_until = at + LONGEST_BACKOFF_S if is_again else at
+            option = Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at, yields_until)
+            options.append(option)
         return options
 
     def _let_go(self, call: Call, grant: Reservation, target: Target) -> Target:

@@ -310,16 +310,19 @@ class Pauses:
         is_doubted = self.refusals is not None and self.refusals.suspects is not None
         return is_doubted and epoch == self.epoch and self.until > now
 
-    def stands_back(self, one: CallTraits, now: float, opens_at: float = inf) -> bool:
+    def stands_back(self, one: CallTraits, now: float, yields_until: float = -inf) -> bool:
         """Returns whether others go before this call, and find out how the target is: it was refused, or is like those.
 
-        A call that is apart takes nobody's turn, but for one each LONGEST_BACKOFF_S: `opens_at` is the end of its own pause.
+        A call that is apart takes nobody's turn before `yields_until`; one of a kind that is, for LONGEST_BACKOFF_S more.
         """
         refusals = self.refusals
         if refusals is None:
             return False
-        if refusals.apart is not None and one.call in refusals.apart.calls and now < opens_at + LONGEST_BACKOFF_S:
-            return True
+        apart = refusals.apart
+        if apart is not None and one.call in apart.calls:
+            is_of_kind = apart.is_kind and len(apart.calls) > 1
+            if now < yields_until + (LONGEST_BACKOFF_S if is_of_kind else 0.0):
+                return True
         return refusals.suspects is not None and refusals.suspects.matches(one)
 
     def wait_s(self, one: CallTraits | None, now: float) -> float:
