@@ -16,9 +16,10 @@ from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, W
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits.gate import CallTraits, Gate
 from gateway.core.snapshot.snapshot import Counting
 from gateway.core.types import LANES, Lane, QueueBounds
+from tests.rows import rows
 from tests.support.flow import FakeClock
 
 PACED = Counting(learns=False, style=Style(request_burst=0.0))
@@ -418,6 +419,27 @@ def test_a_call_that_can_go_elsewhere_waits_there() -> None:
     stage.clock.advance(1)
     assert held.option is not None
     assert held.option.line is other
+    assert stage.is_empty()
+
+
+@rows("is_fallback", [False, True])
+def test_a_call_that_is_asked_out_of_turn_and_does_not_fit_can_go_elsewhere(is_fallback: bool) -> None:
+    """It was to find out for a refused call, which goes first in its line, whether others are let in."""
+    stage = Stage()
+    small = stage.drained("p/s")
+    small.gate.configure(Limits(requests_per_min=60, tokens_per_min=1000), PACED, stage.clock.now)
+    other = stage.drained("p/o")
+    refused = stage.hold(small, tenant="b", seq=1_000)
+    small.gate.pauses.suspect(CallTraits(refused.seq, "b", 0), small.gate.pauses.epoch)
+
+    own = [small] if is_fallback else [small, other]
+    held = stage.hold(*own, tokens=5_000, fallback_options=[other] if is_fallback else [], widen_s=500)
+
+    assert held.left is None
+    stage.clock.advance(2)
+    assert held.option is not None
+    assert held.option.line is other
+    assert refused.left is Left.GRANTED
     assert stage.is_empty()
 
 

@@ -83,7 +83,7 @@ class Option:
         self.estimate = estimate
         self.max_tokens = max_tokens
         self.latest = latest
-        """The last moment at which the call may go there: after it, its answer would come too late."""
+        """The last moment at which the call may go there: after it, its answer would come too late; -inf: it never fits."""
         self.opens_at = opens_at
         self.yields_until = yields_until
         """If it alone is refused there, others go first until then."""
@@ -457,7 +457,7 @@ class DelayQueue:
         while (turn := waiters.peek(now, counts_tokens=counts_tokens, room=room)) is not None:
             ticket = turn.ticket
             if now > ticket.option.latest:
-                self._drop(ticket, Left.EXPIRED)
+                self._drop(ticket, Left.NEVER_FITS if ticket.option.latest == -inf else Left.EXPIRED)
                 continue
             is_probe = gate.health.is_probed
             if is_probe:  # who can best afford to fail tries it out, out of turn
@@ -533,8 +533,14 @@ class DelayQueue:
     def _drop(self, ticket: QueueTicket, left: Left, *, is_out_of_turn: bool = False) -> None:
         """It will never go by this line; perhaps by another. If there is none, `left` says why it waits no more."""
         held = ticket.held
-        if is_out_of_turn or (len(held.tickets) == 1 and not held.fallback_options[1] and not held.postponed):
+        is_only = len(held.tickets) == 1
+        if is_only and not held.fallback_options[1] and not held.postponed:
             self._end(held, left)
+            return
+        if is_out_of_turn:  # it stands in the midst of its line, and is passed over there until its turn comes
+            ticket.option.latest = -inf
+            if is_only:
+                self._widen(held, self._clock.monotonic())
             return
         ticket.option.line.waiters.pop(ticket)
         held.tickets.remove(ticket)
