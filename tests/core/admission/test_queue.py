@@ -422,6 +422,23 @@ def test_a_call_that_can_go_elsewhere_waits_there() -> None:
     assert stage.is_empty()
 
 
+def test_a_call_that_comes_back_to_a_spent_target_does_not_wait() -> None:
+    """It was refused alone, and stood in no line when the target went out of service."""
+    stage = Stage()
+    line = stage.drained()
+    held = stage.hold(line, seq=1)
+    held.tickets[0].option.opens_at = stage.clock.now + 5
+    stage.clock.advance(2)
+    assert (held.left, len(line.waiters)) == (None, 0)
+
+    line.gate.exhaust(None, stage.clock.now)
+    stage.queue.shut(line)
+    stage.clock.advance(4)
+
+    assert held.left is Left.SHUT
+    assert stage.is_empty()
+
+
 @rows("is_fallback", [False, True])
 def test_a_call_that_is_asked_out_of_turn_and_does_not_fit_can_go_elsewhere(is_fallback: bool) -> None:
     """It was to find out for a refused call, which goes first in its line, whether others are let in."""

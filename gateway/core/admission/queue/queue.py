@@ -587,6 +587,9 @@ class DelayQueue:
             for option in due:
                 option.line.wanted -= 1
             self._join_all(item, due, None, now, is_back=True)
+            for option in due:  # it did not stand there, and may have missed that the target went out of service
+                if not item.is_gone and option.line.gate.is_shut(item.lane, now):
+                    self.shut(option.line)
         elif item.fallback_options[0] <= now:
             self._widen(item, now)
         elif item.deadline <= now:  # else it was widened before its time
