@@ -215,3 +215,19 @@ def test_a_pause_that_holds_for_all_is_met_by_few(calls: list[tuple[int, str, fl
             refused += 1
 
     assert refused <= 1 + MOST_CHECKS
+
+
+def test_calls_need_not_be_read_for_one_that_was_refused_alone() -> None:
+    """It may never come again; what is known of it costs the others nothing."""
+    refusals = Refusals()
+    assert refusals.may_learn(1, "a")
+    refusals.suspect(CallTraits(1, "a", 100), is_after=True)
+    assert refusals.may_learn(2, "a")
+
+    refusals.let_in(CallTraits(2, "b", 100), is_after=True)
+    assert [refusals.may_learn(1, "a"), refusals.may_learn(3, "a"), refusals.may_learn(3, "b")] == [True, False, False]
+
+    for call in (4, 5):
+        refusals.suspect(CallTraits(call, "a", 100), is_after=True)
+    refusals.let_in(CallTraits(6, "b", 100), is_after=True)
+    assert [refusals.may_learn(7, "a"), refusals.may_learn(7, "b")] == [True, False]

@@ -157,6 +157,13 @@ class Refusals:
         """Returns whether no other call is known to be refused."""
         return self.is_apart(one) or (self.suspects is not None and self.suspects.calls == {one.call})
 
+    def may_learn(self, call: int, tenant: str) -> bool:
+        """Returns whether it could matter that this call is let in, whatever its tokens, for which it has to be read."""
+        apart = self.apart
+        if self.suspects is not None or apart is None:
+            return True
+        return call in apart.calls or (apart.is_kind and len(apart.calls) > 1 and tenant in apart.tenants)
+
     def has_refused(self, one: CallTraits) -> bool:
         """Returns whether this very call was refused, and nobody has been let in since."""
         return self.suspects is not None and one.call in self.suspects.calls
