@@ -84,17 +84,19 @@ def test_a_pause_of_one_is_a_pause_of_all() -> None:
 
 
 def test_a_429_at_one_pauses_all() -> None:
-    """The whole way: a refused call, its Retry-After, and no attempt by anybody before its time."""
+    """The whole way: a refused call, its Retry-After, and no attempt before its time but one each that finds out whose it is."""
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, fails(429, 0.01, (b"retry-after", b"3")))
         first = group.replicas[0].start()
         await asyncio.sleep(0.03)
-        group.fate(answers(0.01))
         others = [replica.start() for replica in group.replicas[1:]]
+        await asyncio.sleep(2.5)
+        assert [replica.asked() for replica in group.replicas] == [1, 1, 1]
+        group.fate(answers(0.01))
         await asyncio.gather(first, *others)
 
-        assert [replica.asked() for replica in group.replicas] == [2, 1, 1]
+        assert [replica.asked() for replica in group.replicas] == [2, 2, 2]
         assert min(replica.providers[0].asked_at[-1] for replica in group.replicas) >= 1003.0
         await group.settle()
 

@@ -277,6 +277,7 @@ def test_a_reserve_is_left_over_by_those_who_must() -> None:
     """10 % of a limit of 100 waits for the higher lanes; these may take it."""
     stage = Stage()
     line = stage.line(counting=Counting(learns=False), requests_per_min=100)
+    line.gate.urgent_at = stage.clock.now  # a call of a higher lane has come
     batch = [stage.hold(line, lane="batch", keep=10) for _ in range(100)]
     assert len(stage.went()) == 90
 
