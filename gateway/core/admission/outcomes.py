@@ -472,8 +472,11 @@ def traits_of(call: Call) -> CallTraits:
 def _let_in(call: Call, grant: Reservation, now: float) -> None:
     """The target has let the call in: whoever was refused before it may have been refused for a reason of his own."""
     pauses = grant.gate.pauses
-    if pauses.refusals is not None and pauses.refusals.may_learn(call.seq, call.tenant):
-        pauses.let_in(traits_of(call), grant.epoch, now)
+    refusals = pauses.refusals
+    if refusals is None or not refusals.may_learn(call.seq, call.tenant):
+        return
+    if pauses.let_in(traits_of(call), grant.epoch, now):
+        grant.gate.trust_rate(now)
 
 
 # What is said to a call that is not let through: why, and when another try will be served.

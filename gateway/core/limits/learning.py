@@ -14,6 +14,7 @@ It must not know calls. Invariants: the cap stays within its bounds; every step 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, inf, log, sqrt
 
 from gateway.core.limits.rate_search import SLOW_START, RateSearch, Strays
@@ -166,12 +167,23 @@ LET_GO_S = 60.0
 class RateDiscovery:
     """What is found out about the rate of one target."""
 
-    __slots__ = ("_distrusted_at", "_refused_share", "_strays", "is_distrusted", "let_in", "search")
+    __slots__ = (
+        "_distrusted_at",
+        "_let_in_per_s",
+        "_refused_at",
+        "_refused_share",
+        "_strays",
+        "is_distrusted",
+        "let_in",
+        "search",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.search: RateSearch | None = None
         """The search for a rate; None: there is one that is told and believed, or nothing is to be learned."""
         self._distrusted_at = -inf
+        self._refused_at = now
+        self._let_in_per_s = 0.0  # between the last two refusals, or moments of several
         self.is_distrusted = False
         """The rate that is told is not believed."""
         self.let_in = 0
@@ -195,6 +207,9 @@ class RateDiscovery:
         of which nothing is left, `is_timed` that the provider has told when to come back.
         """
         let_in, self.let_in = self.let_in, 0
+        if let_in:
+            self._let_in_per_s = let_in / max(1.0, now - self._refused_at)
+        self._refused_at = now
         self._refused_share *= (1 - _FADE) ** let_in
         if self.search is not None:
             is_limit = self.search.refused(sent_at, now, is_timed=is_timed)
@@ -219,8 +234,14 @@ class RateDiscovery:
     def distrust(self, now: float) -> None:
         """Begins a search for the rate that binds, below what was told."""
         self.is_distrusted, self._refused_share = True, 0.0
-        self.search = RateSearch(now, SLOW_START, self._strays)
+        rate_per_s = max(SLOW_START.blind_rate, self._let_in_per_s)
+        self.search = RateSearch(now, replace(SLOW_START, blind_rate=rate_per_s, first_rate=rate_per_s), self._strays)
         self._distrusted_at = now
+
+    def trust(self) -> bool:
+        """Trusts a distrusted rate again; returns whether it was distrusted."""
+        was_distrusted, self.is_distrusted, self._refused_share = self.is_distrusted, False, 0.0
+        return was_distrusted
 
     def trust_if_confirmed(self, told_per_s: float, now: float) -> bool:
         """Trusts a distrusted rate again once the search has come above it, or binds nobody; returns whether it does."""
@@ -229,8 +250,7 @@ class RateDiscovery:
         is_binding = now - self._distrusted_at <= LET_GO_S or self.search.is_binding(now, LET_GO_S)
         if self.search.rate_per_s <= told_per_s and is_binding:
             return False
-        self.is_distrusted = False
-        return True
+        return self.trust()
 
 
 # How many requests a provider takes at once, where neither the config nor its headers say so.

@@ -302,15 +302,21 @@ class Pauses:
             self.is_trusted = True
         return is_again
 
-    def let_in(self, one: CallTraits, epoch: int, now: float) -> None:
-        """Notes that a call of this epoch was let in: a pause that was asked for of others does not concern it."""
+    def let_in(self, one: CallTraits, epoch: int, now: float) -> bool:
+        """Notes that a call of this epoch was let in: a pause that was asked for of others does not concern it.
+
+        Returns whether that sets several calls apart that were refused before.
+        """
         refusals = self.refusals
         if refusals is None:
-            return
-        if refusals.let_in(one, is_after=epoch == self.epoch):
+            return False
+        are_several = refusals.suspects is not None and len(refusals.suspects.calls) > 1
+        is_acquitted = refusals.let_in(one, is_after=epoch == self.epoch)
+        if is_acquitted:
             self._acquit(now)
         if refusals.suspects is None and refusals.apart is None:
             self.refusals = None
+        return is_acquitted and are_several
 
     def is_in_doubt(self, epoch: int, now: float) -> bool:
         """Returns whether a call of this epoch has looked whether the present pause concerns it."""
@@ -497,7 +503,7 @@ class Gate:
         self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
         self.calibration = calibration or Calibration(counting.first_output_tokens)
         self.pauses = Pauses()
-        self.discovery = RateDiscovery()
+        self.discovery = RateDiscovery(now)
         self.cap: AdaptiveCap | None = None
         """How many may be in flight where the server queues without bound; None: nobody asked for that."""
         self.has_streams = False
@@ -643,6 +649,12 @@ class Gate:
             self.review_rate(now)
             if self.news is not None:
                 self.news.learned(self.name, learned, now)
+
+    def trust_rate(self, now: float) -> None:
+        """Believes the rate that is told: those that were refused were so for a reason of their own."""
+        if self.discovery.trust():
+            self.review_rate(now)
+            self.review_found()
 
     def review_found(self) -> None:
         """Tells of a rate that refusals have shown since the last look, or that binds no more."""
