@@ -383,7 +383,7 @@ def work(bench: Bench, line: WaitingLine, rng: random.Random) -> None:
         held.grant.settle(None, clock.now)
 
 
-@pytest.mark.parametrize(("kind", "most_bytes"), [("names", 16_384), ("callers", 7_500), ("unused callers", 3_000)])
+@pytest.mark.parametrize(("kind", "most_bytes"), [("names", 16_384), ("callers", 7_500), ("unused callers", 3_100)])
 def test_a_gate_takes_little_room(kind: str, most_bytes: int) -> None:
     """Of a name and of a caller, with all that it has learned."""
     bench = keyless(refusal())
