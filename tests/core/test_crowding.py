@@ -17,7 +17,7 @@ from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Counting
-from gateway.core.types import ErrorClass, RawHeaders
+from gateway.core.types import Attempt, ErrorClass, RawHeaders
 from gateway.emulator.app.call import EmulatedBucket
 from gateway.fleet.news import FleetNews
 from tests.core.fleet import SharedPools
@@ -95,7 +95,8 @@ class Crowd:
         call = bench.call(received_at=self.clock.now, deadline=self.clock.now + 30)
         try:
             while True:
-                await admission.enter(call)
+                target = await admission.enter(call)
+                call.attempts.append(Attempt(target.name, self.clock.now))
                 delay_s, headers = await self.taker.ask()
                 if delay_s is None:
                     admission.outcomes.answered(call, headers)

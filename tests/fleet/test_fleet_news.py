@@ -84,7 +84,7 @@ def test_a_pause_of_one_is_a_pause_of_all() -> None:
 
 
 def test_a_429_at_one_pauses_all() -> None:
-    """The whole way: a refused call, its Retry-After, and no attempt before its time but one each that finds out whose it is."""
+    """A refused call, its Retry-After, and no attempt before its time but one each that finds out whose it is."""
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, fails(429, 0.01, (b"retry-after", b"3")))

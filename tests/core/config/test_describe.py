@@ -210,7 +210,7 @@ def test_explain_tells_what_a_lower_lane_leaves_free(snapshot: PolicySnapshot) -
     lines = explained(snapshot, "nightly", "claude")
 
     assert "key       nightly (tenant nightly, lane batch)  [9 in flight], $2.5 a day" in lines
-    assert "lane      batch: leaves 10 % of each limit to higher lanes" in lines
+    assert "lane      batch: leaves 10 % of each limit to higher lanes in use" in lines
 
 
 def test_explain_tells_what_is_not_learned_and_not_counted(tmp_path: Path) -> None:
