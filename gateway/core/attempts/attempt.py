@@ -30,7 +30,7 @@ from gateway.core.errors import (
 from gateway.core.ledger import says_retry
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
-from gateway.core.racing import Failover, Hedges, Suspects
+from gateway.core.racing import Failover, Hedges, Suspects, find_target
 from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import (
     DENIALS,
@@ -239,28 +239,45 @@ class Attempts:
         attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
 
     def _next_step(self, call: Call) -> Step:
-        admission, retries = self._admission, call.model.retries
         if call.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
         if not call.attempts:
-            return Try(admission.planner.own_targets(call, now))  # what could not be said to one target was not tried
-        budgets = admission.retries.of(call)
-        step = next_step(
+            return Try(self._admission.planner.own_targets(call, now))  # what could not be said to one was not tried
+        step = self._step(call, now)
+        if isinstance(step, GiveUp) and step.reason == "attempts" and self._is_held(call, now):
+            call.attempts[-1].is_trial = True
+            step = self._step(call, now)
+        if isinstance(step, GiveUp) and step.reason in DENIALS:
+            call.denied = step.reason
+            self._meter.retry_denied(step.reason)
+        return step
+
+    def _step(self, call: Call, now: float) -> Step:
+        admission = self._admission
+        return next_step(
             call.attempts,
             admission.planner.plan_now(call),
-            retries,
-            budgets,
+            call.model.retries,
+            admission.retries.of(call),
             call.deadline,
             now,
             self._draw(),
             is_hard=call.deadline_is_callers,
             is_repeated=call.sdk_retry > 0,
         )
-        if isinstance(step, GiveUp) and step.reason in DENIALS:
-            call.denied = step.reason
-            self._meter.retry_denied(step.reason)
-        return step
+
+    def _is_held(self, call: Call, now: float) -> bool:
+        """Whether the call goes on beyond its attempts, at the pace of trouble: they cost nothing, and nobody was served."""
+        last, retries, target = call.attempts[-1], call.model.retries, find_target(call)
+        is_unsent = last.error_class == ErrorClass.CONNECTION and last.phase is Phase.NOTHING_SENT
+        if target is None or now >= call.deadline or not (is_unsent or last.error_class == ErrorClass.OVERLOADED):
+            return False
+        rule = rule_for(last, retries)
+        if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.sdk_retry:
+            return False  # whoever forbids a second try forbids it here, too
+        health = self._admission.gates.line(target, call).gate.health
+        return not _was_served_since(call, last, health.heard.answers) and health.breaker.begin_pacing(now)
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
@@ -312,9 +329,14 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
     most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
-    if any(one.target == attempt.target and 0 < one.served_by_then < answers for one in call.attempts):
+    if _was_served_since(call, attempt, answers):
         most = MOST_TRIALS_BESIDE_SERVED
     return sum([one.is_trial for one in call.attempts]) < most
+
+
+def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:
+    """Whether the target of this attempt, with so many answers by now, served calls that were sent after it failed this one."""
+    return any(one.target == last.target and 0 < one.served_by_then < answers for one in call.attempts)
 
 
 _OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"

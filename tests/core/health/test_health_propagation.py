@@ -429,7 +429,7 @@ def test_a_request_that_always_fails_opens_nothing() -> None:
     """However often it is tried, it is one: the calls of others are served."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([dead()], clock)
+        city = City([Provider(fails(500))], clock)
         await city.traffic(1, 3)
 
         assert city.attempts > 5

@@ -16,7 +16,7 @@ from gateway.core.health.breaker.state_machine import ANSWERING_S, FIRST_PAUSE_S
 from gateway.core.types import Outgoing
 from tests.rows import rows
 from tests.support.flow import Script, ScriptedAnswer, whole
-from tests.support.outage import ERROR, City, Provider, Told, answers, fails, streams
+from tests.support.outage import ERROR, City, Provider, Told, answers, fails, refuses, streams
 from tests.support.virtual import LoopClock, run
 
 PATIENCE_S = 600.0
@@ -90,9 +90,49 @@ def test_nobody_is_lost_to_short_trouble(calls: int, lasts_s: float, lane: str) 
     assert tries <= 16 + 1.1 * lasts_s
 
 
-def test_a_single_call_outlives_a_second_of_trouble() -> None:
-    """Its last try comes as late as an SDK's own."""
-    assert trouble(1, 1.0).served == 1
+@rows(("calls", "lasts_s"), [(calls, lasts_s) for calls in (1, 2, 4) for lasts_s in (1.0, 3.0, 20.0)])
+def test_a_few_calls_alone_outlive_trouble(calls: int, lasts_s: float) -> None:
+    """They are too few to make it known that the target fails, and are held all the same once their tries have all failed."""
+    seen = trouble(calls, lasts_s)
+
+    assert seen.served == calls
+    assert seen.served_after_s()[-1] <= 3.5
+    tries = sum(0 < at < lasts_s for at in seen.asked_at[calls:])
+    assert tries <= 2 * calls + 8 + 1.1 * lasts_s
+
+
+def test_a_call_that_may_fail_for_what_it_is_does_not_wait() -> None:
+    """A 500 may come of its content: nobody else is there to show that it does not, and its attempts bound what it costs."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(fails(500, ERROR_S))], clock)
+
+        told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
+
+        assert told.result == 500
+        assert told.took_s < 3.0
+        assert city.breaker_of(0).state == "closed"
+        await city.settle()
+
+    run(story)
+
+
+def test_a_single_call_waits_for_a_target_that_refuses_connections() -> None:
+    """Nothing is sent, so nothing is paid; a target that is started again after five seconds serves it."""
+
+    async def story(clock: LoopClock) -> None:
+        provider = Provider(refuses())
+        city = City([provider], clock)
+        asyncio.get_running_loop().call_later(5.0, setattr, provider, "fate", answers(ANSWER_S))
+
+        told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
+
+        assert told.result == 200
+        assert told.took_s < 8.0
+        assert len(provider.asked_at) <= 14
+        await city.settle()
+
+    run(story)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -250,6 +250,15 @@ class Breaker(StateMachine):
                 illness,
             )
 
+    def begin_pacing(self, now: float) -> bool:
+        """Lets single calls find out whether it serves, after all tries of a call have failed; returns whether they do so now.
+
+        Few calls do not make it ill by themselves, because what one of them tries again does not count.
+        """
+        if isinstance(self.phase, Closed) and self._health.run > self._out:
+            self.fall_ill("all tries of a call failed", now, 0.0, ErrorClass.OVERLOADED)
+        return not isinstance(self.phase, Closed)
+
     def trust(self, reason: str, now: float) -> None:
         """Closes at once, without a ramp: its owner knows better."""
         if not isinstance(self.phase, Closed):
