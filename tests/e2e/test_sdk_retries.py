@@ -107,8 +107,8 @@ async def test_a_provider_that_takes_too_long_is_asked_as_often_as_straight(gate
     assert len(gateway.records) == 3
 
 
-PASSING = {"e500": 500, "e503": 503, "e529": 529, "html502": 502, "reset": 502}
-"""Trouble of the provider's own, for which nobody pays."""
+PASSING = {"e500": 500, "html502": 502, "reset": 502}
+"""Trouble of the provider's own, which may come of what the call is all the same, or may have been paid."""
 FAULTS = {
     "empty_200": 502,
     "quota": 429,
@@ -147,6 +147,17 @@ async def test_passing_trouble_may_be_tried_again(gateway: Running, fault: str) 
         assert headers["x-should-retry"] == "true"
         assert 500 <= int(headers["retry-after-ms"]) <= 1000
         await ask(client)
+
+
+@pytest.mark.parametrize("fault", ["e503", "e529"])
+async def test_passing_trouble_for_which_nobody_pays_is_waited_for(gateway: Running, fault: str) -> None:
+    """Although the call is alone, and there are as many failures as it has attempts."""
+    gateway.script(*[fault] * 4)
+
+    async with sdk(gateway.url, max_retries=0) as client:
+        await ask(client)
+
+    assert gateway.upstream_calls() == 5
 
 
 async def test_a_retry_behind_a_deaf_proxy_is_not_paid_for_twice(start: StartGateway) -> None:

@@ -276,6 +276,8 @@ class Attempts:
         rule = rule_for(last, retries)
         if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.sdk_retry:
             return False  # whoever forbids a second try forbids it here, too
+        if _has_other_answer(call):
+            return False
         health = self._admission.gates.line(target, call).gate.health
         return not _was_served_since(call, last, health.heard.answers) and health.breaker.begin_pacing(now)
 
@@ -332,6 +334,12 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     if _was_served_since(call, attempt, answers):
         most = MOST_TRIALS_BESIDE_SERVED
     return sum([one.is_trial for one in call.attempts]) < most
+
+
+def _has_other_answer(call: Call) -> bool:
+    """Whether the client can be given something though nobody serves the call: a stale answer, or one against its schema."""
+    is_stale_there = call.replay is not None and call.replay.stale is not None
+    return is_stale_there or any(one.status is not None and one.status < 400 for one in call.attempts)
 
 
 def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.call import CacheOutcome
 from gateway.core.health.breaker.breaker import Breaker
 from gateway.core.health.breaker.state_machine import ANSWERING_S, FIRST_PAUSE_S, LASTING_S, MOST_OUT, BreakerRules
-from gateway.core.types import Outgoing
+from gateway.core.types import Kept, Outgoing
 from tests.rows import rows
 from tests.support.flow import Script, ScriptedAnswer, whole
 from tests.support.outage import ERROR, City, Provider, Told, answers, fails, refuses, streams
@@ -112,6 +113,25 @@ def test_a_call_that_may_fail_for_what_it_is_does_not_wait() -> None:
         assert told.result == 500
         assert told.took_s < 3.0
         assert city.breaker_of(0).state == "closed"
+        await city.settle()
+
+    run(story)
+
+
+def test_a_call_with_a_stale_answer_is_given_that() -> None:
+    """Instead of waiting for a target that serves nobody."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(fails(503, ERROR_S))], clock)
+        wall = clock.wall()
+        kept = Kept(
+            200, [], b"{}", False, "chat", "m", "web", "default", "req_0", "p0/m", wall - 9, wall - 1, wall + 600
+        )
+
+        told = await city.call(deadline=clock.now + PATIENCE_S, replay=CacheOutcome(stale=kept), **PATIENT)
+
+        assert told.result == 200
+        assert told.took_s < 3.0
         await city.settle()
 
     run(story)
