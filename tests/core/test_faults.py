@@ -115,6 +115,12 @@ def passing(trail: str, status: int, code: str, *waits: float, outcome: str | No
     return replace(error, should_retry="true", retry_after="1")
 
 
+def held(trail: str, status: int, code: str, *waits: float, outcome: str | None = None) -> Seen:
+    """The same of a target that fails for everybody, without pay: the call goes on at a slower pace, and the breaker opens."""
+    error = passing(trail, status, code, *waits, outcome=outcome)
+    return replace(error, retry_after="2", moves=("p0 open",), left="p0 open")
+
+
 def broken(code: str = "stream_interrupted", *, outcome: str | None = None, words: int = 1, usd: float = 6e-5) -> Seen:
     """A stream that had begun, and ends with an error event."""
     return Seen("p0:200", 200, code, outcome=outcome or code, usd=usd, text=words)
@@ -232,8 +238,9 @@ ROWS = [
         "503 always",
         [[says(503)]],
         [
-            *[passing(" ".join(["p0:503"] * 4), 503, "server_error", *ALONE, outcome="overloaded")] * 4,
+            held(" ".join(["p0:503"] * 6), 503, "server_error", *ALONE, 0.1, 0.18, outcome="overloaded"),
         ],
+        given_s=2.5,
     ),
     Row(
         "503 everywhere",
@@ -318,16 +325,19 @@ ROWS = [
             f"503 always, and a fallback that says {status} {code}",
             [[says(503)], [says(status, kind="invalid_request_error", code=code)]],
             [
-                passing(
-                    f"p0:503 p0:503 p0:503 p0:503 p1:{status} p0:503",
+                held(
+                    f"p0:503 p0:503 p0:503 p0:503 p1:{status} p0:503 p0:503 p0:503",
                     503,
                     "server_error",
                     *FOUR,
                     0.0,
                     0.837,
+                    0.1,
+                    0.18,
                     outcome="overloaded",
                 )
             ],
+            given_s=2.5,
             fallbacks=1,
         )
         for status, code in [(400, "x"), (403, "x"), (404, "x"), (413, "x"), (400, "content_filter")]
@@ -410,7 +420,8 @@ ROWS = [
     Row(
         "refused always",
         [[REFUSED]],
-        [passing(" ".join(["p0:connection"] * 4), 502, "no_target_available", 0.0, 0.1, 1.287)],
+        [held(" ".join(["p0:connection"] * 6), 502, "no_target_available", 0.0, 0.1, 1.287, 0.1, 0.18)],
+        given_s=2.5,
     ),
     *[
         Row(

@@ -268,7 +268,7 @@ class Attempts:
         )
 
     def _is_held(self, call: Call, now: float) -> bool:
-        """Whether the call goes on beyond its attempts, at the pace of trouble: they cost nothing, and nobody was served."""
+        """Whether the call goes on beyond its attempts at the only target left: they cost nothing, and nobody was served."""
         last, retries, target = call.attempts[-1], call.model.retries, find_target(call)
         is_unsent = last.error_class == ErrorClass.CONNECTION and last.phase is Phase.NOTHING_SENT
         if target is None or now >= call.deadline or not (is_unsent or last.error_class == ErrorClass.OVERLOADED):
@@ -276,7 +276,8 @@ class Attempts:
         rule = rule_for(last, retries)
         if rule.action is not Action.RETRY or rule.attempts <= 1 or retries.attempts <= 1 or call.sdk_retry:
             return False  # whoever forbids a second try forbids it here, too
-        if _has_other_answer(call):
+        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
             return False
         health = self._admission.gates.line(target, call).gate.health
         return not _was_served_since(call, last, health.heard.answers) and health.breaker.begin_pacing(now)
