@@ -420,7 +420,12 @@ ROWS = [
     Row(
         "refused always",
         [[REFUSED]],
-        [held(" ".join(["p0:connection"] * 6), 502, "no_target_available", 0.0, 0.1, 1.287, 0.1, 0.18)],
+        [passing(" ".join(["p0:connection"] * 4), 502, "no_target_available", 0.0, 0.1, 1.287)],
+    ),
+    Row(
+        "refused always, though it has answered before",
+        [[OK, REFUSED]],
+        [FINE, held(" ".join(["p0:connection"] * 6), 502, "no_target_available", 0.0, 0.1, 1.287, 0.1, 0.18)],
         given_s=2.5,
     ),
     *[

@@ -81,8 +81,6 @@ ASKS: dict[str, Ask] = {
 FAULTS: dict[str, tuple[str, type[openai.APIError], Ask, int]] = {
     "quota": ("quota", openai.RateLimitError, chat(), 1),
     "server_error": ("e500", openai.InternalServerError, chat(), 4),
-    "unavailable": ("e503;seconds=0.01", openai.InternalServerError, chat(), 4),
-    "overloaded": ("e529", openai.InternalServerError, chat(), 4),
     "context_length": ("context_length", openai.BadRequestError, chat(), 1),
     "content_filter": ("content_filter", openai.BadRequestError, chat(), 1),
     "error_amid_a_stream": ("in_band_error;after_chunks=3", openai.APIError, chat(stream=True), 1),
@@ -128,11 +126,16 @@ def _error(error: openai.APIError) -> dict[str, Any]:
 @pytest.fixture
 async def both(start: StartGateway, tmp_path: Path) -> Running:
     """A gateway that passes the caller's credential on and does not wait long, and an emulator that knows it."""
-    (tmp_path / "retries.yaml").write_text("default: {backoff: {base: 1ms}}\n")
+    return await start_both(start, tmp_path, "default: {backoff: {base: 1ms}}\n")
+
+
+async def start_both(start: StartGateway, folder: Path, retries: str) -> Running:
+    """Both of them, where the policy of retries is this."""
+    (folder / "retries.yaml").write_text(retries)
 
     def config(url: str) -> dict[str, Any]:
         providers = {"main": {"dialect": "openai", "base_url": url}}
-        return config_of(url, providers=providers, passthrough="main", policies=str(tmp_path))
+        return config_of(url, providers=providers, passthrough="main", policies=str(folder))
 
     emulator = EmulatorConfig(models=("gpt-4o",), api_key=KEY)
     return await start(config, emulator=emulator, wall=lambda: NOON)
@@ -167,7 +170,23 @@ async def test_the_sync_sdk_sees_no_difference(both: Running, name: str) -> None
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_providers_trouble_raises_the_same_error(both: Running, name: str) -> None:
     """With one target there is nobody better to ask: class, status, body bytes and hints are those of its last answer."""
-    fault, error_class, ask, tries = FAULTS[name]
+    await see_the_same_error(both, *FAULTS[name])
+
+
+@pytest.mark.parametrize("fault", ["e503;seconds=0.01", "e529"])
+async def test_an_overloaded_provider_raises_the_same_error_where_it_is_asked_once(
+    start: StartGateway, tmp_path: Path, fault: str
+) -> None:
+    """A call that may be tried again waits for the end of such trouble instead."""
+    both = await start_both(start, tmp_path, "default: {attempts: 1}\n")
+
+    await see_the_same_error(both, fault, openai.InternalServerError, chat(), 1)
+
+
+async def see_the_same_error(
+    both: Running, fault: str, error_class: type[openai.APIError], ask: Ask, tries: int
+) -> None:
+    """The SDK raises the same straight and through, with bytes and hints."""
     async with both.direct(KEY) as direct, both.sdk(KEY) as through:
         again(both, *[fault] * tries)
         expected = [await outcome(direct, ask) for _ in range(tries)][-1]

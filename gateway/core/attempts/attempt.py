@@ -280,6 +280,8 @@ class Attempts:
         if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
             return False
         health = self._admission.gates.line(target, call).gate.health
+        if is_unsent and not health.heard.answers:
+            return False  # it has never answered: more likely a wrong address than an outage, and its user is told soon
         return not _was_served_since(call, last, health.heard.answers) and health.breaker.begin_pacing(now)
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
@@ -340,7 +342,7 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
 def _has_other_answer(call: Call) -> bool:
     """Whether the client can be given something though nobody serves the call: a stale answer, or one against its schema."""
     is_stale_there = call.replay is not None and call.replay.stale is not None
-    return is_stale_there or any(one.status is not None and one.status < 400 for one in call.attempts)
+    return is_stale_there or any(one.phase is Phase.ANSWERED and (one.status or 0) < 400 for one in call.attempts)
 
 
 def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:

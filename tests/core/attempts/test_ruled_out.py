@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.retry.balancing import Backoff, Retries
 from tests.core.attempts.test_suspects import SDK_S, calls
 from tests.rows import rows
-from tests.support.flow import Bench, Script, ScriptedUpstream, whole
-from tests.support.outage import ERROR, City, Fate, Provider, Told, answers, fails
+from tests.support.flow import Script, whole
+from tests.support.outage import City, Fate, Provider, Told, answers, fails
 from tests.support.virtual import LoopClock, run
 
 OUTAGE_S = 6.0

@@ -141,15 +141,32 @@ def test_a_single_call_waits_for_a_target_that_refuses_connections() -> None:
     """Nothing is sent, so nothing is paid; a target that is started again after five seconds serves it."""
 
     async def story(clock: LoopClock) -> None:
-        provider = Provider(refuses())
+        provider = Provider(answers(ANSWER_S))
         city = City([provider], clock)
+        await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
+        provider.fate = refuses()
         asyncio.get_running_loop().call_later(5.0, setattr, provider, "fate", answers(ANSWER_S))
 
         told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
 
         assert told.result == 200
         assert told.took_s < 8.0
-        assert len(provider.asked_at) <= 14
+        assert len(provider.asked_at) <= 15
+        await city.settle()
+
+    run(story)
+
+
+def test_a_single_call_does_not_wait_for_an_address_that_has_never_answered() -> None:
+    """It is more likely wrong than out of service: whoever sets it up hears so soon."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(refuses())], clock)
+
+        told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
+
+        assert told.result == "no_target_available"
+        assert told.took_s < 3.0
         await city.settle()
 
     run(story)

@@ -113,7 +113,8 @@ async def test_a_proxy_is_gone_through(start: StartRealtime, tmp_path: Path, *, 
         async with session(gateway) as socket:
             assert await socket.recv() == created()
         refuses = True
-        status, error = await refusal(session(gateway))
+        hurried = {"x-gateway-deadline-ms": "2500"}  # a patient session waits until it is let in
+        status, error = await refusal(session(gateway, additional_headers=hurried))
         assert (status, error["code"]) == (502, "no_target_available")
         assert "proxy-password" not in str(error) + gateway.log.getvalue()
     assert asked[0].startswith(b"CONNECT 127.0.0.1:")
