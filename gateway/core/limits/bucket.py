@@ -16,8 +16,7 @@ EARLY_S = 1e-6
 """So early counts as on time."""
 ROUNDING = 1e-12
 """Of a capacity: what sums of floats may be off by."""
-OVERTAKEN_S = 0.1
-"""Calls sent so long before another one may arrive after it."""
+_OVERTAKEN_S = 0.1  # calls sent so long before another one may arrive after it
 _DOUBT = 0.05  # of the capacity: so much more a provider may have than we think before we believe it
 
 
@@ -55,12 +54,13 @@ class Limit(Protocol):
         """Sets the level, at most to the capacity; what is not a finite number is ignored."""
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         """Moves the level into the range that a provider's `remaining` leaves open, and not further.
 
         The number was true at some moment between `sent_at` and now, in which `taken_since` was taken, and was rounded
-        down to a multiple of `grain`. It may be that much too high, `doubt`, for what was on the way when it was counted.
+        down to a multiple of `grain`. It may be too high by `doubt`, for what was on the way when it was counted; None: it is
+        not known how much that was.
         """
 
     def resize(self, rate_per_s: float, capacity: float, now: float) -> None:
@@ -154,15 +154,15 @@ class Bucket:
             self._level = min(level, self.capacity)
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         # Either the provider counted when the call arrived, and since then refilled and gave to the calls behind it, or
         # it counted when it answered; calls on the way overtake each other. Down the highest of these is believed, up
         # the lowest: else every answer would raise the level a little, until calls are refused.
         then = remaining + (now - sent_at) * self.rate_per_s - taken_since
         high = then if then > remaining else remaining
-        doubt = min(doubt, _DOUBT * self.capacity) + OVERTAKEN_S * self.rate_per_s
-        low = min(then, remaining - taken_since) - doubt
+        doubt = _DOUBT * self.capacity if doubt is None else doubt
+        low = min(then, remaining - taken_since) - doubt - _OVERTAKEN_S * self.rate_per_s
         self.correct(min(max(self.level_at(now), low), high + grain), now)
 
     def _late_s(self, now: float) -> float:
@@ -307,7 +307,7 @@ class Window:
                 self._ends_at = self._at + self.window_s
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         level = self.level_at(now)
         if self._began_by(sent_at):
@@ -387,7 +387,7 @@ class Slots:
         """Does nothing: what is held is known here better than anywhere."""
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         """Does nothing, for the same reason."""
 

@@ -505,7 +505,7 @@ def _sample(gate: Gate, now: float) -> tuple[float, ...] | None:
     gate.learns_from = now + LEARN_EVERY_S
     if gate.in_flight > gate.health.busiest(now):
         gate.health.was_busy(gate.in_flight, now)
-    return gate.limits.mark(now) if gate.counting.learns else None
+    return gate.limits.mark() if gate.counting.learns else None
 
 
 def _resume(gate: Gate, now: float, paused_until: float) -> None:

@@ -135,7 +135,7 @@ class Share(LeasedAmount):
             self._lower_to(level, now)
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         """Lowers the level to what the provider has left, never raises it: the others' use since is not known here."""
         if self._own is not None:

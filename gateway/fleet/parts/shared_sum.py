@@ -59,7 +59,7 @@ class LocalShare:
         self._forgive(before, now)
 
     def reconcile(
-        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float = inf
+        self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float, doubt: float | None = None
     ) -> None:
         """Does what `Limit.reconcile` does; a loss is not owed."""
         before = self.limit.level_at(now)

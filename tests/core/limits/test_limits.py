@@ -276,7 +276,7 @@ def test_a_configured_limit_is_only_narrowed() -> None:
 @rows(
     ("reading", "level"),
     [
-        pytest.param(Reading(100, 90), 84.833, id="the same limit: believed, but for the last twentieth"),
+        pytest.param(Reading(100, 90), 89.833, id="the same limit: believed, but for what may have overtaken it"),
         pytest.param(Reading(100, 20), 31.0, id="the same limit: less, but what refilled since is ours"),
         pytest.param(Reading(500, 90), 40.0, id="we may use less than the provider gives"),
         pytest.param(Reading(None, 90), 40.0, id="nobody says that it is the same limit"),
@@ -289,9 +289,25 @@ def test_a_configured_level_is_raised_only_by_a_provider_with_the_same_limit(rea
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
     limits.reserve(Cost(70), 0.0)
 
-    limit_table.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark(0.0))
+    limit_table.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark())
 
     assert free(limits, 6.0)["requests_per_min"] == pytest.approx(level, abs=1e-3)
+
+
+def test_what_calls_on_the_way_may_take_is_not_taken_for_left() -> None:
+    """A call on an open connection is counted before twenty that were sent before it and wait for theirs."""
+    limits = LimitSet(Limits(tokens_per_min=60_000), 0.0)
+    for _ in range(50):
+        limits.reserve(Cost(1, 1000, 0), 0.0)
+    mark = limits.mark()
+
+    limit_table.learn(limits, Learned(tokens=Reading(60_000, 30_000)), 0.0, 0.0, mark, in_flight=21)
+
+    assert free(limits, 0.0)["tokens_per_min"] == 10_000.0
+
+    limit_table.learn(limits, Learned(tokens=Reading(60_000, 30_000)), 0.0, 0.0, mark, in_flight=1)
+
+    assert 29_000.0 < free(limits, 0.0)["tokens_per_min"] <= 30_000.0
 
 
 def test_a_chosen_burst_is_not_undone_by_a_provider_that_allows_more() -> None:
@@ -323,7 +339,7 @@ def test_azures_windows_move_to_where_the_provider_has_them() -> None:
     for _ in range(10):
         limits.reserve(Cost(), 1.0)
 
-    limit_table.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark(0.0))
+    limit_table.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
 
     assert limits.wait_s(Cost(), 1.1) == pytest.approx(5.0)
 
@@ -364,7 +380,7 @@ def test_headers_keep_us_in_step_with_a_provider_whose_level_we_did_not_know(cou
         wait_s = limits.reserve(Cost(), now)
         assert wait_s is not None
         if wait_s == 0.0:
-            mark = limits.mark(0.0)
+            mark = limits.mark()
             if provider.wait_s(1.0, now) == 0.0:
                 provider.take(1.0, now)
                 served += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from math import floor, inf
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
-from gateway.core.limits.bucket import OVERTAKEN_S, Bucket, Limit, Slots, Window
+from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.core.limits.estimate import INPUT, NOTHING, OUTPUT, REQUESTS, SLOT, TOKEN_PARTS, TOKENS, Cost, parts_of
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import UnwrittenBurst
@@ -334,7 +334,7 @@ MOST_PROMISED_S = 60.0
 class LimitSet:
     """A table of limits, and what calls have taken of each part of a cost."""
 
-    __slots__ = ("_before", "_counted", "_counted_at", "_is_shared", "_promised_until", "table", "taken")
+    __slots__ = ("_is_shared", "_promised_until", "table", "taken")
 
     def __init__(
         self,
@@ -353,8 +353,6 @@ class LimitSet:
         """What was taken so far of each part of a cost, whether or not a limit counts it yet."""
         self._is_shared = share_out is not None
         self._promised_until = 0.0
-        self._counted = self._before = 0.0  # requests, at the two last looks, which are at least so far apart
-        self._counted_at = now
 
     def promise(self, cost: Cost, soonest: float) -> float:
         """Returns when a call that is refused now may come back: at `soonest`, or behind those that were refused before it."""
@@ -508,16 +506,12 @@ class LimitSet:
                 worst, worst_s = one.name, order_s
         return worst
 
-    def mark(self, now: float) -> tuple[float, ...]:
+    def mark(self) -> tuple[float, ...]:
         """Returns how much was taken so far for calls that were sent; kept at a grant, it makes `learn` exact.
 
-        Corrections do not count: what a call really costs, the provider has counted from the start. At its end stands how many
-        requests went so shortly before that this one may arrive first.
+        Corrections do not count: what a call really costs, the provider has counted from the start.
         """
-        requests = self.taken[REQUESTS]
-        if now - self._counted_at >= OVERTAKEN_S:
-            self._before, self._counted, self._counted_at = self._counted, requests, now
-        return (*self.taken, requests - self._before)
+        return tuple(self.taken)
 
 
 # What moves the levels of a set of limits besides calls: a provider's headers, a burst that grows, a refusal, a pause's end.
@@ -541,14 +535,22 @@ _FAR_FEWER = 4.0
 
 
 def learn(
-    limits: LimitSet, learned: Learned, now: float, sent_at: float | None = None, mark: tuple[float, ...] | None = None
+    limits: LimitSet,
+    learned: Learned,
+    now: float,
+    sent_at: float | None = None,
+    mark: tuple[float, ...] | None = None,
+    in_flight: int = 0,
 ) -> None:
     """Corrects levels and capacities from an answer's limit headers; a limit nobody configured appears.
 
     A configured limit is only ever narrowed by the provider. `sent_at` and `mark` are those of the answer's own
-    reservation; without them the numbers are taken to be true now.
+    reservation; without them the numbers are taken to be true now. Of the calls `in_flight` those that were sent before
+    this one may not have been counted yet: calls on open connections overtake one that waits for its own.
     """
-    table = limits.table
+    table, taken = limits.table, limits.taken
+    before = 0.0 if mark is None else max(0.0, in_flight - 1 - (taken[REQUESTS] - mark[REQUESTS]))
+    share_on_the_way = before / max(1.0, taken[REQUESTS])
     for name, reading in learned.by_limit():
         one = known = table.find(name)
         if reading.limit is not None and reading.limit < (1 if PART_OF[name] == REQUESTS else _FEWEST_TOKENS):
@@ -557,13 +559,13 @@ def learn(
             one = table.put(name, reading.limit * (period_s(name) / reading.period_s), now, reading=reading)
         if one is not None:
             one.told_at = now
-            taken_since = 0.0 if mark is None else limits.taken[one.part] - mark[one.part]
+            taken_since = 0.0 if mark is None else taken[one.part] - mark[one.part]
             if learned.requests is reading and table.burst is not None and _tells_level(reading):
                 _open_as_told(limits, table.burst, one, reading, now, taken_since)
             if known is None and reading.remaining is not None and reading.period_s >= MINUTE_S:
                 # Nothing was known of it: it starts with the least that may be there.
                 one.limit.correct(max(0.0, reading.remaining - taken_since), now)
-            doubt = inf if mark is None or one.part != REQUESTS else mark[-1]
+            doubt = None if mark is None else share_on_the_way * taken[one.part]
             _reconcile(one, reading, now, now if sent_at is None else sent_at, taken_since, doubt)
     table.size_up()
 
@@ -680,7 +682,9 @@ def _open_as_told(
         one.limit.raise_by(max(0.0, min(more, free)), now)
 
 
-def _reconcile(one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float, doubt: float) -> None:
+def _reconcile(
+    one: KnownLimit, reading: Reading, now: float, sent_at: float, taken_since: float, doubt: float | None
+) -> None:
     limit = one.limit
     if reading.remaining is not None and reading.period_s >= MINUTE_S:
         level = limit.level_at(now)

@@ -645,7 +645,7 @@ class Gate:
     def learn(self, learned: Learned | None, sent_at: float, mark: tuple[float, ...] | None, now: float) -> None:
         """Takes over the limits that an answer to a call sent at `sent_at` has told; None: it has told nothing."""
         if learned is not None:
-            limit_table.learn(self.limits, learned, now, sent_at, mark)
+            limit_table.learn(self.limits, learned, now, sent_at, mark, self.in_flight)
             self.review_rate(now)
             if self.news is not None:
                 self.news.learned(self.name, learned, now)
