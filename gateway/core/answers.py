@@ -17,7 +17,14 @@ from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
-from gateway.core.openai.sse import FAILED_REASONS, answer_object, error_json, json_object
+from gateway.core.openai.sse import (
+    FAILED_REASONS,
+    answer_object,
+    error_json,
+    first_error,
+    json_object,
+    split_events,
+)
 from gateway.core.openai.usage import find_usage, read_usage
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot.snapshot import Target
@@ -32,6 +39,7 @@ from gateway.core.types import (
     UpstreamFailed,
     Usage,
 )
+from gateway.dialects.conversion.convert import as_whole
 from gateway.features.output.service.overlong import OverlongStream
 from gateway.features.ownership.rules.objects import ObjectAccess
 
@@ -40,6 +48,8 @@ WHOLE_LIMIT = 16_000_000
 ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
+LARGE_BYTES = 1_000_000
+"""A longer answer is changed in a thread, so that others do not wait."""
 JSON_TYPE = b"application/json"
 MAY_MEAN_PATH = frozenset((400, 404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
@@ -201,6 +211,8 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
     if call.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
+            if not call.stream and call.endpoint.tokens == "both":
+                return await _gather(call, target, answer, clock)
             return await _open_stream(call, target, answer, clock)
         return await _open_json(call, target, answer, clock)
     if call.endpoint.request == "any":
@@ -220,15 +232,41 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
     if error is None:
         return FirstAnswer(target, answer.status, answer.headers, relay=relay)
     await answer.aclose()
+    return _streamed_error(target, answer, error, clock)
+
+
+def _streamed_error(target: Target, answer: Answer, error: dict[str, Any], clock: Clock) -> FirstAnswer:
     diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
-    headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
-    return FirstAnswer(
-        target,
-        in_band_status(error, diagnosis),
-        [*headers, (b"content-type", JSON_TYPE)],
-        error_json(error),
-        diagnosis=diagnosis,
-    )
+    status = in_band_status(error, diagnosis)
+    return FirstAnswer(target, status, _as_json(answer.headers), error_json(error), diagnosis=diagnosis)
+
+
+def _as_json(headers: RawHeaders) -> RawHeaders:
+    """Returns the headers of a stream for the JSON that is made of it."""
+    kept = [header for header in headers if header[0] not in (b"content-type", b"cache-control")]
+    return [*kept, (b"content-type", JSON_TYPE)]
+
+
+async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
+    """Makes a whole answer of the stream that a provider sends unasked.
+
+    Raises UpstreamFailed where the stream has no end, or does not tell how it is put together.
+    """
+    frames, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    if not is_whole:
+        await answer.aclose()
+    error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
+    if error is not None:
+        return _streamed_error(target, answer, error, clock)
+    is_large = len(frames) > LARGE_BYTES
+    name = call.endpoint.name
+    body = await asyncio.to_thread(as_whole, name, frames) if is_large and is_whole else as_whole(name, frames)
+    if body is None:
+        told = "the provider sent a stream in place of the whole answer, and it cannot be put together"
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
+    opened = _accept_json(call, target, answer, body, clock)
+    opened.headers = _as_json(answer.headers)
+    return opened
 
 
 async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:

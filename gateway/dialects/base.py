@@ -131,6 +131,12 @@ class ConvertedRequest:
     """The same request in the language in between, where it took two conversions."""
 
 
+def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
+    """Returns the request as if its caller had asked for usage at the end of the stream."""
+    asked = {**sent.asked, "stream_options": {"include_usage": True}}
+    return replace(sent, asked=asked, via=None if sent.via is None else with_usage(sent.via))
+
+
 class Translator(Protocol):
     """One pair: the caller's language, and the target's."""
 

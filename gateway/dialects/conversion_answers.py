@@ -7,14 +7,14 @@ indexes 0, 1, 2 …, one is open at a time, and each that begins ends; what is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 import orjson
 
 from gateway.core.openai.sse import answer_object, event_json, split_events
-from gateway.dialects.conversion.chat import PIECE_LENGTH, Ambiguous, Text
+from gateway.dialects.conversion.chat import PIECE_LENGTH, Ambiguous, Text, add_text
 
 Json = dict[str, Any]
 
@@ -373,3 +373,48 @@ def _text_events(name: str, field: str, text: str, place: Json) -> Iterator[Even
     for at in range(0, len(text), PIECE_LENGTH):
         yield f"response.{name}.delta", place | {"delta": text[at : at + PIECE_LENGTH]}
     yield f"response.{name}.done", place | {field: text}
+
+
+# Converts a streamed answer of Gemini's into a whole one.
+#
+# Each event is an answer with some more parts of its candidates; what else it says holds until a later event says it anew.
+# Invariants: candidates stay in the order of their indexes; two texts become one only where neither has anything else to say
+# than that it is a thought, because a signature belongs to its own part.
+
+
+def generated_of(events: Iterable[Json]) -> Json:
+    """Returns the whole answer that these events are the stream of; its texts are still `Text`. Raises Ambiguous."""
+    whole: Json = {}
+    candidates: dict[int, Json] = {}
+    for event in events:
+        if event.get("error"):
+            raise Ambiguous("an error")
+        whole |= event
+        for news in event.get("candidates") or ():
+            index = _object(news).get("index") or 0
+            known = candidates.setdefault(index, {})
+            parts = _object(known.get("content") or {}).get("parts", [])
+            content = _object(news.get("content") or {})
+            for part in content.get("parts") or ():
+                _add_part(parts, _object(part))
+            known |= news | {"content": {**known.get("content", {}), **content, "parts": parts}}
+    if not all(candidate.get("finishReason") for candidate in candidates.values()):
+        raise Ambiguous("a candidate without an end")
+    if candidates:
+        whole["candidates"] = [candidates[index] for index in sorted(candidates)]
+    elif not _object(whole.get("promptFeedback") or {}).get("blockReason"):
+        raise Ambiguous("an answer without an end")
+    return whole
+
+
+def _add_part(parts: list[Json], part: Json) -> None:
+    text = part.get("text")
+    if not isinstance(text, str) or not part.keys() <= {"text", "thought"}:
+        parts.append(part)
+        return
+    last = parts[-1] if parts else {}
+    known = last.get("text")
+    if isinstance(known, Text) and last.get("thought") == part.get("thought"):
+        known.pieces.append(text)
+    else:
+        parts.append(part | {"text": add_text(None, text)})

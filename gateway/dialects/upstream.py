@@ -21,7 +21,7 @@ from gateway.core.clock import Clock
 from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, Upstream, UpstreamFailed
-from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
 from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
 from gateway.dialects.spoken import Spoken
@@ -245,6 +245,8 @@ class ConvertedAnswer:
             self.headers = [
                 (b"content-type", b"text/event-stream") if one[0] == b"content-type" else one for one in self.headers
             ]
+        if self._is_stream and not sent.asked.get("stream"):  # it becomes a whole answer, which tells its usage
+            self._sent = with_usage(self._sent)
         self.whole = None if inner.whole is None else self._whole(inner.whole)
         self.chunks: AsyncIterator[bytes] = self._stream(inner.chunks) if self._is_stream else self._once(inner.chunks)
 

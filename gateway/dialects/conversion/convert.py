@@ -21,6 +21,7 @@ from gateway.dialects.conversion.chat import Ambiguous, chunks_of, completion_of
 from gateway.dialects.conversion_answers import (
     events_of,
     frames_of,
+    generated_of,
     last_reason,
     last_response,
     message_of,
@@ -45,6 +46,8 @@ def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | 
             return None if response is None else orjson.dumps(response)
         if endpoint == "messages":
             return orjson.dumps(message_of(frames), default=plain)
+        if endpoint == "generate":
+            return orjson.dumps(generated_of(_chunks(frames, usage_event)), default=plain)
         return orjson.dumps(completion_of(_chunks(frames, usage_event), is_chat=endpoint == "chat"), default=plain)
     except _GIVES_UP:
         return None
