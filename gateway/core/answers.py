@@ -26,6 +26,7 @@ from gateway.core.openai.sse import (
     split_events,
 )
 from gateway.core.openai.usage import find_usage, read_usage
+from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import (
@@ -258,9 +259,9 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
     error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
     if error is not None:
         return _streamed_error(target, answer, error, clock)
-    is_large = len(frames) > LARGE_BYTES
-    name = call.endpoint.name
-    body = await asyncio.to_thread(as_whole, name, frames) if is_large and is_whole else as_whole(name, frames)
+    name, body = call.endpoint.name, None
+    if is_whole:
+        body = as_whole(name, frames) if len(frames) <= LARGE_BYTES else await asyncio.to_thread(as_whole, name, frames)
     if body is None:
         told = "the provider sent a stream in place of the whole answer, and it cannot be put together"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
@@ -273,7 +274,13 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
-        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
+        headers = answer.headers
+        if _wants_base64(call):
+            relay.change(chunks_with_base64)
+            headers = [header for header in headers if header[0] != b"content-length"]
+        return FirstAnswer(target, answer.status, headers, relay=relay)
+    if len(body) > LARGE_BYTES and _wants_base64(call):
+        body = await asyncio.to_thread(with_base64, body)
     return _accept_json(call, target, answer, body, clock)
 
 
@@ -331,6 +338,8 @@ async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -
 
 def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
+    if call.endpoint.tokens == "input" and _wants_base64(call):
+        body = with_base64(body)
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         return FirstAnswer(target, answer.status, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
@@ -344,6 +353,10 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     reported = parsed.get("usage") or parsed.get("usageMetadata")
     usage = read_usage(reported) if isinstance(reported, dict) else None
     return FirstAnswer(target, answer.status, answer.headers, body, usage=usage)
+
+
+def _wants_base64(call: Call) -> bool:
+    return call.endpoint.name == "embeddings" and asks_base64(call.body)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:

@@ -51,6 +51,10 @@ class RawRelay:
         """Returns the answer whose body it is."""
         return self._answer
 
+    def change(self, change: Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]) -> None:
+        """Lets `change` write the body anew on its way."""
+        self._chunks, self._first = change(_after(self._first, self._chunks)), b""
+
     async def aclose(self) -> None:
         """Stops reading the body, and closes it."""
         await self._answer.aclose()
@@ -89,6 +93,12 @@ class RawRelay:
             finally:
                 usage = find_usage(tail) if self._count_tokens else None
                 on_end(outcome, usage, length // 4 if self._count_tokens else 0)
+
+
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk
 
 
 async def read_whole(

@@ -6,13 +6,11 @@ OpenAI's; callers and configs say it as `input_type`, the way other servers of t
 
 from __future__ import annotations
 
-from array import array
-from base64 import b64encode
 from collections.abc import Callable, Sequence
-from sys import byteorder
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.openai.vectors import packed
 from gateway.core.types import Gap, How
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, Reader, ServerFacts, gaps_of_fields, text_of
 
@@ -94,14 +92,11 @@ class NeverStreamed:
 
 
 def _packed(vector: Sequence[float]) -> str:
-    """Returns a vector as OpenAI packs it: 32 bits a number, the lowest byte first, in base64. Raises MalformedAnswer."""
+    """Returns a vector in base64. Raises MalformedAnswer."""
     try:
-        numbers = array("f", vector)
+        return packed(vector).decode()
     except (TypeError, OverflowError) as error:
         raise MalformedAnswer("an embedding is no list of numbers") from error
-    if byteorder != "little":
-        numbers.byteswap()
-    return b64encode(numbers.tobytes()).decode()
 
 
 def _is_numbers(given: Any) -> bool:
