@@ -26,6 +26,7 @@
     │   ├── QuotaExhausted     503  every target has used up what its account may spend
     │   └── GatewayOverloaded  503  the gateway sheds this lane to stay fast for the ones above
     ├── NoTargetAvailable      502  every target of the plan failed
+    ├── ProviderCredentialRefused 502  the provider refused the gateway's own credential
     ├── TargetsTimedOut        504  the last target of the plan ran out of time
     ├── NotCached              504  only a cached answer was asked for, and there is none
     ├── OwnerUnknown           503  the store is out of reach, so nobody knows whose object it is
@@ -272,6 +273,21 @@ class NoTargetAvailable(GatewayError):
     status = 502
     should_retry: bool | None = False
     code = "no_target_available"
+
+
+class ProviderCredentialRefused(GatewayError):
+    """The provider refused the gateway's own credential: the caller's key is good, and the operator has to act."""
+
+    status = 502
+    should_retry: bool | None = False
+    code = "provider_credential_refused"
+
+    def __init__(self, provider: str) -> None:
+        """`provider` is its name in the config."""
+        super().__init__(
+            f"The provider '{provider}' refused the gateway's own credential; your key is not at fault. "
+            "The gateway's operator has to replace the credential."
+        )
 
 
 class TargetsTimedOut(NoTargetAvailable):

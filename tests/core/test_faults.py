@@ -356,9 +356,13 @@ ROWS = [
         "401 of the only credential: tried again, for nobody else is left",
         [[BAD_KEY]],
         [
-            replace(bad("p0:401", 401, "invalid_api_key", outcome="auth"), moves=("p0 open",), left="p0 open"),
             replace(
-                bad("p0:401", 401, "invalid_api_key", outcome="auth"), moves=("p0 closed", "p0 open"), left="p0 open"
+                bad("p0:401", 502, "provider_credential_refused", outcome="auth"), moves=("p0 open",), left="p0 open"
+            ),
+            replace(
+                bad("p0:401", 502, "provider_credential_refused", outcome="auth"),
+                moves=("p0 closed", "p0 open"),
+                left="p0 open",
             ),
         ],
     ),

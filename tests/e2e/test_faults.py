@@ -111,7 +111,7 @@ FAULTS: dict[str, Fault] = {
     "401 of one credential": Fault(("e401",), served("A:401 A#2:200", "auth ok"), shape="accounts"),
     "401 of every credential": Fault(
         ("e401", "e401"),
-        failed("A:401 A#2:401", "auth auth", openai.AuthenticationError, 401, "invalid_api_key"),
+        failed("A:401 A#2:401", "auth auth", openai.InternalServerError, 502, "provider_credential_refused"),
         shape="accounts",
     ),
     "401, another account": Fault(("e401",), served("A:401 B:200", "auth ok"), shape="beside"),

@@ -25,12 +25,14 @@ from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     NoTargetAvailable,
+    ProviderCredentialRefused,
     TargetsTimedOut,
 )
 from gateway.core.ledger import says_retry
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects, find_target
+from gateway.core.render import error_body
 from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import (
     DENIALS,
@@ -286,6 +288,8 @@ class Attempts:
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
+        if isinstance(last, FirstAnswer) and last.error_class is ErrorClass.AUTH and not call.attempts[-1].is_callers:
+            return _credential_refused(call, last)
         if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
             return last
         if isinstance(last, FirstAnswer):
@@ -350,12 +354,29 @@ def _was_served_since(call: Call, last: Attempt, answers: int) -> bool:
     return any(one.target == last.target and 0 < one.served_by_then < answers for one in call.attempts)
 
 
-_OUR_CREDENTIAL = " (The gateway's own credential at '%s' was refused: its operator has to mend that.)"
 _WHY = {
     "money": " Not tried again: the call may not cost more (max_usd_per_call).",
     "key_budget": " Not tried again: the key's budget is spent.",
     "doubt": " Not tried again: others that tried what is left had no answer there.",
 }
+
+
+_OF_THE_REFUSAL = frozenset(
+    (b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", b"x-should-retry")
+)
+"""Headers of a refused credential's answer that do not hold for what the client gets."""
+
+
+def _credential_refused(call: Call, last: FirstAnswer) -> FirstAnswer:
+    """Returns what the client gets for a 401 that means the gateway's own credential; the provider's words go to the log."""
+    attempt = call.attempts[-1]
+    said = (error_object(last.body) or {}).get("message")
+    if attempt.detail is None and isinstance(said, str):
+        attempt.detail = said[:MOST_WORDS]
+    error = ProviderCredentialRefused(last.target.provider)
+    headers = [header for header in last.headers if header[0] not in _OF_THE_REFUSAL]
+    told = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
+    return replace(last, status=error.status, headers=told, body=error_body(error, call.endpoint, call.id))
 
 
 def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> FirstAnswer | None:
@@ -364,18 +385,17 @@ def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> Fi
     `is_readable`: clients of OpenAI's can read it, as it is.
     """
     status, said, code = last.status, last.body, last.error_class
-    more = "" if code is not ErrorClass.AUTH or call.attempts[-1].is_callers else _OUR_CREDENTIAL % last.target.provider
     is_converted = call.path in last.target.converters_by_path
-    body = for_openai(status, said, code, last.headers, more, is_converted=is_converted)
+    body = for_openai(status, said, code, last.headers, is_converted=is_converted)
     if body is None and not is_readable:
         if status >= 500:
             return None
-        body = openai_error(status, error_object(said) or {}, code, more)
+        body = openai_error(status, error_object(said) or {}, code)
     if call.endpoint.sse == "messages":
         request_id = (call.attempts[-1].upstream_request_id or b"").decode("latin-1") or call.id
-        body = for_messages(status, said, code, request_id, more)
+        body = for_messages(status, said, code, request_id)
     elif call.endpoint.sse == "generate":
-        body = for_generate(status, said, code, last.headers, more)
+        body = for_generate(status, said, code, last.headers)
     if body is None:
         return last
     headers = [header for header in last.headers if header[0] != b"content-type"]

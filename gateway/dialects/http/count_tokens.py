@@ -86,7 +86,8 @@ class TokenCounts:
     def _is_last_word(self, call: Call, told: FirstAnswer) -> bool:
         if told.status < 300 or told.status in CALLERS_FAULTS:
             return True
-        return call.credential is not None and told.status in CREDENTIALS_FAULTS
+        is_callers = call.credential is not None and not told.target.account
+        return is_callers and told.status in CREDENTIALS_FAULTS
 
     def _estimated(self, call: Call) -> Reply:
         field = _QUESTIONS[call.endpoint.name]

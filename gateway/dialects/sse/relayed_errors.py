@@ -30,15 +30,12 @@ def client_status(status: int, code: str | None) -> int:
     return status if status >= 500 else _STATUSES.get(code or "", status)
 
 
-def for_messages(status: int, body: bytes, code: str | None, request_id: str, more: str = "") -> bytes | None:
-    """Returns the error for a caller of Anthropic's Messages; None: it is one as it is. `code` is used where it names none.
-
-    `more` is said behind the provider's words.
-    """
+def for_messages(status: int, body: bytes, code: str | None, request_id: str) -> bytes | None:
+    """Returns the error for a caller of Anthropic's Messages; None: it is one as it is. `code` is used where it names none."""
     if _of_anthropic(body) is not None:
         return None
     error = error_object(body) or {}
-    message, kind = _words(error, status) + more, text_of(error.get("type"))
+    message, kind = _words(error, status), text_of(error.get("type"))
     own_code = text_of(error.get("code")) or code
     param = text_of(error.get("param")) or None
     status = client_status(status, code)
@@ -48,36 +45,33 @@ def for_messages(status: int, body: bytes, code: str | None, request_id: str, mo
     return orjson.dumps(shaped)
 
 
-def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders = (), more: str = "") -> bytes | None:
-    """Returns the error for a caller of Gemini's; None: it is Google's as it is. `code` is used where it names none.
-
-    `more` is said behind the provider's words.
-    """
-    if _of_google(body) is not None and body.lstrip().startswith(b"{") and not more:
+def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders = ()) -> bytes | None:
+    """Returns the error for a caller of Gemini's; None: it is Google's as it is. `code` is used where it names none."""
+    if _of_google(body) is not None and body.lstrip().startswith(b"{"):
         return None
     error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers) or error_object(body) or {}
     own_code = text_of(error.get("code")) or code
     told = client_status(status, code)
-    return orjson.dumps(shapes.error("generate", _words(error, status) + more, status=told, code=own_code))
+    return orjson.dumps(shapes.error("generate", _words(error, status), status=told, code=own_code))
 
 
 def for_openai(
-    status: int, body: bytes, code: str | None, headers: RawHeaders = (), more: str = "", *, is_converted: bool = False
+    status: int, body: bytes, code: str | None, headers: RawHeaders = (), *, is_converted: bool = False
 ) -> bytes | None:
     """Returns an error of Anthropic's, Google's or Bedrock's for a caller of OpenAI's; None: it is none of these.
 
-    `code` is ours: they have types, states and exceptions. `more` is said behind the provider's words. `is_converted`: it is
-    the end of a conversion, and may be in any shape.
+    `code` is ours: they have types, states and exceptions. `is_converted`: it is the end of a conversion, and may be in
+    any shape.
     """
     error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers)
     if error is None and is_converted and (told := error_object(body)) is not None:
         error = None if told.keys() >= _OF_OPENAI and told["type"] != "error" else told
-    return None if error is None else openai_error(status, error, code, more)
+    return None if error is None else openai_error(status, error, code)
 
 
-def openai_error(status: int, error: Json, code: str | None, more: str = "") -> bytes:
+def openai_error(status: int, error: Json, code: str | None) -> bytes:
     """Returns an error of any shape in OpenAI's."""
-    message, status = _words(error, status) + more, client_status(status, code)
+    message, status = _words(error, status), client_status(status, code)
     told = {"message": message, "type": shapes.openai_type(status), "param": None, "code": code}
     return orjson.dumps({"error": told})
 

@@ -417,7 +417,7 @@ def test_calls_keep_nothing_of_their_attempts() -> None:
         (409, "false", 1, 409),
         (409, "", 2, 200),
         (409, "true", 2, 200),
-        (401, "true", 1, 401),
+        (401, "true", 1, 502),
     ],
 )
 def test_a_provider_says_whether_to_try_again(status: int, word: str, tries: int, result: int) -> None:

@@ -29,7 +29,7 @@ from gateway.core.ledger import known_usd
 from gateway.core.retry import retry
 from gateway.core.retry_budgets import attempts_by_cost
 from gateway.core.snapshot.snapshot import Key, Provider
-from gateway.core.types import Lane, Usage
+from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects.sse import shapes
 from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
 from gateway.products.batches.native.formats import RemoteBatch
@@ -432,6 +432,10 @@ class CallServer:
             log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's
             return self._refused(call, InternalError(), request)
         verdict = verdict_of_status(answer.status)
+        if (
+            call.outcome == ErrorClass.AUTH
+        ):  # a 502 to the caller, where the credential is ours; no try of ours mends it
+            verdict = WorkVerdict(Outcome.PERMANENT)
         if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
             verdict = WorkVerdict(Outcome.TRANSIENT)
         served = TryResult(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
