@@ -112,7 +112,7 @@ PASSING = {"e500": 500, "html502": 502, "reset": 502}
 FAULTS = {
     "empty_200": 502,
     "quota": 429,
-    "e401": 401,
+    "e401": 502,
     "e404": 404,
     "content_filter": 400,
     "context_length": 400,
