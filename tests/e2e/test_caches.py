@@ -196,7 +196,7 @@ async def test_what_is_no_text_is_given_again_as_it_was(start: StartGateway, tmp
 
 
 async def test_what_was_not_asked_for_is_given_again_as_it_was(start: StartGateway, tmp_path: Path) -> None:
-    """Events to a call that wants none become a whole answer, also by its key; events stay where another field asks for them."""
+    """Events to a call that wants none become a whole answer, also by its key; events stay where the body asks for them."""
     async with behind(start, tmp_path, events(PLAIN), events(PLAIN)) as (gateway, provider):
         speech = {"model": "gpt-4o", "input": "x", "voice": "alloy", "stream_format": "sse"}
         cases = (
