@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import BaseRoute
 
 from gateway.admin.operations import KeptFile, backup_routes, forget_copies
+from gateway.core import peek
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.clock import Clock
 from gateway.core.config.fields.fields import SQLITE
@@ -60,7 +61,7 @@ from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.socket_door import ResponseSocketDoor
 from gateway.products.routes.routes import durable_routes
 from gateway.products.work import JobWork
-from gateway.routes import ENDPOINTS, SocketDoors
+from gateway.routes import ENDPOINTS, Served, SocketDoors
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def caller_routes(
 ) -> list[BaseRoute]:
     """Returns the routes of what callers keep here: jobs, files, batches, responses, runs; `edge` serves their calls."""
     readers = EventReaders() if edge.responses is None else edge.responses.readers
-    durable = durable_routes(policies, jobs, make_call, clock, pipeline.handle, readers)
+    durable = durable_routes(policies, jobs, make_call, clock, pipeline.handle, readers, Served(edge, peek.OTHER))
     return [*durable, *RunRoutes(policies, runs, clock).routes()]
 
 

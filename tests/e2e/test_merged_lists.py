@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import openai
 import orjson
+import pytest
 from openai import AsyncOpenAI
 
 from tests.e2e.batches import CHAT, input_of, line
@@ -59,3 +61,23 @@ async def test_the_pager_of_the_sdk_walks_over_the_seam(start: StartGateway, tmp
             assert len(await listed(other, "batches", 2)) == 4
             assert not {*await listed(other, "batches", 2)} & {*ours["batches"], *theirs["batches"]}
             assert (await sdk.batches.retrieve(theirs["batches"][0])).id == theirs["batches"][0]
+
+
+async def test_what_is_not_ours_is_made_at_the_provider(start: StartGateway, tmp_path: Path) -> None:
+    """Files of other purposes, wherever in the form the purpose stands, and batches of them: by the SDK, and by tenant."""
+    config: dict[str, Any] = {"state": f"sqlite:///{tmp_path}/state.db", "passthrough": "main", "keys": KEYS}
+    async with ObjectsProvider() as provider:
+        gateway = await start(lambda _: with_jobs(tmp_path, **config)(provider.url))
+        async with gateway.sdk(api_key=WEB_KEY) as sdk, gateway.sdk(api_key=NIGHTLY_KEY) as other:
+            file = await sdk.files.create(file=("a.jsonl", b"x" * 200_000), purpose="assistants")
+            batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            assert (await sdk.files.retrieve(file.id)).id == file.id
+            assert (await sdk.batches.retrieve(batch.id)).id == batch.id
+            for read in (other.files.retrieve(file.id), other.batches.retrieve(batch.id)):
+                with pytest.raises(openai.NotFoundError):
+                    await read
+            with pytest.raises(openai.NotFoundError):
+                await other.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        made = [body for method, path, _, body in provider.seen if (method, path) == ("POST", "/v1/files")]
+        assert [body.count(b"x" * 200_000) for body in made] == [1]
+        await gateway.stop()

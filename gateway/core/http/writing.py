@@ -217,6 +217,11 @@ class AsgiCycle(RequestResponseCycle):
         self.disconnected = True
         self.message_event.set()
 
+    def give_back(self, read: bytes) -> None:
+        """Lets whoever reads the body next begin with these bytes, which somebody has read."""
+        self.body[:0] = read
+        self.message_event.set()
+
     async def read_body(self, limit: int) -> bytes:
         """As a `Cycle`'s."""
         whole = BytesIO()

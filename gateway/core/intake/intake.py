@@ -55,7 +55,12 @@ from gateway.products.pipelines.http import await_run
 
 async def read_object(request: Request, server: Server, most: int, example: str) -> dict[str, Any]:
     """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest, BodyTooLarge, BodyTimeout."""
-    asked = json_object(await read_bytes(request, server, most))
+    return object_of(await read_bytes(request, server, most), example)
+
+
+def object_of(body: bytes, example: str) -> dict[str, Any]:
+    """Returns the JSON object in a body. Raises InvalidRequest."""
+    asked = json_object(body)
     if asked is None:
         raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
     return asked

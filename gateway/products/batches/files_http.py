@@ -17,18 +17,19 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFound
 from gateway.core.intake import parse
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.peek import malformed_form
 from gateway.core.render import error_body, new_request_id
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large
 from gateway.products.jobs.model import FILE, FileQuery, StoredFile
-from gateway.products.routes.own_routes import head_alone, limit_of, own_routes, tenant_of
+from gateway.products.routes.own_routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 
 # A file as an answer: all of it, or the one range that is asked for (RFC 9110, 14).
@@ -122,6 +123,8 @@ MOST_NAME_CHARS = 255
 STEP_BYTES = 32_768
 """Parsed at a time: bytes that look like the beginning of a boundary are looked at one by one."""
 FILE_FIELD = "file"
+PURPOSE = "batch"
+"""Of the files that are kept here."""
 
 
 class UploadForm:
@@ -253,8 +256,11 @@ class ClientLeft(Exception):
 class FileRoutes:
     """The routes of files."""
 
-    def __init__(self, policies: Policies, files: FileService, partial: PartialFiles, lists: MergedLists) -> None:
-        """`partial` finds the files of batches that still run."""
+    def __init__(
+        self, policies: Policies, files: FileService, partial: PartialFiles, lists: MergedLists, relay: ASGIApp
+    ) -> None:
+        """`partial` finds the files of batches that still run, `relay` serves requests for the provider of `passthrough`."""
+        self._relay = relay
         self._lists = lists
         self._policies = policies
         self._files = files
@@ -283,22 +289,39 @@ class FileRoutes:
             raise too_large(most)
         upload = await self._files.begin(tenant)
         try:
-            file = await self._receive(request, form, upload, policy.server.body_timeout_s)
+            file = await self._receive(request, form, upload, policy)
         except ClientLeft:
             return Response(status_code=499)  # which nobody reads
         finally:
             await upload.discard()
+        if isinstance(file, RelayedResponse):
+            return file
         return json_response(file_object(file))
 
-    async def _receive(self, request: Request, form: UploadForm, upload: FileUpload, timeout_s: float) -> StoredFile:
-        """Reads the form to its end, the file into the upload. Raises GatewayError, ClientLeft."""
-        async for piece in body_pieces(request, timeout_s):
+    async def _receive(
+        self, request: Request, form: UploadForm, upload: FileUpload, policy: PolicySnapshot
+    ) -> StoredFile | RelayedResponse:
+        """Reads the form to its end, the file into the upload. Raises GatewayError, ClientLeft.
+
+        With a `passthrough` a file of another purpose is the provider's. Until the purpose has come all that was read is held,
+        up to the `max_body` of what is relayed.
+        """
+        held = None if policy.passthrough is None else bytearray()
+        async for piece in body_pieces(request, policy.server.body_timeout_s):
+            if held is not None:
+                held += piece
             for data in form.feed(piece):
                 if data:
                     await upload.write(data)
+                if held is not None and (purpose := form.fields.get("purpose")) is not None:
+                    if purpose != PURPOSE:
+                        return RelayedResponse(self._relay, bytes(held))
+                    held = None
                 if "purpose" in form.fields and form.filename is not None:
                     _check(form)
                 await asyncio.sleep(0)
+            if held is not None and len(held) > policy.server.max_body_bytes:
+                held = None
         form.close()
         _check(form)
         lasts_s = _life(form.fields)
@@ -379,7 +402,7 @@ def _check(form: UploadForm) -> None:
     purpose = form.fields.get("purpose")
     if purpose is None:
         raise InvalidRequest("Missing required parameter: 'purpose'.", param="purpose")
-    if purpose != "batch":
+    if purpose != PURPOSE:
         raise InvalidRequest(
             f"Files for '{purpose[:64]}' are not kept by this gateway; it takes the purpose 'batch', the input of batches. "
             "Upload others at the provider that uses them.",

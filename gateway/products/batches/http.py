@@ -17,6 +17,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from gateway.core import peek
 from gateway.core.call import Call
@@ -24,7 +25,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
-from gateway.core.intake.intake import read_object
+from gateway.core.intake.intake import object_of, read_bytes
 from gateway.core.openai import headers as allow_lists
 from gateway.core.render import new_request_id
 from gateway.core.snapshot.route_plan import plan_route
@@ -36,10 +37,10 @@ from gateway.products.batches.output import batch_object, read_batch_request
 from gateway.products.batches.service import BatchOwner, BatchService
 from gateway.products.jobs.calls.ports import ServeCall, read_reply
 from gateway.products.jobs.http.events import EventReaders
-from gateway.products.jobs.model import BATCH, Job, derived_file_id, list_page
+from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
 from gateway.products.jobs.service.job_request import read_webhook_header
 from gateway.products.jobs.webhooks.service import refuse_request_url
-from gateway.products.routes.own_routes import caller_of, limit_of, own_routes, tenant_of
+from gateway.products.routes.own_routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
 from gateway.routes import ENDPOINTS, WORK, json_response
 
 LONGEST_S = 10.0
@@ -212,8 +213,11 @@ class BatchRoutes:
         batches: BatchService,
         readers: EventReaders,
         lists: MergedLists,
+        relay: ASGIApp,
     ) -> None:
+        """`relay` serves requests for the provider of `passthrough`."""
         self._policies = policies
+        self._relay = relay
         self._batches = batches
         self._readers = readers
         self._lists = lists
@@ -232,7 +236,7 @@ class BatchRoutes:
         return own_routes(self._policies, BATCH, table)
 
     async def create(self, request: Request) -> Response:
-        """Makes a batch."""
+        """Makes a batch; of a file that is not ours the provider of `passthrough` does."""
         index = parse.index_headers(request.scope["headers"])
         parse.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
@@ -247,8 +251,12 @@ class BatchRoutes:
             idempotency_key=parse.idempotency_key(index, ENDPOINTS[0]),
             webhook=webhook,
         )
-        body = await read_object(request, self._policies.current.server, MOST_BODY_BYTES, EXAMPLE)
-        return self._shown.response(await self._batches.create(owner, read_batch_request(body, self._endpoints)))
+        body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)
+        asked = object_of(body, EXAMPLE)
+        file_id = asked.get(output.INPUT_FILE)
+        if self._policies.current.passthrough is not None and isinstance(file_id, str) and not is_ours(FILE, file_id):
+            return RelayedResponse(self._relay, body)
+        return self._shown.response(await self._batches.create(owner, read_batch_request(asked, self._endpoints)))
 
     async def list_batches(self, request: Request) -> Response:
         """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import parse
@@ -49,6 +49,19 @@ class OwnRoute(ObjectRoute):
             if id is None and _is_behind_theirs(self._mark, scope):
                 return Match.NONE, {}
         return match, found
+
+
+class RelayedResponse(Response):
+    """The answer of the provider of `passthrough` to a request of which some has been read here."""
+
+    def __init__(self, relay: ASGIApp, read: bytes) -> None:
+        """`read` are the bytes of the body so far; the rest still comes."""
+        self._relay = relay
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["cycle"].give_back(self._read)
+        await self._relay(scope, receive, send)
 
 
 def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:

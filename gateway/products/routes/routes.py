@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from gateway.core.clock import Clock
 from gateway.core.snapshot.snapshot import Policies
@@ -31,10 +31,11 @@ def durable_routes(
     clock: Clock,
     serve: ServeCall,
     readers: EventReaders,
+    relay: ASGIApp,
 ) -> list[BaseRoute]:
     """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's.
 
-    `readers` are those of all streams of events.
+    `readers` are those of all streams of events; `relay` serves requests for the provider of `passthrough`.
     """
     if work is None:
         return absent_routes(policies)
@@ -42,8 +43,8 @@ def durable_routes(
     routes += ResponseRoutes(policies, work.responses, readers).routes()
     if policies.current.jobs.settings.takes_files:
         lists = MergedLists(policies, clock, serve)
-        routes += FileRoutes(policies, work.files, work.partial, lists).routes()
-        routes += BatchRoutes(policies, work.batches, readers, lists).routes()
+        routes += FileRoutes(policies, work.files, work.partial, lists, relay).routes()
+        routes += BatchRoutes(policies, work.batches, readers, lists, relay).routes()
     return sorted(routes, key=lambda route: not _is_polled(route))
 
 

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import yaml
 from openai import AsyncOpenAI
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
@@ -105,7 +106,7 @@ async def job_edge(
 ) -> AsyncIterator[JobEdge]:
     """Serves the routes until its end; behind them everything is left to a passthrough that says so.
 
-    `provider` answers what the gateway itself asks of that one.
+    `provider` answers what the gateway itself asks of that one. A request that is relayed after it was read comes back as 299.
     """
     policies = Policies(snapshot(folder, **config))
     clock = SystemClock()
@@ -122,10 +123,14 @@ async def job_edge(
     async def serve(call: Call) -> Reply:
         return provider(call)
 
+    async def relay(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await scope["state"]["cycle"].read_body(policies.current.server.max_body_bytes)
+        await Response(body, 299)(scope, receive, send)
+
     lists = MergedLists(policies, clock, serve)
     routes = (
-        FileRoutes(policies, files, PartialFiles(open_store, kept), lists).routes()
-        + BatchRoutes(policies, batches, readers, lists).routes()
+        FileRoutes(policies, files, PartialFiles(open_store, kept), lists, relay).routes()
+        + BatchRoutes(policies, batches, readers, lists, relay).routes()
     )
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter
