@@ -16,7 +16,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
+from gateway.core.openai.headers import ALL_REQUEST_IDS, NOT_ASCII, REQUEST_IDS, SIMPLE, end_to_end
 from gateway.core.openai.sse import (
     FAILED_REASONS,
     answer_object,
@@ -52,6 +52,8 @@ PARSE_LIMIT = 65_536
 LARGE_BYTES = 1_000_000
 """A longer answer is changed in a thread, so that others do not wait."""
 JSON_TYPE = b"application/json"
+OK = 200
+"""The status of every good answer at our own endpoints: some servers and proxies say 201 or 206, which clients take amiss."""
 MAY_MEAN_PATH = frozenset((400, 404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
@@ -123,6 +125,12 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
+        provided_id = attempt.upstream_request_id
+        if index.get(b"connection", b"close") not in SIMPLE or (provided_id is not None and not provided_id.isascii()):
+            attempt.upstream_request_id = (
+                None if provided_id is None else provided_id.translate(None, NOT_ASCII) or None
+            )
+            opened.headers = end_to_end(opened.headers)
     except asyncio.CancelledError:
         if not watch.uncancel_expired(task):
             raise
@@ -231,7 +239,7 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         await answer.aclose()
         raise
     if error is None:
-        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
+        return FirstAnswer(target, OK, answer.headers, relay=relay)
     await answer.aclose()
     return _streamed_error(target, answer, error, clock)
 
@@ -278,7 +286,7 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
         if _wants_base64(call):
             relay.change(chunks_with_base64)
             headers = [header for header in headers if header[0] != b"content-length"]
-        return FirstAnswer(target, answer.status, headers, relay=relay)
+        return FirstAnswer(target, OK, headers, relay=relay)
     if len(body) > LARGE_BYTES and _wants_base64(call):
         body = await asyncio.to_thread(with_base64, body)
     return _accept_json(call, target, answer, body, clock)
@@ -341,7 +349,7 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     if call.endpoint.tokens == "input" and _wants_base64(call):
         body = with_base64(body)
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
-        return FirstAnswer(target, answer.status, answer.headers, body, usage=find_usage(body))
+        return FirstAnswer(target, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if not parsed:
         what = _what_it_is(answer) if parsed is None else "an empty object"
@@ -352,7 +360,7 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
         return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
     reported = parsed.get("usage") or parsed.get("usageMetadata")
     usage = read_usage(reported) if isinstance(reported, dict) else None
-    return FirstAnswer(target, answer.status, answer.headers, body, usage=usage)
+    return FirstAnswer(target, OK, answer.headers, body, usage=usage)
 
 
 def _wants_base64(call: Call) -> bool:

@@ -182,10 +182,11 @@ class Converting:
                     self._remember(PATHS["chat"], pair_of("chat", "responses"))
                     return other
             return WholeAnswer(answer, said, lacks_path=lacks_path)
-        if answer.status != 200 and pair.asked == COUNTS:  # it says nothing of the caller's own question
+        is_good = 200 <= answer.status < 300
+        if not is_good and pair.asked == COUNTS:  # it says nothing of the caller's own question
             await answer.aclose()
             raise UpstreamFailed(ErrorClass.BAD_REQUEST, Phase.ANSWERED, "the provider did not count the tokens")
-        if answer.status != 200:
+        if not is_good:
             return answer
         try:
             return ConvertedAnswer(answer, pair, sent, self.errors)

@@ -293,7 +293,7 @@ class Attempts:
         if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
             return last
         if isinstance(last, FirstAnswer):
-            is_readable = is_openai_shaped(last.body) or _is_final_word(last, step)
+            is_readable = is_openai_shaped(last.body) or (last.body.strip() != b"" and _is_final_word(last, step))
             told = _in_callers_shape(call, last, is_readable=is_readable)
             if told is not None:
                 return told

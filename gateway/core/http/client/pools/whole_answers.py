@@ -64,7 +64,7 @@ async def in_pieces(
                 said = await read_whole(answer, MOST_ANSWER_BYTES)
             except inner.errors as error:
                 raise inner.failure(error) from error
-        if answer.status != 200:
+        if not 200 <= answer.status < 300:
             raise _Refused(WholeAnswer(answer, said))
         return answer, said
 
