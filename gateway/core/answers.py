@@ -16,7 +16,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.headers import ALL_REQUEST_IDS, NOT_ASCII, REQUEST_IDS, SIMPLE, end_to_end
+from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.core.openai.sse import (
     FAILED_REASONS,
     answer_object,
@@ -54,6 +54,12 @@ LARGE_BYTES = 1_000_000
 JSON_TYPE = b"application/json"
 OK = 200
 """The status of every good answer at our own endpoints: some servers and proxies say 201 or 206, which clients take amiss."""
+SIMPLE_CONNECTION = frozenset((b"close", b"keep-alive", b"Keep-Alive", b"Close"))
+"""The values of `Connection` that name no other header."""
+NOT_ASCII = bytes(range(0x80, 0x100))
+"""Bytes that no request id has: some of them end a line in terminals and logs (C1, ISO 6429)."""
+_OF_THE_BODY = frozenset((b"content-type", b"content-encoding", b"content-length"))
+"""Headers that belong to the body, whatever `Connection` says of them."""
 MAY_MEAN_PATH = frozenset((400, 404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
@@ -125,12 +131,10 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
-        provided_id = attempt.upstream_request_id
-        if index.get(b"connection", b"close") not in SIMPLE or (provided_id is not None and not provided_id.isascii()):
-            attempt.upstream_request_id = (
-                None if provided_id is None else provided_id.translate(None, NOT_ASCII) or None
-            )
-            opened.headers = end_to_end(opened.headers)
+        provided_id = attempt.upstream_request_id or b""
+        if index.get(b"connection", b"close") not in SIMPLE_CONNECTION or not provided_id.isascii():
+            attempt.upstream_request_id = provided_id.translate(None, NOT_ASCII) or None
+            opened.headers = _end_to_end(opened.headers)
     except asyncio.CancelledError:
         if not watch.uncancel_expired(task):
             raise
@@ -408,3 +412,15 @@ def _request_id(index: dict[bytes, bytes]) -> bytes | None:
         if index.get(name):
             return index[name]
     return None
+
+
+def _end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Returns the headers without those that `Connection` names (RFC 9110, 7.6.1), and without odd bytes in request ids."""
+    named = {
+        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
+    } - _OF_THE_BODY
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in named and (value.isascii() or name not in ALL_REQUEST_IDS)
+    ]

@@ -70,26 +70,6 @@ _LIMIT_PREFIXES = (b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"
 _ACCOUNT = frozenset((b"openai-organization", b"openai-project", b"anthropic-workspace-id"))
 
 
-SIMPLE = frozenset((b"close", b"keep-alive", b"Keep-Alive", b"Close"))
-"""The values of `Connection` that name no other header."""
-NOT_ASCII = bytes(range(0x80, 0x100))
-"""Bytes that no request id has: some of them end a line in terminals and logs (C1, ISO 6429)."""
-_OF_THE_BODY = frozenset((b"content-type", b"content-encoding", b"content-length"))
-"""Headers that belong to the body, whatever `Connection` says of them."""
-
-
-def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Returns the headers without those that `Connection` names (RFC 9110, 7.6.1), and without odd bytes in request ids."""
-    named = {
-        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
-    } - _OF_THE_BODY
-    return [
-        (name, value)
-        for name, value in headers
-        if name not in named and (value.isascii() or name not in ALL_REQUEST_IDS)
-    ]
-
-
 def request_headers() -> AllowList:
     """Returns the list from client to provider. Credentials and the content's length are set by the target instead."""
     return AllowList(_REQUEST, _REQUEST_PREFIXES)
