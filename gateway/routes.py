@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 from starlette.applications import Starlette
@@ -45,17 +45,38 @@ from gateway.products.responses.socket_door import ResponseSocketDoor
 log = logging.getLogger("gateway.edge")
 
 _BATCHES = " Batches of Messages are made at /v1/batches, of a file whose lines have the url /v1/messages."
+OF_FILES_BYTES: Final = 68_157_440
+"""50 MB of pictures and files, as OpenAI takes them in one call, in base64 (docs: images and vision, file inputs)."""
+OF_MESSAGES_BYTES: Final = 33_554_432
+"""Anthropic's bound (docs: API overview, request size limits)."""
+OF_SOUND_BYTES: Final = 27_262_976
+"""25 MiB of sound, as OpenAI takes them (docs: speech to text), and a form around them."""
 ENDPOINTS = (
-    Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
+    Endpoint("chat", "/chat/completions", usage_option=True, tokens="both", most_body_bytes=OF_FILES_BYTES),
     Endpoint("completions", "/completions", usage_option=True, tokens="both"),
     Endpoint("embeddings", "/embeddings", tokens="input"),
-    Endpoint("responses", "/responses", sse="responses", tokens="both", is_model_optional=True),
-    Endpoint("messages", "/messages", sse="messages", tokens="both"),
-    Endpoint("count_tokens", "/messages/count_tokens", sse="messages", tokens="input"),
+    Endpoint(
+        "responses",
+        "/responses",
+        sse="responses",
+        tokens="both",
+        is_model_optional=True,
+        most_body_bytes=OF_FILES_BYTES,
+    ),
+    Endpoint("messages", "/messages", sse="messages", tokens="both", most_body_bytes=OF_MESSAGES_BYTES),
+    Endpoint(
+        "count_tokens", "/messages/count_tokens", sse="messages", tokens="input", most_body_bytes=OF_MESSAGES_BYTES
+    ),
     Endpoint("moderations", "/moderations", is_model_optional=True),
     Endpoint("images", "/images/generations", sse="other", is_model_optional=True),
     Endpoint("speech", "/audio/speech", answer="binary"),
-    Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart"),
+    Endpoint(
+        "transcriptions",
+        "/audio/transcriptions",
+        answer="binary",
+        request="multipart",
+        most_body_bytes=OF_SOUND_BYTES,
+    ),
 )
 WORK = tuple(endpoint for endpoint in ENDPOINTS if endpoint.name != COUNT_TOKENS)
 """What may be a job or a line of a batch: a count is answered at once, or is not worth it."""

@@ -329,7 +329,9 @@ async def _in_steps(work: Generator[None, None, T]) -> T:
 # or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
 
 
-OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
+OTHER = Endpoint(
+    PASSTHROUGH, "", answer="binary", request="any", most_body_bytes=68_157_440
+)  # a part of 64 MiB, and a form
 """Whatever is relayed as it is."""
 SEGMENTS = frozenset((
     "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",

@@ -161,6 +161,10 @@ FIRST_SHOWN, LAST_SHOWN = 5, 20
 """The attempts of a call that headers and errors show: this many of the first, this many of the last."""
 
 
+MOST_BODY_BYTES = 20_000_000
+"""The longest body where no provider is known to take more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and the form of its answers."""
@@ -181,6 +185,8 @@ class Endpoint:
     """The tokens that are estimated when the provider reports no usage."""
     is_model_optional: bool = False
     """A call need not name a model: the provider, or a stored prompt, decides."""
+    most_body_bytes: int = MOST_BODY_BYTES
+    """The longest body that a provider takes there, with room for what is around a file; `server.max_body` goes before it."""
 
 
 @dataclass(slots=True)
@@ -531,17 +537,24 @@ class Server:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    max_body_bytes: int = 20_000_000
+    max_body_bytes: int | None = None
+    """The longest body at any endpoint; None: each endpoint's own."""
     max_json_values: int = 1_000_000
     """Of one body: objects, lists, strings, numbers and the like, at any depth."""
     small_body_bytes: int = 262_144
-    """Bodies up to here have fewer values in any case, and are parsed at once."""
+    """Bodies up to here have fewer values in any case, are not too long, and are parsed at once."""
     body_timeout_s: float = 60.0
     grace_s: float = 30.0
     notice_s: float = 0.0
     """Before the grace: not ready any more, but calls are still taken."""
     admin_listen: tuple[str, int] | None = None
     admin_digest: bytes | None = field(default=None, repr=False)
+
+    def most_bytes(self, endpoint: Endpoint | None = None) -> int:
+        """Returns the length of the longest body at this endpoint; without one, of those that are no calls."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return MOST_BODY_BYTES if endpoint is None else endpoint.most_body_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class ServerEntry(Entry):
 
     host: Text = "127.0.0.1"
     port: Port = 8080
-    max_body: Size = 20_000_000
+    max_body: Size | None = None
     max_json_values: Count = 1_000_000
     body_timeout: PositiveDuration = 60.0
     grace: Duration = 30.0

@@ -296,7 +296,9 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
         port=server.port,
         max_body_bytes=server.max_body,
         max_json_values=server.max_json_values,
-        small_body_bytes=min(LARGE_BYTES, 2 * server.max_json_values),  # no value takes less than two bytes
+        small_body_bytes=min(
+            LARGE_BYTES, 2 * server.max_json_values, server.max_body or LARGE_BYTES
+        ),  # a value: 2 bytes
         body_timeout_s=server.body_timeout,
         grace_s=server.grace,
         notice_s=server.notice,

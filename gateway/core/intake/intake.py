@@ -202,7 +202,7 @@ class Intake:
         server = served.policy.server
         if cycle.more_body or cycle.rest is not None or cycle.waiting_for_100_continue or cycle.disconnected:
             return None
-        if size > server.small_body_bytes or size > server.max_body_bytes or cycle.waiter is not None:
+        if size > server.small_body_bytes or cycle.waiter is not None:
             return None
         cycle.first = b""
         return self._call(served, body, peek(cycle.endpoint, body, cycle.index))
@@ -210,7 +210,7 @@ class Intake:
     async def wait(self, served: ServedRequest) -> Call:
         """The call of a request that `take` has let in. Raises GatewayError, ClientGone."""
         cycle, policy = served.cycle, served.policy
-        limit = policy.server.max_body_bytes
+        limit = policy.server.most_bytes(cycle.endpoint)
         announced = cycle.index.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")

@@ -82,10 +82,12 @@ def _respond(value: object) -> Response:
     return WholeResponse(orjson.dumps(value), 200, headers)
 
 
-GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both")
+_MOST_BYTES: Final = 104_857_600
+"""The Gemini API's bound of a request (docs: file input methods, inline data)."""
+GENERATE: Final = Endpoint("generate", "/generate", sse="generate", tokens="both", most_body_bytes=_MOST_BYTES)
 """Its path is a name inside the gateway."""
 VERSIONS: Final = ("/v1beta", "/v1")
-COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input")
+COUNT: Final = Endpoint(COUNT_GENERATED, "/generate/count", sse="generate", tokens="input", most_body_bytes=_MOST_BYTES)
 KNOWN: Final = "/v1beta/models/MODEL:generateContent"
 _STREAM: Final = "streamGenerateContent"
 _VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT}

@@ -165,7 +165,7 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
         if request.method != "POST":
             return json_response(_recalled(savings, request.query_params.get("request", "")))
         server = policies.current.server
-        asked = await read_object(request, server, server.max_body_bytes, WHY_EXAMPLE)
+        asked = await read_object(request, server, server.most_bytes(), WHY_EXAMPLE)
         endpoint, body, tenant = _question(policies.current, asked)
         replay = await cache.explain(endpoint, body, tenant)
         return json_response({"endpoint": endpoint.name, "tenant": tenant, **show_replay(replay)})

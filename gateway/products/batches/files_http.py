@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from gateway.core import peek
 from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFound
 from gateway.core.intake import parse
 from gateway.core.openai.bodies import MultipartError, boundary_of
@@ -320,7 +321,7 @@ class FileRoutes:
                 if "purpose" in form.fields and form.filename is not None:
                     _check(form)
                 await asyncio.sleep(0)
-            if held is not None and len(held) > policy.server.max_body_bytes:
+            if held is not None and len(held) > policy.server.most_bytes(peek.OTHER):
                 held = None
         form.close()
         _check(form)

@@ -150,7 +150,7 @@ class BatchChecks:
             raise _BadInput("invalid_api_key", f"The key '{job.key}' that made this batch is no longer there.")
         endpoint = job.about[marks.ENDPOINT].removeprefix("/v1")
         lines = line_rules(policy, key, endpoint, is_callers=job.about.get(marks.BROUGHT_CREDENTIAL, False))
-        check = InputCheck(lines, rules, policy.server.max_body_bytes)
+        check = InputCheck(lines, rules, policy.server.most_bytes())
         writer = await self._blobs.writer(marks.index_blob(job.id))
         try:
             await self._read(running, check, rules, writer)
@@ -163,7 +163,7 @@ class BatchChecks:
         return check
 
     async def _read(self, running: RunningWork, check: InputCheck, rules: BatchRules, writer: BlobWriter) -> None:
-        cutter = LineCutter(self._policies.current.server.max_body_bytes)
+        cutter = LineCutter(self._policies.current.server.most_bytes())
         monotonic, size, indexed = self._clock.monotonic, 0, 0
         slice_ends_at = monotonic() + SLICE_S
         async for piece in self._blobs.read(running.work.job.about[marks.INPUT]):

@@ -605,7 +605,7 @@ def test_defaults_of_the_server(tmp_path: Path) -> None:
     """An absent section is the same as an empty one."""
     server = load_text(tmp_path, GOOD + "server:\nadmin:\nkeys:\n").server
 
-    assert (server.host, server.port, server.max_body_bytes) == ("127.0.0.1", 8080, 20_000_000)
+    assert (server.host, server.port, server.max_body_bytes) == ("127.0.0.1", 8080, None)
     assert (server.body_timeout_s, server.grace_s) == (60.0, 30.0)
     assert (server.admin_listen, server.admin_digest) == (None, None)
 

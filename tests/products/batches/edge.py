@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.core import peek
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
 from gateway.core.config.load.load import load_snapshot
@@ -124,7 +125,7 @@ async def job_edge(
         return provider(call)
 
     async def relay(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await scope["state"]["cycle"].read_body(policies.current.server.max_body_bytes)
+        body = await scope["state"]["cycle"].read_body(policies.current.server.most_bytes(peek.OTHER))
         await Response(body, 299)(scope, receive, send)
 
     lists = MergedLists(policies, clock, serve)
