@@ -70,7 +70,7 @@ class ConversationMemory:
         """Remembers the items up to and with a response; one that is too long is not remembered."""
         if len(items) > MOST_EACH_BYTES:
             return
-        self._drop((connection, response_id))
+        self.drop(connection, response_id)
         known = self._of.setdefault(connection, OrderedDict())
         known[response_id] = len(items) + _PLACE_BYTES
         self._all[connection, response_id] = items
@@ -83,6 +83,10 @@ class ConversationMemory:
     def find(self, connection: int, response_id: str) -> bytes | None:
         """Returns the items up to and with a response of this connection; None: they are not known here."""
         return self._all.get((connection, response_id))
+
+    def drop(self, connection: int, response_id: str) -> None:
+        """Forgets a response of a connection, if it is known."""
+        self._drop((connection, response_id))
 
     def forget(self, connection: int) -> None:
         """Forgets all of a connection."""

@@ -144,6 +144,10 @@ class ResponseSocketDoor:
             log.exception("defect while serving %s", turn.request_id)
             self._refuse(connection, turn, InternalError())
         finally:
+            if (
+                turn.response is None and waiting.asked.generates
+            ):  # it has failed: no turn goes on from there, as at OpenAI
+                self.memory.drop(id(connection), waiting.asked.previous_id)
             connection.turns.discard(turn)
             self._inflight.serving.discard(turn)
 

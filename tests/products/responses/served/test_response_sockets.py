@@ -153,6 +153,23 @@ async def test_a_connection_remembers_what_nobody_keeps(start: StartGateway) -> 
         assert (await turn(connection, "chat-only"))["type"] == "response.completed"
 
 
+@pytest.mark.parametrize("model", ["chat-only", "claude"])
+async def test_a_turn_that_fails_takes_what_it_goes_on_from_along(start: StartGateway, model: str) -> None:
+    """As OpenAI's connections do it; responses of other turns stay."""
+    gateway = await start(config)
+    async with socket(gateway) as connection:
+        first = await turn(connection, model, store=False)
+        second = await turn(connection, model, store=False, previous_response_id=first["response"]["id"])
+        gone, known = second["response"]["id"], first["response"]["id"]
+        failed = await turn(connection, model, store=False, previous_response_id=gone, temperature="hot")
+        again = await turn(connection, model, store=False, previous_response_id=gone)
+        other = await turn(connection, model, store=False, previous_response_id=known)
+
+    assert failed["status"] == 400
+    assert (again["status"], again["error"]["code"]) == (400, "previous_response_not_found")
+    assert other["type"] == "response.completed"
+
+
 async def test_a_warm_up_asks_nobody(start: StartGateway) -> None:
     """Its input comes before that of the turn that goes on from it."""
     gateway = await start(config)
