@@ -22,7 +22,7 @@ _OF_CLAUDE: Final = {"bedrock": frozenset(("converse", "claude")), "vertex": fro
 _NOT_THERE: Final = ("completions", "embeddings", "moderations", "images", "speech", "transcriptions")
 """Endpoints of OpenAI's that are in no other language."""
 
-_CHAT_ALONE: Final = frozenset(("deepseek", "mistral", "gemini", "anthropic", "cohere"))
+_CHAT_ALONE: Final = frozenset(("mistral", "gemini", "anthropic", "cohere"))
 """Kinds of servers whose API knows chat completions and no Responses."""
 
 _FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq"))

@@ -203,6 +203,30 @@ async def test_a_conversation_that_the_gateway_keeps(start: StartGateway, tmp_pa
         assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
+@pytest.mark.parametrize("kind", ["deepseek", "groq"])
+async def test_a_stateless_server_is_asked_in_its_language_and_keeps_nothing(
+    start: StartGateway, tmp_path: Path, kind: str
+) -> None:
+    """At its own /responses; conversations go on here, and an id that nobody knows is no lost history."""
+
+    def of_kind(url: str) -> Any:
+        config = {**with_jobs(tmp_path)(url)}
+        config["providers"]["main"]["kind"] = kind
+        return config
+
+    gateway = await start(of_kind)
+    async with gateway.sdk() as sdk:
+        first = await sdk.responses.create(model="gpt-4o", input="My name is Ada.", store=True)
+        await sdk.responses.create(model="gpt-4o", input="What is my name?", previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError) as unknown:
+            await sdk.responses.create(model="gpt-4o", input="x", previous_response_id="resp_unknown")
+
+    assert unknown.value.code == "previous_response_not_found"
+    sent = [orjson.loads(one["body"]) for one in gateway.received()]
+    assert [len(one["input"]) for one in sent] == [len("My name is Ada."), 3]
+    assert "previous_response_id" not in sent[1]
+
+
 async def test_modes_of_keeping(start: StartGateway, tmp_path: Path) -> None:
     """`gateway` keeps unless it is told not to; a key of which nothing is kept has none in the background."""
     gateway = await start(

@@ -43,7 +43,7 @@ from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.events import KeptEvents
 from gateway.products.responses.log.reader import EventReading, Following, LiveLogs
-from gateway.products.responses.rules.keeping import keeping_of
+from gateway.products.responses.rules.keeping import is_stateless, keeping_of
 from gateway.products.responses.rules.response_object import (
     ASKED,
     ECHO,
@@ -436,7 +436,7 @@ def refuse_unknown(call: Call, keeping: Keeping, previous_id: str) -> None:
     """Raises InvalidRequest where no provider can know a response that the gateway has not made."""
     if keeping in _TELLS:
         raise previous_not_found(previous_id)
-    if is_converted(call):
+    if is_converted(call) or is_stateless(call.model):
         raise previous_not_found(
             previous_id, "It was not kept; make responses that are to be gone on from with 'store: true'."
         )

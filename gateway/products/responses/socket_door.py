@@ -29,6 +29,7 @@ from gateway.core.types import Endpoint, RawHeaders
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.realtime.http import Offered, accept_of, offered_by, refuse, switch
 from gateway.products.realtime.service import POLICY
+from gateway.products.responses.rules.keeping import is_stateless
 from gateway.products.responses.service import is_converted
 from gateway.products.responses.socket import ConversationMemory, ResponseConnection, SocketTurn, TurnCycle, WaitingTurn
 from gateway.products.responses.socket_turns import TurnAsked, turn_body, warm_response, with_output
@@ -226,5 +227,6 @@ def _is_nobodys(turn: SocketTurn, asked: TurnAsked, response: dict[str, Any]) ->
     if call is None or is_ours(RESPONSE, str(response.get("id"))):
         return False
     keeping = turn.plan.keeping
-    is_providers = keeping in (None, "provider") and len(call.model.plan) == 1 and not is_converted(call)
+    is_providers = keeping in (None, "provider") and len(call.model.plan) == 1
+    is_providers = is_providers and not is_converted(call) and not is_stateless(call.model)
     return asked.stores is False or not is_providers

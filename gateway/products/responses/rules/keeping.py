@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.products.responses.rules.response_object import Keeping
 
 RESPONSES = "responses"
+STATELESS: Final = frozenset(("deepseek", "groq"))
+"""Kinds of servers with Responses that keep none, and go on from none (their guides of the Responses API)."""
 
 
 def keeping_of(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint) -> Keeping | None:
@@ -21,10 +25,15 @@ def keeping_of(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
 def usual_keeping(model: Model) -> Keeping:
     """Returns who keeps responses where no policy says it.
 
-    One account keeps its own. Several know nothing of each other's, and chat completions are kept by nobody: then the gateway
-    keeps those that ask for it, and nothing unasked.
+    One account keeps its own. Several know nothing of each other's, and chat completions and stateless servers keep none: then
+    the gateway keeps those that ask for it, and nothing unasked.
     """
     targets = (*model.plan, *model.context_plan)
     accounts = {target.account or target.provider for target in targets}
-    speaks = not any(RESPONSES in target.gaps for target in targets)
-    return "provider" if len(accounts) == 1 and speaks else "asked"
+    has_memory = not any(RESPONSES in target.gaps or target.counting.kind in STATELESS for target in targets)
+    return "provider" if len(accounts) == 1 and has_memory else "asked"
+
+
+def is_stateless(model: Model) -> bool:
+    """Returns whether no target of the model keeps responses, though they may all answer them."""
+    return all(target.counting.kind in STATELESS for target in model.plan)
