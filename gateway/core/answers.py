@@ -16,7 +16,9 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
+from gateway.core.ledger import estimated_usage
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
+from gateway.core.openai.json_edit import find_fields, insert_field, remove_fields
 from gateway.core.openai.sse import (
     FAILED_REASONS,
     answer_object,
@@ -131,6 +133,8 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
+        if call.endpoint.name == "embeddings" and opened.relay is None and opened.diagnosis is None:
+            await _complete_embeddings(call, opened)
         provided_id = attempt.upstream_request_id or b""
         if index.get(b"connection", b"close") not in SIMPLE_CONNECTION or not provided_id.isascii():
             attempt.upstream_request_id = provided_id.translate(None, NOT_ASCII) or None
@@ -287,12 +291,10 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         headers = answer.headers
-        if _wants_base64(call):
+        if call.endpoint.name == "embeddings" and asks_base64(call.body):
             relay.change(chunks_with_base64)
             headers = [header for header in headers if header[0] != b"content-length"]
         return FirstAnswer(target, OK, headers, relay=relay)
-    if len(body) > LARGE_BYTES and _wants_base64(call):
-        body = await asyncio.to_thread(with_base64, body)
     return _accept_json(call, target, answer, body, clock)
 
 
@@ -350,8 +352,6 @@ async def _open_objects(concern: ObjectAccess, target: Target, answer: Answer) -
 
 def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
-    if call.endpoint.tokens == "input" and _wants_base64(call):
-        body = with_base64(body)
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         return FirstAnswer(target, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
@@ -367,8 +367,16 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     return FirstAnswer(target, OK, answer.headers, body, usage=usage)
 
 
-def _wants_base64(call: Call) -> bool:
-    return call.endpoint.name == "embeddings" and asks_base64(call.body)
+async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
+    """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was told."""
+    if asks_base64(call.body):
+        is_large = len(opened.body) > LARGE_BYTES
+        opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
+    usage = estimated_usage(call, 0) if opened.usage is None else None
+    if usage is not None:
+        told = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
+        body = remove_fields(opened.body, find_fields(opened.body, "usage"))
+        opened.usage, opened.body = usage, insert_field(body, "usage", told)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:

@@ -127,6 +127,8 @@ class ConvertedRequest:
     """The caller's names of the tools that go by another one there, by that one."""
     read: int | None = None
     """The tokens that were read, where a header of its answer tells them."""
+    wall: Callable[[], float] | None = None
+    """Returns the wall time in seconds, for what tells when its answer ended; None: that is `now`."""
     via: ConvertedRequest | None = None
     """The same request in the language in between, where it took two conversions."""
 
@@ -135,6 +137,11 @@ def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
     """Returns the request as if its caller had asked for usage at the end of the stream."""
     asked = {**sent.asked, "stream_options": {"include_usage": True}}
     return replace(sent, asked=asked, via=None if sent.via is None else with_usage(sent.via))
+
+
+def with_wall(sent: ConvertedRequest, wall: Callable[[], float]) -> ConvertedRequest:
+    """Returns the request with a clock for the end of its answer."""
+    return replace(sent, wall=wall, via=None if sent.via is None else with_wall(sent.via, wall))
 
 
 class Translator(Protocol):

@@ -21,7 +21,7 @@ from gateway.core.clock import Clock
 from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, Upstream, UpstreamFailed
-from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage
+from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage, with_wall
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
 from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
 from gateway.dialects.spoken import Spoken
@@ -168,6 +168,8 @@ class Converting:
         sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
         if isinstance(facts.memory, OwnTurns) and facts.memory.missed and await facts.memory.fetch():
             sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
+        if pair.asked == "responses":
+            sent = with_wall(sent, self._clock.wall)
         if outgoing.signs is not None:
             outgoing.signs.gaps = [*outgoing.signs.gaps, *gaps]
         answer = await self._inner.send(addressed(outgoing, pair, sent, body))

@@ -43,7 +43,9 @@ def common_gaps(body: Json) -> list[Gap]:
     if any(value is not None and name not in _KNOWN for name, value in body.items()):
         found.append(Gap("other", How.DROPPED, HINT))
     if _is_numbers(body.get("input")):
-        found.append(Gap("input", How.REFUSED, "the target takes texts, and no numbers of tokens"))
+        found.append(
+            Gap("input", How.REFUSED, "the target takes texts, and no numbers of tokens: send the texts themselves")
+        )
     return found
 
 

@@ -48,7 +48,7 @@ def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     for number, call in enumerate(pieces_in(message)):
         items.append(_called(sent, call, number, len(items)))
     finish = choice.get("finish_reason")
-    return ended(response(sent, body), items, finish if isinstance(finish, str) else "stop", body.get("usage"))
+    return ended(sent, response(sent, body), items, finish if isinstance(finish, str) else "stop", body.get("usage"))
 
 
 def response(sent: ConvertedRequest, said: Json) -> Json:
@@ -77,7 +77,7 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
     return made
 
 
-def ended(begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
+def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
     """Returns the response at its end."""
     reason = INCOMPLETE.get(finish)
     if reason and items:
@@ -85,7 +85,7 @@ def ended(begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
     status = "incomplete" if reason else "completed"
     return begun | {
         "status": status,
-        "completed_at": None if reason else begun["created_at"],
+        "completed_at": None if reason else max(begun["created_at"], int(sent.wall() if sent.wall else sent.now)),
         "incomplete_details": {"reason": reason} if reason else None,
         "output": items,
         "usage": usage_of_response(usage),
@@ -568,7 +568,7 @@ class ChatAsResponses(ConvertingReader):
         for call in self._calls:
             self._close_call(made, call)
         items = [item for item in self._items if item is not None]
-        whole = ended(self._begun, items, self._finish or "stop", self._usage)
+        whole = ended(self._sent, self._begun, items, self._finish or "stop", self._usage)
         self._is_over = True
         made.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(made)

@@ -93,7 +93,7 @@ def split_answer(
             mine = [{**entry, "index": number} for number, entry in enumerate(mine)]
         told = {**answer, field: mine}
         if own is not None and isinstance(answer.get("usage"), dict):
-            told["usage"] = {"prompt_tokens": own.input, "total_tokens": own.input}
+            told["usage"] = {**answer["usage"], "prompt_tokens": own.input, "total_tokens": own.input}
         parts.append(AnswerPart(orjson.dumps(told), own))
     return parts
 

@@ -17,6 +17,7 @@ import orjson
 
 from gateway.core.openai.sse import event_data, event_json, json_object, split_events
 from gateway.products.jobs.model import derived_response_id
+from gateway.products.responses.rules.response_object import failure
 
 # The answer of a call in the foreground as one that the gateway keeps: under its own id, whole or as events.
 #
@@ -266,7 +267,5 @@ def _error_in(said: dict[str, Any]) -> dict[str, Any]:
     error = said.get("error")
     inner = error if isinstance(error, dict) else said
     message, code = inner.get("message"), inner.get("code") or inner.get("type")
-    return {
-        "code": code if isinstance(code, str) and code != "error" else "server_error",
-        "message": message if isinstance(message, str) else "The provider reported an error.",
-    }
+    told = message if isinstance(message, str) else "The provider reported an error."
+    return failure(told, str(code), str(inner.get("type")))

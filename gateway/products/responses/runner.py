@@ -63,6 +63,7 @@ from gateway.products.responses.rules.response_object import (
     begun,
     conversation_of,
     ended,
+    failure,
     items_of,
     own_fields,
     sent_upstream,
@@ -270,8 +271,8 @@ def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:
         said = orjson.loads(answer) if answer else None
         told = said.get("error") if isinstance(said, dict) else None
         if isinstance(told, dict) and isinstance(told.get("message"), str):
-            return {"code": str(told.get("code") or "server_error"), "message": told["message"]}
-    return {"code": "server_error", "message": error.message}
+            return failure(told["message"], str(told.get("code") or error.error_class), str(told.get("type")))
+    return failure(error.message, error.error_class)
 
 
 MOST_CRASHES = 3

@@ -11,9 +11,13 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.usage import Capabilities
+from gateway.core.types import Endpoint
+from gateway.dialects.base import ServerFacts
+from gateway.dialects.embeddings.over_generate import EmbeddingsOverGenerate
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
+EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 EVERYTHING = Capabilities()
 NO_TOOLS = Capabilities(tools=False)
 NO_IMAGES = Capabilities(images=False)
@@ -145,6 +149,24 @@ async def test_a_call_that_nobody_can_serve_is_told_what_is_lacking() -> None:
     assert (error.value.status, error.value.code) == (400, "unsupported_by_targets")
     assert sent(two) == [0, 0]
     assert two.account.outcome == "unsupported_by_targets"
+
+
+async def test_a_field_that_no_target_takes_is_refused_with_its_reason() -> None:
+    """What it is, and what to send instead: as token ids for embeddings at Gemini."""
+    one = bench(EVERYTHING)
+    call = replace(asking(one, {"input": [[1, 2]]}), endpoint=EMBEDDINGS, path="/embeddings")
+    target = replace(
+        call.model.targets[0], gaps={"embeddings": lambda body: EmbeddingsOverGenerate().gaps(body, ServerFacts())}
+    )
+    call.model = replace(call.model, targets=(target,), plan=(target,))
+    call.parsed = orjson.loads(call.body)
+
+    with pytest.raises(
+        InvalidRequest, match=r"input \(the target takes texts, .*: send the texts themselves\)"
+    ) as error:
+        await one.pipeline.handle(call)
+
+    assert error.value.param == "input"
 
 
 async def test_a_call_too_long_for_all_goes_to_a_larger_window_at_once() -> None:

@@ -106,3 +106,17 @@ def test_what_is_packed_is_what_a_struct_says() -> None:
     """32 bits, the lowest byte first."""
     packed = orjson.loads(with_base64(answer([[1.0, 2.0]])))["data"][0]["embedding"]
     assert packed == b64encode(struct.pack("<2f", 1, 2)).decode()
+
+
+@rows("said", [b'{"data":[]}', b'{"data":[],"usage":null}', b'{"usage":{},"data":[{"embedding":[1.0]}]}'])
+async def test_a_usage_that_is_not_told_is_estimated_and_marked(said: bytes) -> None:
+    """Clients read it without a look whether it is there."""
+    bench = Bench([ScriptedUpstream(whole(said))])
+
+    _, body = await bench.serve(endpoint=EMBEDDINGS, path="/embeddings", body=ASKS)
+
+    usage = orjson.loads(body)["usage"]
+    assert usage["estimated"] is True
+    assert usage["prompt_tokens"] == usage["total_tokens"] > 0
+    assert bench.account.usage is not None
+    assert (bench.account.usage.input, bench.account.usage.estimated) == (usage["prompt_tokens"], True)

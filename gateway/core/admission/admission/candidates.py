@@ -74,10 +74,11 @@ class Planner:
             if able.context and CONTEXT_WINDOW in missing.values():
                 return able._replace(own=able.context)
             needed = sorted({what for what in missing.values() if what})
+            fields = {what.partition(" ")[0] for what in needed}
             raise InvalidRequest(
                 f"No target of '{call.model_name}' can serve this call: it needs {', '.join(needed)}; use another model, or "
                 f"send without.{model.skipped}",
-                param=needed[0] if len(needed) == 1 and needed[0] in (call.parsed or ()) else None,
+                param=min(fields) if len(fields) == 1 and min(fields) in (call.parsed or ()) else None,
                 code="unsupported_by_targets",
             )
         return able
@@ -260,14 +261,16 @@ def _too_long(call: Call, target: Target) -> str | None:
 
 
 def _refused(call: Call, target: Target, body: dict[str, Any] | None) -> str | None:
-    """Returns the fields that cannot be said in the target's language; None: it can be told everything that matters."""
+    """Returns the fields that cannot be said in the target's language, and why; None: it can be told all that matters."""
     find_gaps = target.gaps.get(call.endpoint.name)
     if find_gaps is None or body is None:
         return None
     is_strict = call.model.on_loss == "refuse"
     if target.edits is not None and call.endpoint.request == "json":
         body = target.edits.seen(body)  # what the config drops is in nobody's way
-    return ", ".join(gap.field for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
+    return (
+        ", ".join(f"{gap.field} ({gap.why})" for gap in find_gaps(body) if is_strict or gap.how is How.REFUSED) or None
+    )
 
 
 def answers_of(call: Call) -> int:

@@ -356,6 +356,29 @@ _OF_JOB: Final[Mapping[JobState, Status]] = {
     JobState.CANCELLED: "cancelled",
     JobState.EXPIRED: "failed",
 }
+_CODES: Final = frozenset((
+    "server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch", "bio_policy",
+    "misalignment_policy_violation", "vector_store_timeout", "invalid_image", "invalid_image_format",
+    "invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small", "image_parse_error",
+    "image_content_policy_violation", "invalid_image_mode", "image_file_too_large", "unsupported_image_media_type",
+    "empty_image_file", "failed_to_download_image", "image_file_not_found",
+))  # fmt: skip
+"""The codes of a failed response (OpenAI's API reference, the response object); clients know no others."""
+_CALLERS: Final = ("invalid_request", "bad_request", "content_policy", "context_length", "payload_too_large")
+
+
+def failure(message: str, code: str, kind: str = "") -> dict[str, Any]:
+    """Returns the error of a failed response; `code` and `kind` are what its provider, or the gateway, calls it."""
+    words = f"{code} {kind}"
+    if code in _CODES:
+        told = code
+    elif "rate_limit" in words or "quota" in words:
+        told = "rate_limit_exceeded"
+    else:
+        told = "invalid_prompt" if any(word in words for word in _CALLERS) else "server_error"
+    return {"code": told, "message": message}
+
+
 LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The response was not ready before its deadline."}
 
 
@@ -418,5 +441,5 @@ def shown(job: Job) -> dict[str, Any]:
     if job.state is JobState.EXPIRED:
         error = LATE
     elif job.state is JobState.FAILED and job.last_error is not None:
-        error = {"code": "server_error", "message": job.last_error.message}
+        error = failure(job.last_error.message, job.last_error.error_class)
     return ended(begun(job, status_of(job)), status_of(job), error)
