@@ -536,7 +536,7 @@ ROWS = [
     Row(
         "HTML instead of an answer, always",
         [[Act(200, (HTML,), (b"<html>Log in</html>",), None)]],
-        [bad(" ".join(["p0:malformed_response"] * 4), 502, "no_target_available", *ALONE, tries=4)],
+        [bad(" ".join(["p0:malformed_response"] * 3), 502, "no_target_available", 0.05, 1.437, tries=3)],
     ),
     Row("HTML of a bad gateway", [[BAD_GATEWAY, OK]], [good("p0:502 p0:200", 0.05)]),
     Row(

@@ -151,10 +151,12 @@ def next_step(
     denied = "attempts" if made >= allowed else budgets.denies_money()
     if denied is not None:
         return GiveUp(denied)
-    # A price that allows more attempts than usual allows more of each class, too.
     most = rule.attempts if rule.action is Action.RETRY else 0
     if most > 1:
-        most += max(0, allowed - retries.attempts)
+        # A price that allows more attempts than usual allows more of each class, too; but an answer that is none was paid for,
+        # and its own bound holds.
+        if last.error_class != ErrorClass.MALFORMED_RESPONSE:
+            most += max(0, allowed - retries.attempts)
         if has_lost_targets and last.error_class in PASSING:
             most += 1  # the attempt that was kept for a target which is ruled out by now
         most = 1 if is_repeated else most

@@ -332,6 +332,16 @@ def test_what_an_attempt_costs_bounds_the_attempts() -> None:
     assert names(after(*[failed(A)] * 8, budgets=FixedBudgets(10))) == "A"
 
 
+@pytest.mark.parametrize("allowed", [5, 10])
+def test_a_broken_answer_is_not_paid_for_more_often_because_it_is_cheap(allowed: int) -> None:
+    """Of two bounds the smaller one holds: four and nine answers were paid for where the class allows three."""
+    broken = failed(A, ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED)
+
+    assert names(after(*[broken] * 2, budgets=FixedBudgets(allowed))) == "A"
+    assert after(*[broken] * 3, budgets=FixedBudgets(allowed)) == GiveUp("attempts")
+    assert after(*[broken] * 2, budgets=FixedBudgets(2)) == GiveUp("attempts")
+
+
 def test_a_target_whose_retries_are_spent_is_passed_over() -> None:
     """For the next own target, then for a fallback; last of all the call waits for its turn."""
     spent = FixedBudgets(by_target={"A": "budget"})
