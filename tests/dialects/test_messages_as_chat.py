@@ -166,7 +166,6 @@ def test_usage_includes_what_the_cache_held() -> None:
         ("pause_turn", 0, "stop"),
         ("compaction", 0, "stop"),
         ("something_new", 0, "stop"),
-        (None, 0, "stop"),
         ("max_tokens", 0, "length"),
         ("max_tokens", 1, "length"),
         ("model_context_window_exceeded", 0, "length"),

@@ -223,10 +223,10 @@ def test_a_name_without_data_is_no_event() -> None:
         assert reader.feed(b"event: ping\n\n: alive\n\nretry: 5\n\n") == b": alive\n\n"
 
 
-def test_done_is_an_end_where_no_reason_was_given() -> None:
-    """As it is where nothing is converted; before anything was said it is none."""
-    raw = as_bytes("chat", [delta(content="a")])
-    assert check_responses(events_of(through(to_responses(), raw)))["status"] == "completed"
+def test_done_is_no_end_where_no_reason_was_given() -> None:
+    """Whoever follows the stream says that it was cut."""
+    made = through(to_responses(), as_bytes("chat", [delta(content="a")]))
+    assert events_of(made)[-1]["type"] == "response.output_text.delta"
     assert through(to_responses(), b"data: [DONE]\n\n") == b""
 
 

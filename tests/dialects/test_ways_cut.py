@@ -15,6 +15,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.types import ErrorClass
 from gateway.dialects.base import Reader, ServerFacts
 from gateway.dialects.registry import pair_of
+from tests.dialects.aws_frames import event as frame
 from tests.dialects.ways import ASKED, FRAMED, LANGUAGES, MODELS, STREAMS, WAYS, Ways, heard, stream_of
 from tests.support.flow import Broken
 
@@ -120,6 +121,43 @@ async def test_a_call_whose_stream_is_cut_is_told_and_settled(asked: str, spoken
                 assert b"message_stop" not in body
                 assert b"response.completed" not in body
                 assert asked != "generate" or not got.is_ended or spoken == "generate"
+
+
+@pytest.mark.parametrize("asked", ["responses", "messages", "generate"])
+async def test_done_without_a_finish_reason_is_a_cut(asked: str) -> None:
+    """At every event, amid arguments too: the provider has told no end, so the caller gets an error and none is invented."""
+    done = b"data: [DONE]\n\n"
+    for number in range(2, ENDING["chat"] + 1):
+        bench = Ways(["chat"], [stream_of("chat", *STREAMS["chat"][:number], done)])
+        _, body = await bench.serve(**bench.asking(asked))
+        got = heard(asked, body)
+        assert got.error is not None, number
+        assert not got.is_ended, number
+        assert bench.account.outcome == "stream_interrupted"
+
+
+@pytest.mark.parametrize("asked", ["chat", "responses", "generate"])
+async def test_a_message_that_stops_without_a_reason_is_a_cut(asked: str) -> None:
+    """Its last delta tells counts alone."""
+    stream = [*STREAMS["messages"]]
+    stream[14] = stream[14].replace(b'"stop_reason":"tool_use"', b'"stop_reason":null')
+    bench = Ways(["messages"], [stream_of("messages", *stream)])
+    _, body = await bench.serve(**bench.asking(asked))
+    got = heard(asked, body)
+    assert got.error is not None
+    assert not got.is_ended
+
+
+@pytest.mark.parametrize("asked", ["chat", "responses", "messages", "generate"])
+async def test_a_converse_stream_that_stops_without_a_reason_is_a_cut(asked: str) -> None:
+    """As Bedrock never sends it."""
+    stream = [*STREAMS["converse"]]
+    stream[10] = frame("messageStop", {})
+    bench = Ways(["converse"], [stream_of("converse", *stream)])
+    _, body = await bench.serve(**bench.asking(asked))
+    got = heard(asked, body)
+    assert got.error is not None
+    assert not got.is_ended
 
 
 @pytest.mark.parametrize("ended", [1, 2])

@@ -58,7 +58,7 @@ class ChatAsMessages(ConvertingReader):
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return self._end() if is_clean and self._finish is not None else b""
+        return self._end() if is_clean else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -110,7 +110,7 @@ class ChatAsMessages(ConvertingReader):
             return self._fail(error)
         data = event_data(event).strip()
         if data == DONE:
-            return self._end() if self._has_begun else b""
+            return self._end()
         said = json_object(data)
         if said is not None:
             return self._take(said)
@@ -187,7 +187,8 @@ class ChatAsMessages(ConvertingReader):
         return call
 
     def _end(self) -> bytes:
-        return b"" if self._is_over or not self._has_begun else self._telling(self._tell_end)
+        """Tells the end, if the provider has told why: without a finish reason `[DONE]` ends a cut answer, too."""
+        return b"" if self._is_over or self._finish is None else self._telling(self._tell_end)
 
     def _tell_end(self, made: list[bytes]) -> None:
         self._blocks.end(made, is_cut=self._finish in answer.CUT)

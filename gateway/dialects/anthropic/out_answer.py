@@ -194,8 +194,6 @@ class MessagesAsChat(ConvertingReader):
         self._usage: Json = {}
         self._end: Json = {}
         """Why the message ended, as far as it is told."""
-        self._has_end = False
-        """There was an event that told it."""
         self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
         """What is to be remembered, where there may be calls."""
         self._is_told = False
@@ -242,7 +240,6 @@ class MessagesAsChat(ConvertingReader):
         if kind == "content_block_stop":
             return self._close(_place(said))
         if kind == "message_delta":
-            self._has_end = True
             self._count(said.get("usage"))
             self._end |= {name: value for name, value in object_of(said.get("delta")).items() if value is not None}
         elif kind == "message_stop":
@@ -260,7 +257,6 @@ class MessagesAsChat(ConvertingReader):
             for place, block in enumerate(objects(message.get("content"))):  # some have told a part by then
                 made += b"" if self._is_over else self._open(place, block) + self._close(place)
             self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
-            self._has_end = bool(self._end)
             return bytes(made)
         is_another = bool(message.get("id")) and message["id"] != self._head["id"]
         if not is_another or not self._is_told:
@@ -364,7 +360,7 @@ class MessagesAsChat(ConvertingReader):
         self._usage |= {name: value for name, value in object_of(usage).items() if value is not None}
 
     def _finish(self) -> bytes:
-        if not self._has_end:
+        if not self._end.get("stop_reason"):
             return self._fail({"message": "the provider ended its answer without a reason", "code": _MALFORMED})
         self._is_over = True
         # What is still open is of a server that does not end its blocks.

@@ -421,7 +421,7 @@ class ConverseAsChat:
             return self._begin() + self._open(number, object_of(said.get("start")))
         if event == "contentBlockStop":
             return self._close(number)
-        if event == "messageStop":
+        if event == "messageStop" and said.get("stopReason"):
             try:
                 self._finish = finish_of(said.get("stopReason"), has_calls=self._calls > 0)
             except MalformedAnswer as error:

@@ -384,7 +384,7 @@ class ChatAsResponses(ConvertingReader):
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return self._end() if is_clean and self._finish is not None else b""
+        return self._end() if is_clean else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -429,7 +429,7 @@ class ChatAsResponses(ConvertingReader):
             return self._fail(error)
         data = event_data(event).strip()
         if data == DONE:
-            return self._end() if self._begun is not None else b""
+            return self._end()
         said = json_object(data)
         if said is not None:
             return self._take(said)
@@ -558,7 +558,8 @@ class ChatAsResponses(ConvertingReader):
         return item | {"status": "incomplete"} if is_cut else item
 
     def _end(self) -> bytes:
-        if self._is_over or self._begun is None:
+        """Tells the end, if the provider has told why: without a finish reason `[DONE]` ends a cut answer, too."""
+        if self._is_over or self._begun is None or self._finish is None:
             return b""
         if not all(call.name for call in self._calls):
             return self._fail({"message": "the provider called a tool without a name", "code": "malformed_response"})
@@ -568,7 +569,7 @@ class ChatAsResponses(ConvertingReader):
         for call in self._calls:
             self._close_call(made, call)
         items = [item for item in self._items if item is not None]
-        whole = ended(self._sent, self._begun, items, self._finish or "stop", self._usage)
+        whole = ended(self._sent, self._begun, items, self._finish, self._usage)
         self._is_over = True
         made.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(made)
