@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
-from gateway.core.openai.sse import answer_object, error_in
+from gateway.core.openai.sse import answer_object, error_in, response_failed
 from gateway.core.types import Endpoint
 from gateway.dialects.sse import shapes
 from gateway.dialects.sse.relayed_errors import for_generate
@@ -77,7 +77,7 @@ def error_object(error: GatewayError) -> dict[str, Any]:
 
 
 def error_event(endpoint: Endpoint, error: Mapping[str, Any], status: int = 500) -> bytes:
-    """An error object as the last event of a stream of the endpoint's kind; the SDKs raise or yield it as an error."""
+    """An error object as the end of a stream of the endpoint's kind; the SDKs raise or yield it as an error."""
     if endpoint.sse == "messages":
         kind = shapes.anthropic_type(status, str(error.get("type")))
         return b"event: error\ndata: %s\n\n" % orjson.dumps({"type": "error", "error": {**error, "type": kind}})
@@ -87,7 +87,8 @@ def error_event(endpoint: Endpoint, error: Mapping[str, Any], status: int = 500)
     if endpoint.sse != "responses":
         return b"data: %s\n\n" % orjson.dumps({"error": error})
     flat = {"type": "error", "code": error.get("code") or error.get("type"), "message": error.get("message")}
-    return b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
+    told = b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
+    return told + response_failed(error, 1)
 
 
 def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:

@@ -127,14 +127,18 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(last: Exception | b
 
 
 async def test_a_responses_stream_that_breaks_ends_with_its_own_kind_of_error() -> None:
-    """`event: error` with a flat object, as the Responses API has it."""
+    """`event: error` with a flat object, then `response.failed`, as OpenAI's end: clients read the one or the other."""
     stage = bench(CREATED + TEXT, Broken("reset"))
 
     _, body = await stage.serve(stream=True, endpoint=RESPONSES)
 
     last = body[len(CREATED + TEXT) :]
     assert last.startswith(b"event: error\ndata: ")
-    assert orjson.loads(last.splitlines()[1][6:])["type"] == "error"
+    error, failed = (orjson.loads(event.partition(b"data: ")[2]) for event in last.removesuffix(b"\n\n").split(b"\n\n"))
+    assert error["type"] == "error"
+    assert failed["type"] == "response.failed"
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+    assert (failed["response"]["status"], failed["response"]["error"]["code"]) == ("failed", "stream_interrupted")
 
 
 async def test_a_finish_reason_without_done_is_an_end() -> None:

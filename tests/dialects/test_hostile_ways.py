@@ -168,6 +168,8 @@ async def test_what_fails_behind_output_is_told(asked: str, spoken: str) -> None
 
 def _roughly(asked: str, body: bytes) -> Any:
     """What a caller has of a stream in its own language, whose errors are its provider's words."""
+    body, failed, _ = body.partition(b"event: response.failed\n")
+    assert bool(failed) is (asked == "responses")
     last = body.rstrip(b"\n").rpartition(b"\n\n")[2]
     got = heard(asked, body.removesuffix(last.rstrip(b"\n") + b"\n\n"))
     assert b"error" in last

@@ -259,15 +259,24 @@ _ENDS: Final = frozenset(("response.completed", "response.incomplete", "response
 
 
 def heard(asked: str, stream: bytes) -> Heard:
-    """What a caller of this language has of a stream; checks that an error is the last event, and in the caller's shape."""
-    text, is_ended, error = "", False, None
+    """What a caller of this language has of a stream; checks that an error is the last event, and in the caller's shape.
+
+    Behind that of a response comes the response, as failed.
+    """
+    text, is_ended, error, has_failed = "", False, None, False
     for event in split_events(stream):
         data = event.partition(b"data:")[2].strip()
         if not data or data == b"[DONE]":
             assert error is None, "an end behind an error"
             continue
-        assert error is None, "something behind an error"
         said = orjson.loads(data)
+        if error is not None and said["type"] == "response.failed":
+            failed = said["response"]
+            assert (failed["status"], failed["error"]["message"]) == ("failed", error["message"])
+            assert said["sequence_number"] == error["sequence_number"] + 1
+            has_failed = True
+            continue
+        assert error is None, "something behind an error"
         if said.get("error") or said.get("type") == "error":
             error = _error(asked, said)
             continue
@@ -280,6 +289,7 @@ def heard(asked: str, stream: bytes) -> Heard:
             text += _grown(choice["delta"])
         delta = said.get("delta")
         text += delta if said.get("type") in _GROWS else _grown(delta) if isinstance(delta, dict) else ""
+    assert has_failed is (error is not None and asked == "responses"), "OpenAI's streams end with the failed response"
     return Heard(text, is_ended, error)
 
 

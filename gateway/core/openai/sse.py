@@ -198,6 +198,44 @@ def response_error(message: str, code: str, number: int = 0) -> bytes:
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
 
 
+_OF_RESPONSE = ("id", "created_at", "model", "previous_response_id", "background", "metadata", "service_tier")
+
+
+def begun_response(response: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a response that has begun which its end as a failure repeats: its names, and nothing long."""
+    return {name: response[name] for name in _OF_RESPONSE if name in response}
+
+
+def response_failed(error: Mapping[str, Any], number: int = 0, begun: Mapping[str, Any] | None = None) -> bytes:
+    """Returns the event with which OpenAI's Responses streams end behind an error event: the response, as failed.
+
+    Clients such as Codex read this event alone. `begun` is what `begun_response` has kept.
+    """
+    code, message = error.get("code") or error.get("type"), error.get("message")
+    told = {
+        "code": code if isinstance(code, str) and code != "error" else "server_error",
+        "message": message if isinstance(message, str) else "the provider reported an error",
+    }
+    response = {
+        "id": "resp_failed",
+        "object": "response",
+        "created_at": 0,
+        "model": "",
+        **(begun or {}),
+        "status": "failed",
+        "error": told,
+        "incomplete_details": None,
+        "instructions": None,
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": None,
+    }
+    event = {"type": "response.failed", "sequence_number": number, "response": response}
+    return b"event: response.failed\ndata: %s\n\n" % orjson.dumps(event)
+
+
 def google_error(message: str, code: str) -> bytes:
     """Returns an error event as Gemini's streams send it (AIP-193)."""
     info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code.upper(), "domain": "gateway"}

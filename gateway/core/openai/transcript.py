@@ -94,6 +94,7 @@ class Transcript:
     """One stream. Give it, in order, all blocks of whole events that are not plain, and the parts of long events."""
 
     __slots__ = (
+        "_begun",
         "_form",
         "_has_done",
         "_head",
@@ -119,6 +120,8 @@ class Transcript:
         self._head = b""
         self._long_tail = b""
         self._number = -1
+        self._begun: dict[str, Any] | None = None
+        """What the end of a response that fails repeats of its beginning."""
         self._told: dict[str, Any] = {}
         """The usage of a message as it was told so far."""
         self.events = 0
@@ -177,7 +180,9 @@ class Transcript:
     def error_event(self, message: str, code: str) -> bytes:
         """Returns an error event as this stream's readers expect it."""
         if self._form == "responses":
-            return sse.response_error(message, code, self._last_number() + 1)
+            number = self._last_number() + 1
+            failed = sse.response_failed({"code": code, "message": message}, number + 1, self._begun)
+            return sse.response_error(message, code, number) + failed
         if self._form == "generate":
             return sse.google_error(message, code)
         return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
@@ -256,12 +261,14 @@ class Transcript:
                 self.usage = usage if self.usage is None else _merged(self.usage, usage)
         if self._form == "responses":
             self._number = max(self._number, _number_of(parsed))
+            if kind == "response.created" and isinstance(parsed.get("response"), dict):
+                self._begun = sse.begun_response(parsed["response"])
 
     def _fail(self, event: bytes, parsed: dict[str, Any] | None, error: dict[str, Any]) -> bytes:
         """Passes on the provider's own error: as it is where clients recognise it, else in their form."""
         is_foreign = self._form == "messages" and (parsed is None or parsed.get("type") != "error")
         if parsed is not None and (parsed.get("error") or self._form != "chat") and not is_foreign:
-            self.failure = Failure(STREAM_ERROR)
+            self.failure = Failure(STREAM_ERROR, self._failed_response(parsed, error))
             return event
         if parsed is None:
             message = error.get("message")
@@ -271,6 +278,12 @@ class Transcript:
         else:
             self.failure = Failure(STREAM_ERROR, b"data: %s\n\n" % sse.error_json(error))
         return b""
+
+    def _failed_response(self, parsed: dict[str, Any], error: dict[str, Any]) -> bytes:
+        """Returns what follows a provider's own error: in Responses the failed response, unless the event itself is that."""
+        if self._form != "responses" or parsed.get("type") == "response.failed":
+            return b""
+        return sse.response_failed(error, self._last_number() + 1, self._begun)
 
     def _interrupted(self, why: str) -> Failure:
         outcome = ErrorClass.STREAM_INTERRUPTED

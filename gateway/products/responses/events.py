@@ -219,8 +219,8 @@ class OwnEvents:
             self.next_number += 1
             return
         said = json_object(data)
-        if said is None or self.final is not None:
-            return  # [DONE], as some send; nonsense is found by the relay
+        if said is None or self.final is not None or self.error is not None:
+            return  # [DONE], as some send; the failed response behind an error; nonsense is found by the relay
         kind = said.get("type")
         if not isinstance(kind, str) or kind == "error" or "error" in said:
             self.error = _error_in(said)

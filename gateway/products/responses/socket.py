@@ -23,7 +23,7 @@ from gateway.core.edge.served import ServedRequest, Serving, StopReason
 from gateway.core.errors import CallerFault, GatewayError, InternalError, Unauthorised
 from gateway.core.http.writing import Cycle
 from gateway.core.openai.json_edit import Outline
-from gateway.core.openai.sse import error_in, json_object
+from gateway.core.openai.sse import error_in, json_object, response_failed
 from gateway.core.render import error_headers, error_object, unreadable
 from gateway.core.types import Endpoint, RawHeaders, Socket
 from gateway.features.reuse.layers.entries import is_stream
@@ -124,13 +124,15 @@ class TurnCycle(Cycle):
 class SocketTurn(ServedRequest):
     """One turn, from its event to the end of its response."""
 
-    __slots__ = ("_fields", "_head", "_say", "response")
+    __slots__ = ("_fields", "_head", "_reported", "_say", "response")
 
     def __init__(self, cycle: TurnCycle, lane: str | None, say: Callable[[bytes], None]) -> None:
         super().__init__(cycle)
         self._say = say
         self._fields = lane_fields(lane)
         self._head = b""
+        self._reported: dict[str, Any] = {}
+        """The error that the stream has told, whose failed response is still to come."""
         self.response: dict[str, Any] | None = None
         """The response at its end, if it has come to a good one."""
 
@@ -172,11 +174,16 @@ class SocketTurn(ServedRequest):
                 is_over = self._pass_on(frames, chunk) or is_over
             await drain()
         except OverlongEvent:
-            self.say(error_frame({"code": "stream_interrupted", "message": "An event was too long."}, status=502))
+            self._fail("An event was too long.")
             return
         if not is_over:
-            broken = {"code": "stream_interrupted", "message": "The response ended without its last event."}
-            self.say(error_frame(broken, status=502))
+            self._fail("The response ended without its last event.")
+
+    def _fail(self, message: str) -> None:
+        """Ends the response as failed."""
+        error = self._reported or {"code": "stream_interrupted", "message": message}
+        (failed,) = EventFrames().feed(response_failed(error))
+        self.say(failed.data)
 
     async def _give_whole(self, call: Call, reply: Reply, drain: Callable[[], Awaitable[None]]) -> None:
         body = reply.body
@@ -200,11 +207,18 @@ class SocketTurn(ServedRequest):
         self._head = b'"headers":%b,' % orjson.dumps(_shown(reply.headers))
 
     def _pass_on(self, frames: EventFrames, chunk: bytes) -> bool:
-        """Sends the events that are complete; returns whether the last one of the response is among them."""
+        """Sends the events that are complete; returns whether the last one of the response is among them.
+
+        An error in the middle is told by the failed response alone: a client waits on behind an error event (Codex), or takes
+        what follows it for the next turn's.
+        """
         is_over = False
         for kind, data in frames.feed(chunk):
+            if kind == ERROR:
+                self._reported = (json_object(data) or {}).get("error") or {}
+                continue
             self.say(data)
-            if kind in FINAL or kind == ERROR:
+            if kind in FINAL:
                 is_over = True
                 if kind in KEPT:
                     event = json_object(data)

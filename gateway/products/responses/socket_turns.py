@@ -70,18 +70,25 @@ class EventFrames:
 def error_frame(
     error: Mapping[str, Any], *, status: int | None = None, headers: Mapping[str, str] | None = None, number: Any = None
 ) -> bytes:
-    """Returns an error as an event; `number` is its place among the events of a stream."""
+    """Returns an error as an event; `number` is its place among the events of a stream.
+
+    `headers` stand beside the error, where Codex reads them, and in it. Of whether to try again its clients read the status
+    alone: where `x-should-retry` says no it is 400, and the true one is the error's.
+    """
     told = {"type": "invalid_request_error" if status is None or status < 500 else "server_error", **error}
     event: dict[str, Any] = {"type": "error"}
+    is_final = headers is not None and headers.get("x-should-retry") == "false"
     if status is not None:
-        event["status"] = status
+        event["status"] = 400 if is_final and status != 429 else status
     if number is not None:
         event["sequence_number"] = number
     if told["type"] in (None, "error"):
         told["type"] = "server_error"
     event["error"] = {name: told.get(name) for name in ("type", "code", "message", "param")}
+    if is_final and status is not None:
+        event["error"]["status"] = status
     if headers:
-        event["error"]["headers"] = dict(headers)
+        event["headers"] = event["error"]["headers"] = dict(headers)
     return orjson.dumps(event)
 
 

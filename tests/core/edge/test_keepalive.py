@@ -284,15 +284,19 @@ async def test_a_failure_becomes_an_error_event() -> None:
     assert [account.outcome for account in gateway.meter.accounts] == ["no_target_available", "ok"]
 
 
+def events_of(raw: bytes) -> list[dict[str, Any]]:
+    """The data of these events."""
+    return [orjson.loads(event.partition(b"data: ")[2]) for event in raw.removesuffix(b"\n\n").split(b"\n\n")]
+
+
 async def test_a_responses_stream_gets_its_own_kind_of_error_event() -> None:
-    """A named event with a flat error."""
+    """A named event with a flat error, and the response as failed, which is all that Codex reads."""
     gate = asyncio.Event()
     async with front(slow(gate, Broken("reset"))) as gateway, connect(gateway.url) as peer:
         event = await kept_alive_until(peer, gateway, ask(RESPONSES), gate)
 
-    assert event.startswith(b"event: error\ndata: ")
-    assert event.endswith(b"}\n\n")
-    error = orjson.loads(event[len(b"event: error\ndata: ") :])
+    error, failed = events_of(event)
+    assert failed["response"]["error"] == {"code": "no_target_available", "message": error["message"]}
     assert "p0/m" in error.pop("message")
     assert error == {"type": "error", "code": "no_target_available", "param": None, "sequence_number": 0}
 
@@ -311,17 +315,18 @@ async def test_a_providers_own_error_becomes_an_event(path: str) -> None:
         gate = asyncio.Event()
         async with front(slow(gate, body, status=400, kind=JSON)) as gateway, connect(gateway.url) as peer:
             event = await kept_alive_until(peer, gateway, ask(path), gate)
-            told.append(orjson.loads(event.partition(b"data: ")[2]))
+            told.append(events_of(event))
             assert (await gateway.settled()) != "ok"
 
     if path == CHAT:
-        assert told[0] == {"error": theirs}
-        message = told[1]["error"].pop("message")
-        assert told[1] == {"error": {"type": "invalid_request_error", "param": None, "code": None}}
+        assert told[0] == [{"error": theirs}]
+        message = told[1][0]["error"].pop("message")
+        assert told[1][0] == {"error": {"type": "invalid_request_error", "param": None, "code": None}}
     else:
-        assert told[0] == {**theirs, "type": "error", "sequence_number": 0}
-        message = told[1].pop("message")
-        assert told[1] == {"type": "error", "code": "invalid_request_error", "param": None, "sequence_number": 0}
+        assert told[0][0] == {**theirs, "type": "error", "sequence_number": 0}
+        assert told[0][1]["response"]["error"] == {"code": "context_length_exceeded", "message": "too long"}
+        message = told[1][0].pop("message")
+        assert told[1][0] == {"type": "error", "code": "invalid_request_error", "param": None, "sequence_number": 0}
     assert message == "The provider answered with status 400: <html>\nteapot</html>"
 
 
@@ -564,7 +569,7 @@ async def test_the_sdk_reads_a_response_that_was_kept_alive(fails: bool) -> None
         events = [event async for event in stream]
 
     assert [event.type for event in events] == (
-        ["error"] if fails else ["response.output_text.delta", "response.completed"]
+        ["error", "response.failed"] if fails else ["response.output_text.delta", "response.completed"]
     )
 
 

@@ -330,6 +330,23 @@ def test_a_failed_response_is_no_success() -> None:
     assert said.usage == Usage(3, 0)
 
 
+def test_a_providers_error_is_followed_by_the_failed_response() -> None:
+    """With the names of the one that had begun, and the next number."""
+    created = {"type": "response.created", "response": {"id": "resp_1", "model": "m", "instructions": "long"}}
+    error = {"type": "error", "code": "context_length_exceeded", "message": "too long", "sequence_number": 4}
+    said, passed = heard(
+        b"event: response.created\n" + data(created), b"event: error\n" + data(error), form="responses"
+    )
+
+    assert passed.endswith(data(error))
+    assert said.failure is not None
+    failed = event_json(said.failure.event) or {}
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 5)
+    assert (failed["response"]["id"], failed["response"]["model"]) == ("resp_1", "m")
+    assert failed["response"]["error"] == {"code": "context_length_exceeded", "message": "too long"}
+    assert failed["response"]["instructions"] is None
+
+
 @rows("reason", ["error", "insufficient_system_resource", "abort"])
 def test_a_finish_reason_that_means_failure_is_followed_by_an_error(reason: str) -> None:
     """The chunk is passed on, and SDKs are told in a way that they understand."""

@@ -6,6 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.openai.sse import response_failed
 from gateway.products.responses.events import GENERATION_STEP, OwnEvents, frame
 
 KINDS = st.sampled_from(
@@ -52,3 +53,10 @@ def test_what_is_not_usual_has_to_be_read() -> None:
     assert [events.plain(event) for event in odd] == [None] * len(odd)
     assert events.plain(usual) is not None
     assert OwnEvents({}, {}, 0).plain(usual) is None
+
+
+def test_the_failed_response_behind_an_error_is_no_end_of_the_job() -> None:
+    """The error decides whether the job is tried again."""
+    events, error = begun(0), {"code": "stream_interrupted", "message": "m"}
+    events.feed(frame("error", 2, error) + response_failed(error, 3))
+    assert (events.error, events.final) == (error, None)

@@ -118,6 +118,15 @@ def test_an_error_has_the_shape_of_openais(status: int | None, kind: str) -> Non
     assert orjson.loads(with_fields(orjson.dumps(event), b'"stream_id":"a",'))["stream_id"] == "a"
 
 
+@pytest.mark.parametrize(("status", "told"), [(404, 400), (502, 400), (429, 429)])
+def test_an_error_that_is_final_has_a_status_that_says_so(status: int, told: int) -> None:
+    """Codex tries every frame five times whose status is neither 400 nor 429, and reads no `x-should-retry`."""
+    event = orjson.loads(error_frame({"message": "m"}, status=status, headers={"x-should-retry": "false"}))
+    assert (event["status"], event["error"]["status"]) == (told, status)
+    assert event["headers"] == {"x-should-retry": "false"}
+    assert orjson.loads(error_frame({}, status=status, headers={"x-should-retry": "true"}))["status"] == status
+
+
 def test_what_cannot_be_said_again_is_left_out_of_a_conversation() -> None:
     """Reasoning that its provider has not given, and calls cut short."""
     output = [{"type": "reasoning", "id": "rs_1"}, {"type": "function_call", "status": "incomplete"}, ITEM]

@@ -183,7 +183,7 @@ async def test_a_warm_up_asks_nobody(start: StartGateway) -> None:
             "Hello.",
         ]
         refused = await turn(connection, "nobody", generate=False)
-        assert (refused["status"], refused["error"]["code"]) == (404, "model_not_found")
+        assert (refused["error"]["status"], refused["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,8 @@ async def test_what_cannot_be_served_is_an_error_and_no_end(
     async with socket(gateway) as connection:
         await connection.send(text)
         (error,) = await events_of(connection)
-        assert (error["status"], error["error"]["code"]) == (status, code)
+        assert (error["error"].get("status", error["status"]), error["error"]["code"]) == (status, code)
+        assert error["status"] == 400, "clients know by it that trying again is of no use"
         assert error["error"]["message"]
         assert (await turn(connection))["type"] == "response.completed"
 
@@ -224,13 +225,16 @@ async def test_a_providers_error_is_told_with_its_status(start: StartGateway) ->
     gateway.script("e403")
     async with socket(gateway) as connection:
         error = await turn(connection)
-        assert (error["status"], error["error"]["type"]) == (403, "invalid_request_error")
-        assert error["error"]["headers"]["x-gateway-target"] == "main/gpt-4o"
+        assert (error["status"], error["error"]["status"]) == (400, 403)
+        assert error["error"]["type"] == "invalid_request_error"
+        assert error["headers"]["x-gateway-target"] == "main/gpt-4o"
         gateway.script("cut;after_chunks=3")
         await ask(connection)
         events = await events_of(connection)
-        assert (events[0]["type"], events[-1]["type"]) == ("response.created", "error")
-        assert events[-1]["error"]["code"] == "stream_interrupted"
+        assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.failed")
+        assert events[-1]["response"]["error"]["code"] == "stream_interrupted"
+        assert "error" not in [event["type"] for event in events], "Codex waits on behind it"
+        assert (await turn(connection))["type"] == "response.completed"
         await connection.send(b"bytes")
         assert (await close_of(connection))[0] == 1003
 
