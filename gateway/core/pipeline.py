@@ -35,6 +35,7 @@ from gateway.core.openai.headers import passthrough_response_headers, response_h
 from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
+from gateway.core.render import with_googles_advice
 from gateway.core.types import PASSING, Usage
 from gateway.dialects.http.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
@@ -269,6 +270,8 @@ class Pipeline:
             is_passing = (error_class in PASSING or says_retry(opened.headers)) and call.denied is None
             back_in_s = self._admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
+            if call.endpoint.sse == "generate":
+                body = with_googles_advice(body, shared)
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)
 
     def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay | OverlongStream) -> Reply:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
+from gateway.core.limits.headers import plain_number
 from gateway.core.openai.sse import answer_object, error_in, response_failed
 from gateway.core.types import Endpoint
 from gateway.dialects.sse import shapes
@@ -47,7 +48,7 @@ def message_error_body(error: GatewayError, request_id: str | None) -> bytes:
 
 def google_error_body(error: GatewayError) -> bytes:
     """The JSON text of an error as Gemini's callers read it."""
-    return orjson.dumps(shapes.error("generate", error.message, **_about(error)))
+    return orjson.dumps(shapes.error("generate", error.message, retry_after_s=error.retry_after_s, **_about(error)))
 
 
 def own_error_event(endpoint: Endpoint, error: GatewayError, request_id: str) -> bytes:
@@ -89,6 +90,15 @@ def error_event(endpoint: Endpoint, error: Mapping[str, Any], status: int = 500)
     flat = {"type": "error", "code": error.get("code") or error.get("type"), "message": error.get("message")}
     told = b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
     return told + response_failed(error, 1)
+
+
+def with_googles_advice(body: bytes, headers: list[RawHeader]) -> bytes:
+    """A provider's error for a caller of Gemini's, with the delay that its headers name: Google's clients read no header."""
+    index = dict(headers)
+    for name, unit_s in ((b"retry-after-ms", 0.001), (b"retry-after", 1.0)):
+        if (delay := plain_number(index.get(name, b""))) is not None:
+            return shapes.with_retry_info(body, delay * unit_s)
+    return body
 
 
 def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:
@@ -150,7 +160,7 @@ def error_headers(error: GatewayError, length: int) -> list[RawHeader]:
     if error.should_retry is not None:
         headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
     if error.retry_after_s is not None:
-        milliseconds = max(1, ceil(round(error.retry_after_s * 1000, 6)))  # up, lest whoever obeys comes too early
+        milliseconds = shapes.whole_ms(error.retry_after_s)
         headers.append((b"retry-after", b"%d" % ceil(milliseconds / 1000)))
         headers.append((b"retry-after-ms", b"%d" % milliseconds))
     if isinstance(error, AdmissionDenied | RequestExceedsLimits) and error.limit is not None:

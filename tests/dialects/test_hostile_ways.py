@@ -217,3 +217,22 @@ async def test_counts_that_nobody_can_have_counted_are_none(asked: str, spoken: 
         assert bench.account.outcome == "ok"
         assert bench.account.usage is not None
         assert 0 <= bench.account.usage.input < 2**53
+
+
+@pytest.mark.parametrize("spoken", ["chat", "responses", "messages", "generate", "converse"])
+async def test_googles_callers_are_told_in_the_body_when_to_come_back(spoken: str) -> None:
+    """They read no header; whoever's the error is, and its own RetryInfo stays the only one."""
+    own = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "9s"}
+    googles = {"error": {"code": 503, "message": "m", "status": "UNAVAILABLE", "details": [own]}}
+    bodies = [b'{"error":{"message":"m","type":"server_error","code":null}}', orjson.dumps(googles)]
+    for body in bodies[: 2 if spoken == "generate" else 1]:
+        busy = Script(503, (JSON, (b"retry-after", b"7")), [body])
+        bench = Ways([spoken], [busy] * 40)
+        reply, said = await bench.serve(**bench.asking("generate", stream=False))
+        headers = dict(reply.headers)
+        assert reply.status == 503
+        assert headers[b"x-should-retry"] == b"true"
+        details = orjson.loads(said)["error"]["details"]
+        (info,) = [one for one in details if one["@type"] == own["@type"]]
+        assert info["retryDelay"] in ("7.0s", "9s")
+        assert (info["retryDelay"] == "9s") is (body is bodies[1])

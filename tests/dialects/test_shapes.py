@@ -7,7 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.errors import KeyRateLimited
+from gateway.core.render import error_body, error_headers
 from gateway.dialects.sse import shapes
+from tests.dialects.ways import GENERATE
 from tests.rows import rows
 
 TOLD: dict[str, Any] = {
@@ -44,6 +47,25 @@ SHAPES: list[tuple[shapes.Language, dict[str, Any]]] = [
 def test_an_error_has_its_callers_shape(language: shapes.Language, expected: dict[str, Any]) -> None:
     """With all that is known of it."""
     assert shapes.error(language, **TOLD) == expected
+
+
+@rows("delay_s,told", [(0.0, "0.001s"), (0.2501, "0.251s"), (12.0, "12.0s"), (7200.5, "7200.5s")])
+def test_googles_callers_read_a_delay_in_the_body(delay_s: float, told: str) -> None:
+    """As a duration of protocol buffers; never earlier than the headers say. Others read it in the headers alone."""
+    body = shapes.error("generate", "m", status=503, retry_after_s=delay_s)
+    assert body["error"]["details"] == [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": told}]
+    assert shapes.with_retry_info(orjson.dumps(body), 1.0) == orjson.dumps(body)
+    assert shapes.error("chat", "m", status=503, retry_after_s=delay_s) == shapes.error("chat", "m", status=503)
+    for odd in (b"", b"[]", b'{"error":"m"}', b'{"error":{"details":{}}}'):
+        assert shapes.with_retry_info(odd, 1.0) == odd
+
+
+def test_a_refusal_of_ours_says_in_googles_body_what_its_headers_say() -> None:
+    """The one at a limit of a key."""
+    error = KeyRateLimited("m", retry_after_s=3.25)
+    *_, info = orjson.loads(error_body(error, GENERATE))["error"]["details"]
+    assert info["retryDelay"] == "3.25s"
+    assert (b"retry-after-ms", b"3250") in error_headers(error, 1)
 
 
 ANTHROPIC = {

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any, Final, Literal
 
 import orjson
 
+from gateway.core.openai.sse import answer_object
 from gateway.dialects.base import Json, text_of
 
 Language = Literal["chat", "responses", "messages", "generate"]
@@ -46,6 +48,7 @@ _DETAILS: Final[Mapping[tuple[str | None, str | None], Json]] = {
 }
 """By code and field: by what Anthropic's SDKs know that they have to send a conversation whole, and do (`lib/threads`)."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _EPOCH: Final = "1970-01-01T00:00:00Z"
 
 
@@ -58,8 +61,12 @@ def error(
     code: str | None = None,
     param: str | None = None,
     request_id: str | None = None,
+    retry_after_s: float | None = None,
 ) -> Json:
-    """Returns an error as the body of an answer with this status."""
+    """Returns an error as the body of an answer with this status.
+
+    `retry_after_s` is told in the body where a language's clients read it there: Google's know `google.rpc.RetryInfo` alone.
+    """
     if language == "messages":
         made: Json = {"type": "error", "error": {"type": anthropic_type(status, type), "message": message}}
         named = (("code", code), ("param", param), ("details", _DETAILS.get((code, param))))
@@ -70,9 +77,32 @@ def error(
         if code:
             info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code.upper(), "domain": "gateway"}
             made["details"] = [info | ({"metadata": {"field": param}} if param else {})]
+        if retry_after_s is not None:
+            made.setdefault("details", []).append(retry_info(retry_after_s))
         return {"error": made}
     told = type or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": told, "param": param, "code": code}}
+
+
+def retry_info(delay_s: float) -> Json:
+    """Returns the detail of Google's errors that says when to come back (google.rpc.RetryInfo), as the headers say it."""
+    return {"@type": _RETRY_INFO, "retryDelay": f"{whole_ms(delay_s) / 1000}s"}
+
+
+def with_retry_info(body: bytes, delay_s: float) -> bytes:
+    """Returns an error of Google's with its RetryInfo; one that has it already, or is none of Google's, as it is."""
+    said = answer_object(body)
+    error = None if said is None else said.get("error")
+    if not isinstance(error, dict) or not isinstance(details := error.get("details", []), list):
+        return body
+    if any(isinstance(one, dict) and one.get("@type") == _RETRY_INFO for one in details):
+        return body
+    return orjson.dumps({**(said or {}), "error": {**error, "details": [*details, retry_info(delay_s)]}})
+
+
+def whole_ms(delay_s: float) -> int:
+    """Returns a delay in milliseconds: up, lest whoever obeys comes too early."""
+    return max(1, ceil(round(delay_s * 1000, 6)))
 
 
 def error_event(
