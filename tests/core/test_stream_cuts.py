@@ -99,7 +99,8 @@ class Reader:
     def read(self, body: bytes) -> Reader:
         """More of the stream, from where an event begins."""
         for event in SSEDecoder().iter_bytes(iter([body])):
-            assert self.error is None, "something follows the error"
+            is_failed = self.error is not None and event.event == "response.failed"
+            assert self.error is None or is_failed, "something follows the error"
             if event.data and not event.data.startswith("[DONE]"):
                 self._hear(orjson.loads(event.data))
         return self
@@ -109,6 +110,8 @@ class Reader:
             self.error = data["error"]["code"]
         elif data.get("type") == "error":
             self.error = data["code"]
+        elif data.get("type") == "response.failed":
+            assert data["response"]["error"]["code"] == self.error
         elif data.get("type") == "response.output_text.delta":
             self.text += data["delta"]
         elif data.get("type") == "response.completed":
