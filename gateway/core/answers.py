@@ -23,6 +23,7 @@ from gateway.core.openai.sse import (
     FAILED_REASONS,
     answer_object,
     error_json,
+    failed_error,
     first_error,
     json_object,
     split_events,
@@ -406,8 +407,7 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
     reason = first.get("finish_reason") if isinstance(first, dict) else None
     if not isinstance(reason, str) or reason not in FAILED_REASONS:
         return None
-    inner = first.get("error")
-    return inner if isinstance(inner, dict) else {"message": "the provider broke off", "type": "server_error"}
+    return failed_error({"choices": [first]})
 
 
 def _what_it_is(answer: Answer) -> str:

@@ -255,6 +255,38 @@ def text_of(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+_FINISHES: Final[Mapping[str, str]] = {
+    "complete": "stop", "end": "stop", "end_turn": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop",
+    "function_call": "tool_calls", "tool_call": "tool_calls", "tool_use": "tool_calls",
+    "max_output_tokens": "length", "max_tokens": "length", "model_context_window_exceeded": "length", "model_length": "length",
+    "blocklist": "content_filter", "prohibited_content": "content_filter", "recitation": "content_filter",
+    "refusal": "content_filter", "safety": "content_filter", "sensitive": "content_filter", "spii": "content_filter",
+}  # fmt: skip
+"""OpenAI's word for a finish reason of other servers: Cohere's, TGI's, Together's, Mistral's, Z.ai's, and proxies'."""
+_OWN_FINISHES: Final = frozenset(("stop", "tool_calls", "length", "content_filter"))
+ENDED_WELL: Final = frozenset(("stop", "tool_calls"))
+"""The finish reasons of an answer that is whole."""
+
+
+def finish_in(choice: Json) -> str:
+    """Returns why a choice ended, in OpenAI's words; a word that nobody knows as it is, and `stop` where there is none."""
+    word = text_of(choice.get("finish_reason"))
+    if word in _OWN_FINISHES:
+        return word
+    known = word.lower()
+    return _FINISHES.get(known) or (known if known in _OWN_FINISHES else word) or "stop"
+
+
+def told_finish(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Json:
+    """Returns why a choice of a chat completion ended; a word that OpenAI has none for beside it, as OpenRouter does.
+
+    A conversion that follows gets the word itself, for its language's own mark. Clients check OpenAI's words strictly.
+    """
+    if finish in _OWN_FINISHES or sent.via is not None:
+        return {"finish_reason": finish}
+    return {"finish_reason": "tool_calls" if has_calls else "stop", "native_finish_reason": finish}
+
+
 # Two conversions, one after the other: from a caller's language into chat completions, and from there into a target's.
 #
 # Chat completions are the hub: five languages need a way there and a way from there, and not a way for each pair. What the hub

@@ -16,7 +16,7 @@ import orjson
 
 from gateway.core.errors import BodyTooComplex, InvalidRequest
 from gateway.core.openai.json_edit import find_fields, insert_field, is_overcrowded, remove_fields, replace_field
-from gateway.core.openai.sse import json_object
+from gateway.core.openai.sse import error_json, failed_error, json_object
 from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, UpstreamFailed
 from gateway.dialects.base import (
     ConvertedRequest,
@@ -143,6 +143,8 @@ class Pair:
         said = json_object(body)
         if said is None or isinstance(said.get("error"), dict):
             return body
+        if (error := failed_error(said)) is not None:  # no language says it as a reason why an answer ended
+            return error_json(error)
         try:
             made = self.translator.answer(sent, said)
             return body if made is said else orjson.dumps(made)

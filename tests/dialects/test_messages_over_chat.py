@@ -434,7 +434,11 @@ ENDS = [
     ("tool_calls", {"content": "x"}, "end_turn"),
     ("stop", {"refusal": "no"}, "refusal"),
     (None, {"content": "x"}, "end_turn"),
-    ("a_word_of_its_own", {"content": "x"}, "end_turn"),
+    ("a_word_of_its_own", {"content": "x"}, "a_word_of_its_own"),
+    ("eos", {"content": "x"}, "end_turn"),
+    ("sensitive", {"content": "x"}, "refusal"),
+    ("model_context_window_exceeded", {"content": "x"}, "model_context_window_exceeded"),
+    ("model_length", {"content": "x"}, "max_tokens"),
 ]
 
 

@@ -337,8 +337,9 @@ def _index_of(candidate: dict[str, Any]) -> int:
 # how the answer ended, is never taken for an announcement, so no first token is ever late.
 
 
-FAILED_REASONS = frozenset(("error", "insufficient_system_resource", "abort"))
-"""The finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's."""
+_FAILED = ("error", "insufficient_system_resource", "abort", "network_error")
+FAILED_REASONS = frozenset((*_FAILED, *map(str.upper, _FAILED)))
+"""The finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's, Z.ai's."""
 
 GIVEN_UP = frozenset(
     (
@@ -399,11 +400,17 @@ def first_error(event: bytes) -> dict[str, Any] | None:
         return error
     may_end = b'"finish_reason"' in event and b'"finish_reason":null' not in event
     parsed = event_json(event) if may_end else None
-    reason = failed_reason(parsed) if parsed is not None else None
+    return None if parsed is None else failed_error(parsed)
+
+
+def failed_error(parsed: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the error that an answer or a chunk is whose finish reason means a failure; None: it has no such reason."""
+    reason = failed_reason(parsed)
     if reason is None:
         return None
-    kind = "overloaded_error" if reason == "insufficient_system_resource" else "server_error"
-    return {"message": failed_finish_message(reason), "type": kind, "param": None, "code": reason}
+    inner = next((one["error"] for one in choices_of(parsed) if isinstance(one.get("error"), dict)), None)
+    kind = "overloaded_error" if reason.lower() == "insufficient_system_resource" else "server_error"
+    return inner or {"message": failed_finish_message(reason), "type": kind, "param": None, "code": reason}
 
 
 def failed_finish_message(reason: str) -> str:
@@ -414,7 +421,7 @@ def failed_finish_message(reason: str) -> str:
 def failed_reason(parsed: dict[str, Any]) -> str | None:
     """Returns the finish reason that means a failure; None: there is none."""
     reasons = (choice.get("finish_reason") for choice in choices_of(parsed))
-    return next((reason for reason in reasons if isinstance(reason, str) and reason.lower() in FAILED_REASONS), None)
+    return next((reason for reason in reasons if isinstance(reason, str) and reason in FAILED_REASONS), None)
 
 
 def choices_of(parsed: dict[str, Any]) -> list[dict[str, Any]]:

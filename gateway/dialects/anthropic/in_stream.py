@@ -25,6 +25,7 @@ from gateway.dialects.base import (
     MalformedAnswer,
     Reader,
     ServerFacts,
+    finish_in,
     object_of,
     objects,
     text_of,
@@ -129,7 +130,7 @@ class ChatAsMessages(ConvertingReader):
         if isinstance(delta, dict):
             made.append(self._telling(self._take_delta, delta))
         if isinstance(choice.get("finish_reason"), str):
-            self._finish, self._choice = choice["finish_reason"], choice
+            self._finish, self._choice = finish_in(choice), choice
         return b"".join(made)
 
     def _telling(self, tell: Callable[..., None], *of: Any) -> bytes:

@@ -24,6 +24,7 @@ from gateway.dialects.base import (
     object_of,
     objects,
     text_of,
+    told_finish,
     written_by_ttl,
 )
 from gateway.dialects.schema_tools.tools import with_own_name
@@ -39,8 +40,9 @@ FINISH: Final = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
     "tool_use": "tool_calls",
+    **dict.fromkeys(("compaction", "end_turn", "pause_turn", "stop_sequence"), "stop"),
 }
-"""The finish reason of a chat completion, by why a message ended; all others are a `stop`."""
+"""The finish reason of a chat completion, by why a message ended; one that is not known stays as it is."""
 _TIERS: Final = {"standard": "default", "priority": "priority"}
 NO_ARGUMENTS: Final = "{}"
 
@@ -80,7 +82,7 @@ def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
     finish = finish_of(body.get("stop_reason"), has_calls=bool(calls))
     if finish == "content_filter":
         message["refusal"] = refusal_of(body)
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    choice = {"index": 0, "message": message, "logprobs": None, **told_finish(sent, finish, has_calls=bool(calls))}
     keep_message(content, sent.memory)
     usage = object_of(body.get("usage"))
     made = {**head(sent, body, "chat.completion"), "choices": [choice]}
@@ -101,7 +103,8 @@ def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
 
 def finish_of(reason: Any, *, has_calls: bool) -> str:
     """Returns why the answer ended; a limit or a refusal is never taken for calls (NousResearch/hermes-agent#43478)."""
-    finish = FINISH.get(text_of(reason), "stop")
+    word = text_of(reason)
+    finish = FINISH.get(word, word) or "stop"
     return "tool_calls" if finish == "stop" and has_calls else finish
 
 
@@ -373,7 +376,8 @@ class MessagesAsChat(ConvertingReader):
         refusal = refusal_of(self._end) if finish == "content_filter" else None
         if refusal:
             made += self._delta({"refusal": refusal})
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        told = told_finish(self._sent, finish, has_calls=self._calls > 0)
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
         if self._tells_usage and self._usage:
             made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})
         return made + b"data: [DONE]\n\n"

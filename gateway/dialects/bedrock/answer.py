@@ -23,6 +23,7 @@ from gateway.dialects.base import (
     object_of,
     objects,
     text_of,
+    told_finish,
     written_by_ttl,
 )
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
@@ -35,8 +36,9 @@ _FINISH: Final = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
+    **dict.fromkeys(("end_turn", "stop_sequence"), "stop"),
 }
-"""The finish reason of a chat completion, by why the model stopped; all others are a `stop`."""
+"""The finish reason of a chat completion, by why the model stopped; one that is not known stays as it is."""
 _MALFORMED_REASONS: Final = ("malformed_model_output", "malformed_tool_use")
 NO_ARGUMENTS: Final = "{}"
 OWN_FORMAT: Final = "bedrock-converse-v1"
@@ -53,7 +55,8 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
         said.take(place, object_of(block))
     finish = finish_of(body.get("stopReason"), has_calls=bool(said.calls))
     keep_content(content, sent.memory)
-    choice = {"index": 0, "message": said.message(), "logprobs": None, "finish_reason": finish}
+    told = told_finish(sent, finish, has_calls=bool(said.calls))
+    choice = {"index": 0, "message": said.message(), "logprobs": None, **told}
     made = {**head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
     usage = object_of(body.get("usage"))
     return made | ({"usage": usage_of_chat(usage)} if usage else {})
@@ -134,7 +137,8 @@ def finish_of(reason: Any, *, has_calls: bool) -> str:
     """
     if reason in _MALFORMED_REASONS:
         raise MalformedAnswer(f"the model's answer could not be read ({reason})")
-    finish = _FINISH.get(text_of(reason), "stop")
+    word = text_of(reason)
+    finish = _FINISH.get(word, word) or "stop"
     return "tool_calls" if finish == "stop" and has_calls else finish
 
 
@@ -519,7 +523,8 @@ class ConverseAsChat:
             made += self._delta({"annotations": self._citations})
         if self._head is not None:
             self._head |= tier_of(self._sent, said)
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": self._finish}]})
+        told = told_finish(self._sent, self._finish, has_calls=self._calls > 0)
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
         usage = object_of(said.get("usage"))
         if self._tells_usage and usage:
             made += self._chunk({"choices": [], "usage": usage_of_chat(usage)})

@@ -16,13 +16,21 @@ from gateway.core.openai.sse import (
     DONE,
     error_json,
     event_data,
-    failed_finish_message,
-    failed_reason,
     first_error,
     is_silent,
     json_object,
 )
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.base import (
+    ENDED_WELL,
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    finish_in,
+    object_of,
+    objects,
+    text_of,
+)
 from gateway.dialects.gemini.out_answer import FORMATS, STAND_IN
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.media import data_url
@@ -134,14 +142,12 @@ def _is_marked(part: Json) -> bool:
 
 
 FINISH: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
-"""Why a candidate ended, by the finish reason of a chat completion; all others are a STOP, calls of tools too."""
+"""Why a candidate ended, by the finish reason of a chat completion; a good end is a STOP, with calls of tools too."""
 _GEMINI: Final = FORMATS["gemini"]
 
 
 def generated(sent: ConvertedRequest, body: Json) -> Json:
     """Returns the answer. Raises MalformedAnswer where there is none, or a call in it makes no sense."""
-    if (reason := failed_reason(body)) is not None:
-        raise MalformedAnswer(failed_finish_message(reason))
     choices = objects(body.get("choices"))
     if not choices:
         raise MalformedAnswer("the answer has no choices")
@@ -213,13 +219,16 @@ def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call:
 
 def end_of(choice: Json, *, refusal: str = "") -> Json:
     """Returns why a candidate ended."""
-    reason = FINISH.get(text_of(choice.get("finish_reason"))) or ("SAFETY" if refusal else "STOP")
+    finish = finish_in(choice)
+    reason = FINISH.get(finish) or ("SAFETY" if refusal else "STOP")
+    if finish not in (*FINISH, *ENDED_WELL):
+        return {"finishReason": "OTHER", "finishMessage": f"the provider's reason: {finish}"}
     return {"finishReason": reason} | ({"finishMessage": refusal} if refusal else {})
 
 
 def is_cut(choice: Json) -> bool:
     """Returns whether the answer ended before its model had said all."""
-    return choice.get("finish_reason") in FINISH
+    return finish_in(choice) in FINISH
 
 
 def logprobs_of(choice: Json) -> Json:

@@ -13,7 +13,16 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.sse import DONE, GIVEN_UP, error_in, event_data, is_silent, json_object
-from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, count_in, object_of, objects, text_of
+from gateway.dialects.base import (
+    ConvertedRequest,
+    Json,
+    MalformedAnswer,
+    count_in,
+    object_of,
+    objects,
+    text_of,
+    told_finish,
+)
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
 
@@ -256,8 +265,9 @@ FINISH: Final = {
     "IMAGE_RECITATION": "content_filter",
     "IMAGE_OTHER": "content_filter",
     "NO_IMAGE": "content_filter",
+    "STOP": "stop",
 }
-"""The finish reason of a chat completion, by why a candidate ended; all others but GIVEN_UP are a `stop`."""
+"""The finish reason of a chat completion, by why a candidate ended; one that is not known, nor of GIVEN_UP, stays as it is."""
 _NOT_SAID: Final = ("", "FINISH_REASON_UNSPECIFIED")
 _TIERS: Final = {"standard": "default", "flex": "flex", "priority": "priority"}
 _MOST_QUOTED: Final = 200
@@ -310,7 +320,7 @@ class Candidate:
     @property
     def finish(self) -> str:
         """Why it ended. A limit or a filter is never taken for calls (NousResearch/hermes-agent#43478)."""
-        found = FINISH.get(self.end, "stop")
+        found = FINISH.get(self.end, self.end) or "stop"
         return "tool_calls" if found == "stop" and self.calls else found
 
     @property
@@ -434,7 +444,7 @@ def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
         "index": candidate.index,
         "message": message,
         "logprobs": logprobs_of(said),
-        "finish_reason": candidate.finish,
+        **told_finish(sent, candidate.finish, has_calls=candidate.calls > 0),
     }
 
 
@@ -663,17 +673,18 @@ class GenerateAsChat(ConvertingReader):
             made += self._end(0, "content_filter", self._blocked)
         for index, candidate in self._candidates.items():
             candidate.remember()
-            made += self._end(index, candidate.finish, candidate.refusal)
+            made += self._end(index, candidate.finish, candidate.refusal, has_calls=candidate.calls > 0)
         if self._tells_usage and isinstance(self._usage, dict):
             made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})
         made += b"data: [DONE]\n\n"
         return bytes(made)
 
-    def _end(self, index: int, finish: str, refusal: str | None) -> bytes:
+    def _end(self, index: int, finish: str, refusal: str | None, *, has_calls: bool = False) -> bytes:
         told = b""
         if refusal:
             told = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), _AFTER)
-        return told + self._chunk({"choices": [{"index": index, "delta": {}, "finish_reason": finish}]})
+        ended = told_finish(self._sent, finish, has_calls=has_calls)
+        return told + self._chunk({"choices": [{"index": index, "delta": {}, **ended}]})
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True

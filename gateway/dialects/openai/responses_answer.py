@@ -12,10 +12,12 @@ import orjson
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.dialects.base import (
     BY_TTL,
+    ENDED_WELL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
     count_in,
+    finish_in,
     object_of,
     objects,
     text_of,
@@ -47,8 +49,7 @@ def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
         items.append(message_item(sent, len(items), parts))
     for number, call in enumerate(pieces_in(message)):
         items.append(_called(sent, call, number, len(items)))
-    finish = choice.get("finish_reason")
-    return ended(sent, response(sent, body), items, finish if isinstance(finish, str) else "stop", body.get("usage"))
+    return ended(sent, response(sent, body), items, finish_in(choice), body.get("usage"))
 
 
 def response(sent: ConvertedRequest, said: Json) -> Json:
@@ -77,9 +78,14 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
     return made
 
 
+def incomplete_reason(finish: str) -> str | None:
+    """Returns why an answer is incomplete; None: it is whole. A reason that nobody knows is no good end, and told as it is."""
+    return INCOMPLETE.get(finish) or (None if finish in ENDED_WELL else finish)
+
+
 def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
     """Returns the response at its end."""
-    reason = INCOMPLETE.get(finish)
+    reason = incomplete_reason(finish)
     if reason and items:
         items[-1]["status"] = "incomplete"  # what came last was cut, a call's arguments, too
     status = "incomplete" if reason else "completed"
@@ -461,7 +467,7 @@ class ChatAsResponses(ConvertingReader):
             for piece in pieces_in(delta):
                 self._piece_of_call(made, piece)
         if isinstance(choice.get("finish_reason"), str):
-            self._finish = choice["finish_reason"]
+            self._finish = finish_in(choice)
         return b"".join(made)
 
     def _begin(self, said: Json) -> list[bytes]:
@@ -554,7 +560,7 @@ class ChatAsResponses(ConvertingReader):
 
     def _ended(self, item: Json, place: int) -> Json:
         """Returns the item; the last one is incomplete where the answer is. That one is open until the end."""
-        is_cut = self._finish in INCOMPLETE and place == len(self._items) - 1
+        is_cut = self._finish is not None and incomplete_reason(self._finish) and place == len(self._items) - 1
         return item | {"status": "incomplete"} if is_cut else item
 
     def _end(self) -> bytes:

@@ -91,7 +91,9 @@ Json = dict[str, Any]
 _CUT = {
     "length": OutputResult.SKIPPED,
     "model_length": OutputResult.SKIPPED,
+    "model_context_window_exceeded": OutputResult.SKIPPED,
     "content_filter": OutputResult.REFUSED,
+    "sensitive": OutputResult.REFUSED,
     "tool_calls": OutputResult.SKIPPED,
     "function_call": OutputResult.SKIPPED,
     "error": OutputResult.SKIPPED,
@@ -148,7 +150,7 @@ def text_of(at: int, content: Any, finish_reason: Any, *, is_refused: bool, call
     if is_refused:
         return OutputText(at, "", OutputResult.REFUSED)
     text = written_of(content)
-    if finish_reason in ("length", "model_length", "content_filter", "error"):
+    if finish_reason in _CUT and finish_reason not in ("tool_calls", "function_call"):
         return OutputText(at, text, _CUT[finish_reason])
     if calls_tools and not text:
         return OutputText(at, "", OutputResult.SKIPPED)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.json_edit import is_too_deep
-from gateway.core.openai.sse import failed_finish_message, failed_reason, json_object
+from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import estimate_usage
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
@@ -20,10 +20,12 @@ from gateway.dialects.anthropic.in_answer.ids import id_back
 from gateway.dialects.anthropic.in_request import MARK
 from gateway.dialects.base import (
     BY_TTL,
+    ENDED_WELL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
     count_in,
+    finish_in,
     object_of,
     objects,
     strings,
@@ -35,6 +37,8 @@ from gateway.dialects.openai.responses_answer import argument_in, first_choice, 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 """Why an answer ended before its model had said all, by a chat completion's finish reason."""
 CUT: Final = frozenset(_STOPS)
+_OWN: Final = ("model_context_window_exceeded",)
+"""Finish reasons of some servers that are Anthropic's own words."""
 _TIERS: Final = {"default": "standard", "priority": "priority"}
 
 
@@ -44,9 +48,7 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     said = choice.get("message")
     if not isinstance(said, dict):
         raise MalformedAnswer("the answer has no message")
-    if (reason := failed_reason(body)) is not None:
-        raise MalformedAnswer(failed_finish_message(reason))
-    finish = text_of(choice.get("finish_reason"))
+    finish = finish_in(choice)
     refusal = text_of(said.get("refusal"))
     thought, text = words_in(said)
     said_all = text + refusal
@@ -89,7 +91,12 @@ def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool,
     Called tools make it one that waits for them, whatever they are called with (ENTERPILOT/GoModel#124), but not where it was
     cut (NousResearch/hermes-agent#43478). vLLM names the sequence that it stopped at.
     """
+    word = text_of(choice.get("finish_reason"))
+    if word in _OWN:
+        return {"stop_reason": word, "stop_sequence": None}
     reason = _STOPS.get(finish) or ("refusal" if is_refused else "tool_use" if has_calls else "end_turn")
+    if finish not in (*_STOPS, *ENDED_WELL):
+        reason = finish  # clients have to expect reasons that are new to them, and take none of these for a good end
     met = choice.get("stop_reason")
     if reason == "end_turn" and isinstance(met, str) and met in strings(sent.asked.get("stop_sequences")):
         return {"stop_reason": "stop_sequence", "stop_sequence": met}
