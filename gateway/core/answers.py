@@ -20,6 +20,7 @@ from gateway.core.ledger import estimated_usage
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.core.openai.json_edit import find_fields, insert_field, remove_fields
 from gateway.core.openai.sse import (
+    BYTE_ORDER_MARK,
     FAILED_REASONS,
     answer_object,
     error_json,
@@ -221,6 +222,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
+        body = body.removeprefix(BYTE_ORDER_MARK)
         await answer.aclose()
         diagnosis = target.errors.diagnose(Phase.ANSWERED, status, headers, body, clock.wall())
         return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
@@ -356,6 +358,9 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         return FirstAnswer(target, OK, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
+    if parsed is None and body.startswith(BYTE_ORDER_MARK):
+        body = body.removeprefix(BYTE_ORDER_MARK)
+        parsed = json_object(body)
     if not parsed:
         what = _what_it_is(answer) if parsed is None else "an empty object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")

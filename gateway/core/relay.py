@@ -188,6 +188,8 @@ class SseRelay:
         try:
             async for chunk in self._chunks:
                 block = self._cutter.feed(chunk)
+                if not held:
+                    block = block.removeprefix(sse.BYTE_ORDER_MARK)
                 for event in sse.split_events(block):
                     error = first_error(event)
                     if error is not None:
@@ -327,6 +329,7 @@ class SseRelay:
     def _ended_early(self, held: bytes) -> dict[str, Any] | None:
         """The stream ended without a real event: an error in plain JSON, a last event that lacks its end, or a failure."""
         rest = self._cutter.rest()
+        rest = rest if held else rest.removeprefix(sse.BYTE_ORDER_MARK)
         error = first_error(rest)
         if error is not None:
             return error

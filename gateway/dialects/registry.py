@@ -16,7 +16,7 @@ import orjson
 
 from gateway.core.errors import BodyTooComplex, InvalidRequest
 from gateway.core.openai.json_edit import find_fields, insert_field, is_overcrowded, remove_fields, replace_field
-from gateway.core.openai.sse import error_json, failed_error, json_object
+from gateway.core.openai.sse import BYTE_ORDER_MARK, error_json, failed_error, json_object
 from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, UpstreamFailed
 from gateway.dialects.base import (
     ConvertedRequest,
@@ -140,6 +140,7 @@ class Pair:
         """
         if is_overcrowded(body):
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer has too many values")
+        body = body.removeprefix(BYTE_ORDER_MARK)
         said = json_object(body)
         if said is None or isinstance(said.get("error"), dict):
             return body

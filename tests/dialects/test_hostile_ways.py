@@ -236,3 +236,37 @@ async def test_googles_callers_are_told_in_the_body_when_to_come_back(spoken: st
         (info,) = [one for one in details if one["@type"] == own["@type"]]
         assert info["retryDelay"] in ("7.0s", "9s")
         assert (info["retryDelay"] == "9s") is (body is bodies[1])
+
+
+@pytest.mark.parametrize(("asked", "spoken"), [way for way in WAYS if way[1] not in FRAMED])
+async def test_a_byte_order_mark_is_no_part_of_an_answer(asked: str, spoken: str) -> None:
+    """Before a stream, in one piece or in several, and before an error in JSON."""
+    mark, stream = b"\xef\xbb\xbf", STREAMS[spoken]
+    for chunks in ([mark + stream[0], *stream[1:]], [mark[:1], mark[1:], *stream], [mark + b"".join(stream)]):
+        bench = Ways([spoken], [stream_of(spoken, *chunks)])
+        _, body = await bench.serve(**bench.asking(asked))
+        assert bench.account.outcome == "ok"
+        assert not body.startswith(mark)
+        assert heard(asked, body)[1:] == (True, None)
+    refused = Script(
+        400, (JSON,), [mark + b'{"error":{"message":"no such field","type":"invalid_request_error","code":400}}']
+    )
+    bench = Ways([spoken], [refused])
+    reply, body = await bench.serve(**bench.asking(asked))
+    assert (reply.status, b"no such field" in body) == (400, True)
+    assert orjson.loads(body)["error"]
+
+
+@pytest.mark.parametrize(("asked", "spoken"), [way for way in WAYS if way[1] in CALLERS])
+async def test_a_byte_order_mark_before_a_whole_answer_is_none(asked: str, spoken: str) -> None:
+    """It is delivered without: not all clients take JSON with one."""
+    whole = {
+        "chat": {"choices": [{"index": 0, "message": {"role": "assistant", "content": "so"}, "finish_reason": "stop"}]},
+        "responses": {"object": "response", "status": "completed", "output": []},
+        "messages": {"type": "message", "content": [], "stop_reason": "end_turn"},
+        "generate": {"candidates": [{"content": {"parts": [{"text": "so"}]}, "finishReason": "STOP"}]},
+    }
+    bench = Ways([spoken], [Script(200, (JSON,), [b"\xef\xbb\xbf" + orjson.dumps(whole[spoken])])])
+    _, body = await bench.serve(**bench.asking(asked, stream=False))
+    assert bench.account.outcome == "ok"
+    assert isinstance(orjson.loads(body), dict)

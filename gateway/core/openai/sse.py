@@ -30,6 +30,8 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
 _FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
 DONE = b"[DONE]"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some servers write it before a stream or an answer; it is no part of either (Encoding Standard, UTF-8 decode)."""
 _DELTA_DATA = len(b"event: content_block_delta\n")
 
 

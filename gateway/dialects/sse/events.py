@@ -30,13 +30,17 @@ _LINE_END = re.compile(rb"\r\n?")
 class EventReader:
     """Holds back what is no whole event yet. Events come without the blank line that ends them."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_has_begun", "_pending")
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self._has_begun = False
+        """More than a byte order mark has come."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the events that are complete now. Raises EventTooLong, also where one has too many values to be read."""
+        if not self._has_begun:
+            chunk = self._begin(chunk)
         if not self._pending and chunk.endswith(b"\n\n") and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # the usual case
         if not self._pending and chunk.endswith(b"\r\n\r\n") and chunk.find(b"\r") == len(chunk) - 4:
@@ -54,6 +58,13 @@ class EventReader:
         if is_overcrowded(block):
             raise EventTooLong
         return [event for event in _unified(block).split(b"\n\n") if event]
+
+    def _begin(self, chunk: bytes) -> bytes:
+        """Returns what has come so far without a byte order mark; nothing where that may be one which is not whole."""
+        chunk = bytes(self._pending) + chunk
+        self._has_begun = not sse.BYTE_ORDER_MARK.startswith(chunk)
+        self._pending[:] = b"" if self._has_begun else chunk
+        return chunk.removeprefix(sse.BYTE_ORDER_MARK) if self._has_begun else b""
 
     def rest(self) -> bytes:
         """Returns the last event, where it lacks only its blank line; empty where it was cut, which is no event."""
