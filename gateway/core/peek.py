@@ -34,6 +34,7 @@ from gateway.core.openai.json_edit import (
     Outline,
     is_too_deep,
     is_written_once,
+    mended_json,
     read_contents,
     read_outline,
     too_deep,
@@ -91,7 +92,9 @@ def json_value(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise _not_json(body, exc) from None
+        value = mended_json(body)
+        if value is None:
+            raise _not_json(body, exc) from None
     if not isinstance(value, dict):
         raise InvalidRequest('The request body must be a JSON object, such as {"model": …}.', code="invalid_json")
     return value

@@ -20,7 +20,19 @@ import httpx
 from gateway.core.clock import Clock
 from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
-from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, Upstream, UpstreamFailed
+from gateway.core.openai.json_edit import has_lone_surrogate
+from gateway.core.types import (
+    Answer,
+    ErrorClass,
+    Gap,
+    How,
+    Outgoing,
+    Phase,
+    Progress,
+    RawHeaders,
+    Upstream,
+    UpstreamFailed,
+)
 from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage, with_wall
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
 from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
@@ -36,6 +48,7 @@ LARGE_EVENT_BYTES = 131_072
 """So is an event of a stream: whatever this much was held back for, before it came to its end."""
 _FRAMES: Final = b"application/vnd.amazon.eventstream"
 """The content type of streams that are no event streams, and become some."""
+_HALF: Final = Gap("answer", How.APPROXIMATED, "half of a surrogate pair stands alone in it; it is told as U+FFFD")
 _CHANGED = frozenset((b"content-length", b"content-encoding", b"transfer-encoding", b"etag", b"content-md5", b"digest"))
 """The headers that say something of the body's bytes."""
 
@@ -191,7 +204,7 @@ class Converting:
         if not is_good:
             return answer
         try:
-            return ConvertedAnswer(answer, pair, sent, self.errors)
+            return ConvertedAnswer(answer, pair, sent, self.errors, outgoing.signs)
         except self.errors as error:  # of what it is packed with
             raise self.failure(error) from error
 
@@ -233,8 +246,16 @@ class Languages:
 class ConvertedAnswer:
     """A good answer in the caller's language."""
 
-    def __init__(self, inner: Answer, pair: Pair, sent: ConvertedRequest, errors: tuple[type[Exception], ...]) -> None:
-        """`errors` are those of the target's connection."""
+    def __init__(
+        self,
+        inner: Answer,
+        pair: Pair,
+        sent: ConvertedRequest,
+        errors: tuple[type[Exception], ...],
+        signs: Progress | None = None,
+    ) -> None:
+        """`errors` are those of the target's connection; `signs` gets what a whole answer has lost."""
+        self._signs = signs
         self._errors = errors
         self._inner, self._pair, self._sent = inner, pair, pair.with_count(sent, inner.headers)
         self.status = inner.status
@@ -260,6 +281,8 @@ class ConvertedAnswer:
         await self._inner.aclose()
 
     def _whole(self, body: bytes) -> bytes:
+        if self._signs is not None and has_lone_surrogate(body):
+            self._signs.gaps = [*self._signs.gaps, _HALF]
         if not self._is_stream:
             return self._pair.answer(self._sent, body)
         reader = self._pair.reader(self._sent)

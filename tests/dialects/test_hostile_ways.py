@@ -270,3 +270,33 @@ async def test_a_byte_order_mark_before_a_whole_answer_is_none(asked: str, spoke
     _, body = await bench.serve(**bench.asking(asked, stream=False))
     assert bench.account.outcome == "ok"
     assert isinstance(orjson.loads(body), dict)
+
+
+HALF = b"a\\ud83d"
+"""The half of an emoji, as a model that was cut in the middle of it may end."""
+
+
+@pytest.mark.parametrize(("asked", "spoken"), [way for way in WAYS if way[1] in CALLERS])
+async def test_half_of_a_surrogate_pair_is_delivered(asked: str, spoken: str) -> None:
+    """In the same bytes where nothing is converted, else as U+FFFD, and a whole answer's header says so; it is paid once."""
+    texts = {
+        "chat": b'{"choices":[{"index":0,"message":{"role":"assistant","content":"%b"},"finish_reason":"stop"}]}',
+        "responses": b'{"object":"response","status":"completed","output":[{"type":"message","role":"assistant","status":'
+        b'"completed","content":[{"type":"output_text","text":"%b","annotations":[]}]}]}',
+        "messages": b'{"type":"message","content":[{"type":"text","text":"%b"}],"stop_reason":"end_turn"}',
+        "generate": b'{"candidates":[{"content":{"parts":[{"text":"%b"}]},"finishReason":"STOP"}]}',
+    }
+    whole = texts[spoken] % HALF
+    bench = Ways([spoken], [Script(200, (JSON,), [whole])])
+    reply, body = await bench.serve(**bench.asking(asked, stream=False))
+    assert len(bench.account.call.attempts) == 1
+    if asked == spoken:
+        assert body == whole
+    else:
+        assert "a\ufffd".encode() in body
+        assert b"answer(approximated)" in dict(reply.headers)[b"x-gateway-lossy"]
+    stream = [event.replace(b'"o"', b'"%b"' % HALF) for event in STREAMS[spoken]]
+    bench = Ways([spoken], [stream_of(spoken, *stream)])
+    _, body = await bench.serve(**bench.asking(asked))
+    assert bench.account.outcome == "ok"
+    assert (HALF if asked == spoken else "a\ufffd".encode()) in body

@@ -37,6 +37,38 @@ _BRACES = bytes.maketrans(b"[]", b"{}")
 _NO_STRUCTURE = bytes(set(range(256)).difference(b'"{}[]' + _KEY_MARK))
 
 
+_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+"""A pair of surrogates; half of one, which is the group; any other escape."""
+_REPLACED = b"\\ufffd"
+
+
+def mended_json(text: bytes) -> Any:
+    """Returns the value of a JSON text that the parser has refused, with U+FFFD for each half of a surrogate pair that stands
+    alone; None where it is none all the same.
+
+    JSON allows them (RFC 8259, 8.2), and models break off in the middle of an emoji.
+    """
+    if not has_lone_surrogate(text):
+        return None
+    try:
+        return orjson.loads(_SURROGATE.sub(_without_half, text))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def has_lone_surrogate(text: bytes) -> bool:
+    """Returns whether a JSON text has half of a surrogate pair in it."""
+    if not (b"\\ud" in text or b"\\uD" in text):
+        return False
+    return any(found.group(1) for found in _SURROGATE.finditer(text))
+
+
+def _without_half(escape: re.Match[bytes]) -> bytes:
+    return _REPLACED if escape.group(1) else escape.group()
+
+
 class Field(NamedTuple):
     """The place of a top-level field: `body[key:]` starts with its key, `body[start:end]` is its value."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.core.openai.json_edit import is_crowded
+from gateway.core.openai.json_edit import is_crowded, mended_json
 from gateway.core.types import Clocks
 
 Form = Literal["chat", "responses", "messages", "generate", "other"]
@@ -120,7 +120,7 @@ def json_object(text: bytes) -> dict[str, Any] | None:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return None
+        value = mended_json(text) if b"\\u" in text else None
     return value if isinstance(value, dict) else None
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import orjson
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.openai.json_edit import find_fields, insert_field
+from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
 from gateway.core.types import Usage
 from gateway.features.runs.rules import RunWords
 from gateway.products.batches.input import LineProblem
@@ -241,7 +241,9 @@ def _read(body: bytes) -> tuple[Any, bytes]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return None, orjson.dumps(body.decode(errors="replace")) if body.strip() else b"null"
+        value = mended_json(body)
+        if value is None:
+            return None, orjson.dumps(body.decode(errors="replace")) if body.strip() else b"null"
     return value, body.translate(None, b"\r\n") if b"\n" in body or b"\r" in body else body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tracemalloc
 from typing import Any
 
@@ -12,14 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.openai import sse
 from gateway.core.openai.json_edit import (
     find_fields,
+    has_lone_surrogate,
     insert_field,
     is_written_once,
     replace_field,
     with_include_usage,
     with_model,
 )
+from gateway.core.peek import json_value
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -245,3 +249,19 @@ def test_walking_over_a_long_string_takes_no_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
+
+
+HALVES = st.lists(
+    st.text(max_size=3) | st.sampled_from(["\ud83d", "\ude00", "\\", "\\u", "ud83d", '"', "\U0001f600"]), max_size=8
+)
+
+
+@given(HALVES.map("".join))
+def test_half_of_a_surrogate_pair_is_read_as_a_replacement(text: str) -> None:
+    """As decoders do that cannot keep it; whole pairs, and backslashes that are text, are left alone."""
+    written = json.dumps({"a": text}).encode()
+    joined = json.loads(written)["a"]  # halves that meet are a pair
+    assert sse.json_object(written) == {"a": re.sub("[\ud800-\udfff]", "\ufffd", joined)}
+    assert has_lone_surrogate(written) is (re.search("[\ud800-\udfff]", joined) is not None)
+    assert sse.json_object(written[:-1]) is None
+    assert json_value(written) == sse.json_object(written), "a client sends back what it was given"

@@ -210,3 +210,11 @@ def test_a_file_is_shown_as_openai_does() -> None:
     assert list_page([], has_more=False) == {
         "object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False,
     }  # fmt: skip
+
+
+def test_an_answer_with_half_of_a_surrogate_pair_is_json_like_any_other() -> None:
+    """In the same bytes: what is no JSON would become a string."""
+    body = b'{"choices":[],"x":"a\\ud83d","usage":{"completion_tokens_details":{"reasoning_tokens":7}}}'
+    result = answered_line(WHO, 200, "req_1", body, Usage(3, 5), None)
+    assert b'"body":%b}' % body in result.text
+    assert result.reasoning_tokens == 7
