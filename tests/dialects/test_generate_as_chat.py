@@ -67,6 +67,18 @@ def test_why_it_ended_is_told(reason: str, finish: str, with_call: str) -> None:
     assert told(said(CALL), said({"text": ""}, end=reason))["finish_reason"] == with_call
 
 
+@pytest.mark.parametrize("reason", ["UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS"])
+def test_a_call_that_the_provider_did_not_expect_is_one(reason: str) -> None:
+    """Its caller says that there is no such tool, and the model goes on (Vertex AI sends both in one event)."""
+    for choice in (
+        whole(CALL, end=reason),
+        told(said(CALL, end=reason)),
+        told(said(CALL), said({"text": ""}, end=reason)),
+    ):
+        assert choice["finish_reason"] == "tool_calls"
+    assert whole(CALL, end=reason)["message"]["tool_calls"]
+
+
 @pytest.mark.parametrize(
     "reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "OTHER", "MALFORMED_RESPONSE"]
 )

@@ -266,8 +266,12 @@ FINISH: Final = {
     "IMAGE_OTHER": "content_filter",
     "NO_IMAGE": "content_filter",
     "STOP": "stop",
+    "TOO_MANY_TOOL_CALLS": "stop",
+    "UNEXPECTED_TOOL_CALL": "stop",
 }
 """The finish reason of a chat completion, by why a candidate ended; one that is not known, nor of GIVEN_UP, stays as it is."""
+_OF_CALLS: Final = ("TOO_MANY_TOOL_CALLS", "UNEXPECTED_TOOL_CALL")
+"""Reasons that find fault with a call. Where it is there, its caller can answer it, and the model goes on."""
 _NOT_SAID: Final = ("", "FINISH_REASON_UNSPECIFIED")
 _TIERS: Final = {"standard": "default", "flex": "flex", "priority": "priority"}
 _MOST_QUOTED: Final = 200
@@ -311,7 +315,7 @@ class Candidate:
         if reason in _NOT_SAID:
             return
         self.message = text_of(candidate.get("finishMessage"))
-        if reason in GIVEN_UP:
+        if reason in GIVEN_UP and not (reason in _OF_CALLS and self.calls):
             raise MalformedAnswer(
                 f"the provider gave up on the answer ({reason}) {self.message[:_MOST_QUOTED]}".rstrip()
             )
