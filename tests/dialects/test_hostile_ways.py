@@ -17,7 +17,7 @@ import pytest
 from tests.dialects.aws_frames import event as frame
 from tests.dialects.aws_frames import exception
 from tests.dialects.aws_frames import frame as raw_frame
-from tests.dialects.ways import CALLERS, FRAMED, FRAMES, STREAMS, WAYS, Ways, heard, stream_of
+from tests.dialects.ways import CALLERS, FRAMED, FRAMES, STREAMS, WAYS, Ways, heard, sse, stream_of
 from tests.support.flow import JSON, RATES, SSE, Script
 
 HTML = b"<html><body>502 Bad Gateway</body></html>"
@@ -300,3 +300,19 @@ async def test_half_of_a_surrogate_pair_is_delivered(asked: str, spoken: str) ->
     _, body = await bench.serve(**bench.asking(asked))
     assert bench.account.outcome == "ok"
     assert (HALF if asked == spoken else "a\ufffd".encode()) in body
+
+
+@pytest.mark.parametrize("asked", ["responses", "messages", "generate"])
+async def test_parallel_calls_of_one_number_are_told_apart_by_their_ids(asked: str) -> None:
+    """In pieces and whole: some servers number all of them 0."""
+    pieces = [("a", '{"x"'), (None, ":1}"), ("b", '{"x":2}')]
+    calls = [
+        {"index": 0, "function": {"arguments": text, **({"name": "f"} if id else {})}, **({"id": id} if id else {})}
+        for id, text in pieces
+    ]
+    deltas = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]} for call in calls]
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    bench = Ways(["chat"], [stream_of("chat", *sse(*deltas, end, "[DONE]"))])
+    _, body = await bench.serve(**bench.asking(asked))
+    assert bench.account.outcome == "ok"
+    assert heard(asked, body) == ('{"x":1}{"x":2}', True, None)

@@ -335,7 +335,9 @@ class _Candidate:
     """What has been told of one choice."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, _Call] = {}
+        self.calls: list[_Call] = []
+        self.by_index: dict[int, _Call] = {}
+        """The call that pieces with an index belong to."""
         self.last_call = 0
         """The highest of their numbers."""
         self.details: dict[int, _Detail] = {}
@@ -446,7 +448,7 @@ class ChatAsGenerate(ConvertingReader):
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and candidate.end is None:
             parts += self._vouch(candidate)
-            for place, call in enumerate(candidate.calls.values()):
+            for place, call in enumerate(candidate.calls):
                 text = "".join(call.text)
                 if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
                     parts.append(part_of_call(self._sent, place, call.name, text, call.said))
@@ -502,15 +504,25 @@ def _gather(details: dict[int, _Detail], detail: Json) -> None:
 
 
 def _add_piece(candidate: _Candidate, piece: Json) -> None:
-    calls = candidate.calls
-    index: Any = piece.get("index")
-    if type(index) is not int:
-        index = len(calls) if piece.get("id") or not calls else candidate.last_call
-    candidate.last_call = max(index, candidate.last_call)
-    call = calls.setdefault(index, _Call())
     named = named_in(piece)
+    call = _call_of(candidate, piece, is_named=bool(named.get("name")))
     call.name = call.name or text_of(named.get("name"))
     call.text.append(argument_in(named))
     for name in ("id", "extra_content"):
         if piece.get(name) and name not in call.said:
             call.said[name] = piece[name]
+
+
+def _call_of(candidate: _Candidate, piece: Json, *, is_named: bool) -> _Call:
+    """Returns the call that a piece belongs to. Some servers number none, or all of several calls alike, but name each."""
+    index, id = piece.get("index"), text_of(piece.get("id"))
+    if type(index) is not int:
+        index = len(candidate.calls) if id or not candidate.calls else candidate.last_call
+    candidate.last_call = max(index, candidate.last_call)
+    call = candidate.by_index.get(index)
+    if call is not None and id and is_named and call.said.get("id") not in (None, id):
+        call = None
+    if call is None:
+        call = candidate.by_index[index] = _Call()
+        candidate.calls.append(call)
+    return call
