@@ -322,6 +322,7 @@ class Gateway:
             *(self._settings.config, self._environ),
             connect=connecting(self._pools, self._clouds),
             convert=self._languages.converting,
+            converse=self._languages.conversing,
             version=version,
             now_wall=self._clock.wall(),
             host=self._host,

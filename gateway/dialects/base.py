@@ -96,6 +96,8 @@ class ServerFacts:
     issuer: str = ""
     """Whose signatures the target knows again: `anthropic`, `gemini`, `vertex`, `bedrock`; empty: it signs nothing."""
     model: ModelFacts = ModelFacts()
+    most_user_characters: int = 64
+    """The characters of a user's identifier that the target takes."""
     approximates: bool = False
     """What the target would have to refuse is approximated where the table of gaps names a way (`on_loss: approximate`)."""
     memory: TurnMemory | None = None

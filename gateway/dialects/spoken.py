@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.core.types import FindUnsupportedFields, Gap, How
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
+from gateway.dialects.issuers import OPENAIS_KINDS
 from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known, gaps_of_modalities
 from gateway.dialects.memory import UnknownMemory
 from gateway.dialects.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, Pair, pair_of, pairs_for
@@ -27,6 +28,10 @@ _CHAT_ALONE: Final = frozenset(("mistral", "gemini", "anthropic", "cohere"))
 
 _FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq"))
 """Kinds of servers that refuse a `reasoning_content` in a message, or leave it unread."""
+
+_TAKE_LONGER_USERS: Final = frozenset(("openrouter", "other"))
+"""Kinds of servers that take longer identifiers of users than OpenAI; of the others so do Zhipu's and Doubao's."""
+_LONGER_USERS: Final = 128
 
 FindModel = Callable[[str], ModelFacts]
 """Returns what is known of a model by the provider's name for it."""
@@ -108,7 +113,7 @@ def languages_of(dialect: str, kind: str, declared: Sequence[str] | None) -> fro
 
 def facts_of(kind: str) -> ServerFacts:
     """Returns what conversions have to know of a server of this kind."""
-    if kind in ("openai", "azure"):
+    if kind in OPENAIS_KINDS:
         return ServerFacts(
             bound_field="max_completion_tokens",
             takes_developer=True,
@@ -116,7 +121,10 @@ def facts_of(kind: str) -> ServerFacts:
             takes_reasoning=False,
             requires_all=True,
         )
-    return ServerFacts(takes_reasoning=kind not in _FORGETFUL)
+    takes_reasoning = kind not in _FORGETFUL
+    if kind in _TAKE_LONGER_USERS:
+        return ServerFacts(takes_reasoning=takes_reasoning, most_user_characters=_LONGER_USERS)
+    return ServerFacts(takes_reasoning=takes_reasoning)
 
 
 def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:

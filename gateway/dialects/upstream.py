@@ -21,6 +21,7 @@ from gateway.core.clock import Clock
 from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.openai.json_edit import has_lone_surrogate
+from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (
     Answer,
     ErrorClass,
@@ -34,6 +35,7 @@ from gateway.core.types import (
     UpstreamFailed,
 )
 from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage, with_wall
+from gateway.dialects.issuers import LANGUAGES, OPENAIS_KINDS, fitted
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
 from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
 from gateway.dialects.spoken import Spoken
@@ -220,6 +222,36 @@ class Converting:
         return replace(facts, memory=own)
 
 
+class ConversationWire:
+    """The wire to one provider, for calls in a language in which conversations are told. Implements `Upstream`.
+
+    What goes there is made to fit what the provider takes, converted or not.
+    """
+
+    __slots__ = ("_inner", "_is_openais", "errors")
+
+    def __init__(self, inner: Upstream, kind: str) -> None:
+        """`kind` is the provider's."""
+        self._inner = inner
+        self._is_openais = kind in OPENAIS_KINDS
+        self.errors = inner.errors
+
+    def __repr__(self) -> str:
+        return f"ConversationWire({self._inner!r})"
+
+    def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
+        language = LANGUAGES.get(outgoing.path)
+        if language is not None and self._is_openais and outgoing.method == "POST":
+            given = bytes(outgoing.body)
+            body = fitted(given, language)
+            if body is not given:
+                outgoing = replace(outgoing, body=body)
+        return self._inner.send(outgoing)
+
+    def failure(self, error: Exception) -> UpstreamFailed:
+        return self._inner.failure(error)
+
+
 class Languages:
     """Makes what stands beside servers that do not speak all languages, and remembers what was learned of them.
 
@@ -231,6 +263,10 @@ class Languages:
         self._new_id = new_id
         self._learned = LearnedPaths()
         self.memory = ThoughtMemory(clock.monotonic)
+
+    def conversing(self, upstream: Upstream, provider: Provider, kind: str) -> Upstream:
+        """Returns the wire of a provider of this kind as conversations use it."""
+        return ConversationWire(upstream, kind) if kind in OPENAIS_KINDS else upstream
 
     def converting(self, upstream: Upstream, spoken: Spoken, place: str) -> Converting | None:
         """Returns what stands beside a server that speaks these languages; nothing where all that it is asked goes as it is.

@@ -107,6 +107,7 @@ def test_the_callers_own_words_on_thinking_hold() -> None:
         (BUDGET, {"max_completion_tokens": 10**6}, {"max_tokens": 64_000}, {}),
         (ModelFacts(), {}, {"max_tokens": 8192}, {}),
         (BUDGET, {"user": "u"}, {"metadata": {"user_id": "u"}}, {}),
+        (BUDGET, {"user": "u" * 256}, {"metadata": {"user_id": "u" * 256}}, {}),
         (BUDGET, {"safety_identifier": "s", "user": "u"}, {"metadata": {"user_id": "s"}}, {"user": "dropped"}),
         (BUDGET, {"service_tier": "auto"}, {"service_tier": "auto"}, {}),
         (BUDGET, {"service_tier": "default"}, {"service_tier": "standard_only"}, {}),

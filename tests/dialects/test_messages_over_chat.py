@@ -210,7 +210,7 @@ FIELDS: list[tuple[str, Json, Json, ServerFacts]] = [
      {"response_format": {"type": "json_schema",
                           "json_schema": {"name": "output", "schema": LOOSE_SCHEMA, "strict": False}}}, OPENAI),
     ("a user", {"metadata": {"user_id": "u"}}, {"safety_identifier": "u"}, OPENAI),
-    ("a user elsewhere", {"metadata": {"user_id": "u" * 99}}, {"user": "u" * 99}, OTHER),
+    ("a user elsewhere", {"metadata": {"user_id": "u" * 64}}, {"user": "u" * 64}, OTHER),
     ("tiers", {"service_tier": "standard_only"}, {"service_tier": "default"}, OPENAI),
     ("tiers elsewhere", {"service_tier": "standard_only"}, {"service_tier": None}, OTHER),
     ("a stream", {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, OTHER),

@@ -87,7 +87,7 @@ def find_fields(body: bytes, name: str) -> list[Field]:
     """Returns every place where the top-level object has a key that reads `name`."""
     key = _key_pattern(body, name)
     keys = [found.span() for found, depth in zip(key.finditer(body), _key_depths(body, key), strict=True) if depth == 1]
-    return [Field(at, start, _value_end(body, start)) for at, start in keys]
+    return [Field(at, start, value_end(body, start)) for at, start in keys]
 
 
 def _key_pattern(body: bytes, name: str) -> re.Pattern[bytes]:
@@ -136,7 +136,7 @@ def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
     return list(accumulate(map(rises.__getitem__, pieces)))
 
 
-def _value_end(body: bytes, start: int) -> int:
+def value_end(body: bytes, start: int) -> int:
     """Returns the offset at which the value that starts at `start` ends."""
     if body[start] not in b'"{[':
         end = _SCALAR_END.search(body, start)
@@ -207,7 +207,7 @@ def _last_field(body: bytes, name: str) -> Field:
                 return Field(key, colon.end(), string.end())
     only = _only_match(_key_pattern(body, name), body)
     if only is not None:
-        return Field(only.start(), only.end(), _value_end(body, only.end()))
+        return Field(only.start(), only.end(), value_end(body, only.end()))
     return find_fields(body, name)[-1]
 
 

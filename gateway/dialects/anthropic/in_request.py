@@ -528,8 +528,6 @@ def _failed(made: Json) -> Json:
 
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE | re.IGNORECASE)
-MOST_USER: Final = 64
-"""The characters of a user's identifier that OpenAI takes."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _BY_BUDGET: Final = ((2048, "low"), (10_000, "medium"), (16_384, "high"))
 _TIERS: Final = {"auto": "auto", "standard_only": "default"}
@@ -556,8 +554,9 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
             "json_schema": {"name": "output", "schema": schema, "strict": strict},
         }
     if user := text_of(object_of(body.get("metadata")).get("user_id")):
-        is_bounded = facts.takes_developer and not facts.takes_details
-        made |= {"safety_identifier": ids.shortened(user, MOST_USER)} if is_bounded else {"user": user}
+        if not facts.takes_details:  # behind another conversion, that one knows how long it may be
+            user = ids.shortened(user, facts.most_user_characters)
+        made["safety_identifier" if facts.takes_developer and not facts.takes_details else "user"] = user
     tier = _TIERS.get(text_of(body.get("service_tier")))
     if tier and (facts.takes_developer or facts.takes_details):
         made["service_tier"] = tier

@@ -39,7 +39,7 @@ from gateway.core.config.sections import (
 )
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
 from gateway.core.config.state.state import state_section
-from gateway.core.config.targets.targets import Convert, Pair, TargetParts, as_it_is, pairs_of
+from gateway.core.config.targets.targets import Converse, Convert, Pair, TargetParts, as_it_is, as_wired, pairs_of
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.core.types import Upstream
@@ -67,6 +67,7 @@ def load_snapshot(
     *,
     connect: Callable[[Provider, str | None], Upstream],
     convert: Convert = as_it_is,
+    converse: Converse = as_wired,
     version: int,
     now_wall: float,
     host: str | None = None,
@@ -75,8 +76,8 @@ def load_snapshot(
     """Reads and compiles the config at `path`.
 
     `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
-    it what lets it serve calls in a language that it does not speak. `now_wall` is in seconds; `host` is where the process
-    listens whatever the file says; `told` is what providers tell of their models.
+    it what lets it serve calls in a language that it does not speak, `converse` what conversations need at it. `now_wall` is
+    in seconds; `host` is where the process listens whatever the file says; `told` is what providers tell of their models.
     Raises ConfigError with all problems, and nothing else.
     """
     problems: list[Problem] = []
@@ -106,6 +107,10 @@ def load_snapshot(
     if problems:
         raise _config_error(problems)
 
+    upstreams = {
+        (name, model): converse(upstream, providers[name], kinds[providers[name].group])
+        for (name, model), upstream in upstreams.items()
+    }
     find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
     tokenizers = _load_tokenizers(routes, policies)
     find_tokenizer = tokenizers.find if tokenizers else None

@@ -32,6 +32,14 @@ Convert = Callable[[Upstream, Spoken, str], Conversions | None]
 
 The last argument names the server and its model, for what is learned of it."""
 
+Converse = Callable[[Upstream, Provider, Kind], Upstream]
+"""Returns an upstream of a provider as conversations use it: with what they need there and others do not."""
+
+
+def as_wired(upstream: Upstream, _provider: Provider, _kind: Kind) -> Upstream:
+    """Returns the upstream itself."""
+    return upstream
+
 
 def as_it_is(_upstream: Upstream, _spoken: Spoken, _place: str) -> None:
     """Converts nothing."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
+from gateway.dialects.anthropic.in_answer.ids import shortened
 from gateway.dialects.anthropic.out_request.tools import (
     Told,
     blocks_of,
@@ -46,6 +47,8 @@ BUDGETS: Final = {"minimal": 1024, "low": 2048, "medium": 10_000, "high": 16_384
 _EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 _LEAST_TOP_P: Final = 0.95
 """A model that thinks takes no lower `top_p`."""
+_MOST_USER: Final = 256
+"""The characters of a `metadata.user_id` (Anthropic's reference, Messages)."""
 _TIERS: Final = {"auto": "auto", "default": "standard_only"}
 
 
@@ -204,6 +207,7 @@ class ChatOptions:
         if user is not None and former is not None and user != former:
             self._lose("user", How.DROPPED, "the target is told one identifier")
         if (named := former if user is None else user) is not None:
+            named = shortened(named, _MOST_USER) if isinstance(named, str) else named
             self.fields["metadata"] = {"user_id": named}
         if (tier := body.get("service_tier")) is not None:
             if (known := _TIERS.get(text_of(tier))) is not None:

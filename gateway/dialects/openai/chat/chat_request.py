@@ -11,6 +11,7 @@ from collections.abc import Container
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
+from gateway.dialects.anthropic.in_answer.ids import shortened
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
@@ -184,6 +185,9 @@ def responses_body(body: Json, facts: ServerFacts) -> Json:
     made["input"] = _items(body.get("messages"), is_marked=facts.model.cache_marks)
     if facts.takes_developer:
         made.pop("top_k", None)
+    for name in ("user", "safety_identifier"):
+        if isinstance(user := made.get(name), str):
+            made[name] = shortened(user, facts.most_user_characters)
     made["store"] = False
     made["include"] = [ENCRYPTED]
     most = body.get("max_completion_tokens")

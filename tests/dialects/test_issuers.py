@@ -1,0 +1,199 @@
+"""What goes to one provider is made to fit it: schemas of tools, ids of calls, and what other providers signed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.snapshot.snapshot import Model, Provider, Target
+from gateway.dialects.anthropic.in_answer.ids import MOST_ID
+from gateway.dialects.issuers import MOST_CALL_ID, fitted
+from gateway.dialects.spoken import Spoken
+from gateway.dialects.upstream import Converting, Languages
+from tests.dialects.ways import CALLERS, MODELS, Ways
+from tests.support.flow import Script, whole
+
+Json = dict[str, Any]
+BARE: list[Json] = [
+    {"type": "object"},
+    {"type": "object", "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "string"}, "description": "{"},
+    {"type": "object", "properties": None, "required": []},
+]
+"""Schemas that OpenAI refuses, and the whole call with them."""
+LONG_ID = "call_" + "x" * 80 + "__thought__" + "A" * 900
+CHAT_ANSWER = {"id": "c", "choices": [{"index": 0, "message": {"content": "so"}, "finish_reason": "stop"}]}
+RESPONSE = {"id": "resp_1", "object": "response", "status": "completed", "output": [], "model": "m"}
+ANSWERS = {"chat": CHAT_ANSWER, "responses": RESPONSE}
+
+
+class AtProviders(Ways):
+    """A bench whose targets are at providers of these kinds, each speaking one language."""
+
+    def __init__(self, places: list[tuple[str, str]], *scripts: list[Script], **options: Any) -> None:
+        """`places` are kinds and languages."""
+        self.places = places
+        super().__init__([language for _, language in places], *scripts, **options)
+
+    def _model(self) -> Model:
+        self.languages = Languages(self.clock, lambda: "abc")
+        self.numbers = iter(range(len(self.places)))
+        return super()._model()
+
+    def _speaking(self, target: Target, name: str) -> Target:
+        kind, language = self.places[int(target.name[1:].partition("/")[0])]
+        provider = Provider(
+            target.provider, "openai", f"https://{target.provider}.example/v1", api_key="sk-" + target.provider
+        )
+        upstream = self.languages.conversing(target.upstream, provider, kind)
+        spoken = Spoken(kind, frozenset((language,)), "openai", MODELS.of)
+        around = Converting(upstream, spoken, self.clock, lambda: "abc", learned=None, memory=self.languages.memory)
+        return replace(target, upstream=upstream, converters_by_path=around.converters_by_path)
+
+
+def with_schema(schema: Json) -> dict[str, Json]:
+    """A request with one tool, by the caller's language."""
+    return {
+        "chat": {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
+        "responses": {"tools": [{"type": "function", "name": "f", "parameters": schema}]},
+        "messages": {"tools": [{"name": "f", "input_schema": schema}]},
+        "generate": {"tools": [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": schema}]}]},
+    }
+
+
+def schema_sent(body: bytes) -> Any:
+    (tool,) = orjson.loads(body)["tools"]
+    return tool.get("function", tool)["parameters"]
+
+
+@pytest.mark.parametrize("schema", BARE)
+@pytest.mark.parametrize("spoken", ["chat", "responses"])
+@pytest.mark.parametrize("asked", CALLERS)
+@pytest.mark.parametrize("kind", ["openai", "azure"])
+async def test_a_schema_without_properties_gets_empty_ones(kind: str, asked: str, spoken: str, schema: Json) -> None:
+    bench = AtProviders([(kind, spoken)], [whole(orjson.dumps(ANSWERS[spoken]))])
+
+    reply, _ = await bench.serve(**bench.asking(asked, stream=False, more=with_schema(schema)[asked]))
+
+    assert reply.status == 200
+    assert schema_sent(bytes(bench.upstreams[0].sent[0].body)) == schema | {"properties": {}}
+
+
+async def test_other_kinds_get_the_schema_as_it_is() -> None:
+    bench = AtProviders([("vllm", "chat")], [whole(orjson.dumps(CHAT_ANSWER))])
+
+    await bench.serve(**bench.asking("chat", stream=False, more=with_schema(BARE[0])["chat"]))
+
+    assert schema_sent(bytes(bench.upstreams[0].sent[0].body)) == BARE[0]
+
+
+NAMES = st.sampled_from(["properties", "parameters", "type", "call_id", "tool_call_id", "a"])
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.sampled_from(["object", "x", '"parameters": {', "é{}\\"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def taught(value: Any, *, is_schema: bool = False) -> Any:
+    """The value with what its schemas lack, at any depth: an object's `parameters` are one."""
+    if isinstance(value, list):
+        return [taught(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if is_schema and value.get("type") == "object" and not isinstance(value.get("properties"), dict):
+        return value | {"properties": {}}
+    return {name: taught(one, is_schema=name == "parameters") for name, one in value.items()}
+
+
+@given(st.dictionaries(NAMES, JSONS, max_size=4), st.booleans(), st.sampled_from(["chat", "responses"]))
+def test_only_schemas_without_properties_change(body: Json, is_pretty: bool, language: str) -> None:
+    written = orjson.dumps(body, option=orjson.OPT_INDENT_2 if is_pretty else None)
+
+    made = fitted(written, language)
+
+    assert orjson.loads(made) == taught(body)
+    assert fitted(made, language) is made
+    assert (made is written) == (taught(body) == body)
+
+
+@pytest.mark.parametrize("kind", ["openai", "azure"])
+async def test_a_long_id_of_a_call_is_shortened_alike_in_call_and_result(kind: str) -> None:
+    given_input = [
+        {"role": "user", "content": "go"},
+        {"type": "function_call", "call_id": LONG_ID, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": LONG_ID, "output": "ok"},
+        {"type": "function_call", "call_id": "y" * MOST_CALL_ID, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "y" * MOST_CALL_ID, "output": "ok"},
+    ]
+    call = {"id": LONG_ID, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": LONG_ID, "content": "ok"},
+    ]
+    sent = []
+    for asked, more in (("responses", {"input": given_input}), ("chat", {"messages": messages})):
+        bench = AtProviders([(kind, "responses")], [whole(orjson.dumps(RESPONSE))])
+        await bench.serve(**bench.asking(asked, stream=False, more=more))
+        items = orjson.loads(bytes(bench.upstreams[0].sent[0].body))["input"]
+        sent.append([item["call_id"] for item in items if "call_id" in item])
+
+    assert sent[0][0] == sent[0][1] == sent[1][0] == sent[1][1]
+    assert len(sent[0][0]) == MOST_CALL_ID
+    assert sent[0][2:] == ["y" * MOST_CALL_ID] * 2
+
+
+async def test_a_long_id_is_shortened_in_chat_completions_too() -> None:
+    call = {"id": LONG_ID, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": LONG_ID, "content": "ok"}]
+    bench = AtProviders([("openai", "chat")], [whole(orjson.dumps(CHAT_ANSWER))])
+
+    await bench.serve(**bench.asking("chat", stream=False, more={"messages": messages}))
+
+    said, answered = orjson.loads(bytes(bench.upstreams[0].sent[0].body))["messages"]
+    assert said["tool_calls"][0]["id"] == answered["tool_call_id"]
+    assert len(answered["tool_call_id"]) == MOST_ID
+
+
+CLAUDE_CODES = "user_" + "0" * 64 + "_account__session_" + "1" * 36
+"""An identifier as Claude Code has it, of 123 characters."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoken", "field", "most"),
+    [
+        ("openai", "chat", "safety_identifier", 64),
+        ("openai", "responses", "user", 64),
+        ("azure", "responses", "user", 64),
+        ("xai", "responses", "user", 64),
+        ("vllm", "chat", "user", 64),
+        ("openrouter", "chat", "user", 128),
+        ("other", "chat", "user", 128),
+    ],
+)
+async def test_a_users_identifier_is_as_long_as_the_kind_takes_it(
+    kind: str, spoken: str, field: str, most: int
+) -> None:
+    sent = []
+    for user in (CLAUDE_CODES, CLAUDE_CODES * 2):
+        bench = AtProviders([(kind, spoken)], [whole(orjson.dumps(ANSWERS[spoken]))])
+        await bench.serve(**bench.asking("messages", stream=False, more={"metadata": {"user_id": user}}))
+        sent.append(orjson.loads(bytes(bench.upstreams[0].sent[0].body))[field])
+
+    assert [len(one) for one in sent] == [min(most, len(CLAUDE_CODES)), most]
+    assert len(set(sent)) == 2
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+async def test_a_users_identifier_fits_in_responses_for_callers_of_chat_completions(field: str) -> None:
+    bench = AtProviders([("openai", "responses")], [whole(orjson.dumps(RESPONSE))])
+
+    await bench.serve(**bench.asking("chat", stream=False, more={field: CLAUDE_CODES}))
+
+    assert len(orjson.loads(bytes(bench.upstreams[0].sent[0].body))[field]) == 64
