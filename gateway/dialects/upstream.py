@@ -18,7 +18,13 @@ from typing import Final
 import httpx
 
 from gateway.core.clock import Clock
-from gateway.core.http.client.pools.whole_answers import MOST_ANSWER_BYTES, WholeAnswer, in_pieces, read_whole
+from gateway.core.http.client.pools.whole_answers import (
+    MOST_ANSWER_BYTES,
+    ReadAnswer,
+    WholeAnswer,
+    in_pieces,
+    read_whole,
+)
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.openai.json_edit import has_lone_surrogate
 from gateway.core.snapshot.snapshot import Provider
@@ -28,6 +34,7 @@ from gateway.core.types import (
     Gap,
     How,
     Outgoing,
+    PassthroughChunks,
     Phase,
     Progress,
     RawHeaders,
@@ -35,10 +42,38 @@ from gateway.core.types import (
     UpstreamFailed,
 )
 from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage, with_wall
-from gateway.dialects.issuers import LANGUAGES, OPENAIS_KINDS, fitted
+from gateway.dialects.issuers import (
+    LANGUAGES,
+    REFUSALS,
+    IsLeft,
+    Issuers,
+    ProofReader,
+    ProvidersPlace,
+    Taken,
+    account_of,
+    fitted,
+    hints_of,
+    issuer_of,
+    language_at,
+    proofs_in,
+    refuses_history,
+    signs,
+    taken_by,
+    unwanted_in,
+    without,
+)
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
-from gateway.dialects.registry import COUNTS, PATHS, Pair, own_place, pair_at, pair_of, says_path_is_unknown
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.registry import (
+    COUNTS,
+    PATHS,
+    Pair,
+    own_place,
+    pair_at,
+    pair_of,
+    refuse,
+    says_path_is_unknown,
+)
+from gateway.dialects.spoken import Spoken, facts_of
 
 LEARNED_FOR_S = 600.0
 _PATH_STATUSES: Final = (400, 404, 405)
@@ -225,37 +260,168 @@ class Converting:
 class ConversationWire:
     """The wire to one provider, for calls in a language in which conversations are told. Implements `Upstream`.
 
-    What goes there is made to fit what the provider takes, converted or not.
+    What goes there is made to fit what the provider takes, converted or not: what others signed is left out, and told as lost.
+    A refusal of what is left of that is answered by the same request without any of it, once.
     """
 
-    __slots__ = ("_inner", "_is_openais", "errors")
+    __slots__ = ("_hints", "_inner", "_issuers", "_place", "_signed", "_takes", "errors")
 
-    def __init__(self, inner: Upstream, kind: str) -> None:
-        """`kind` is the provider's."""
+    def __init__(self, inner: Upstream, place: ProvidersPlace, issuers: Issuers) -> None:
         self._inner = inner
-        self._is_openais = kind in OPENAIS_KINDS
+        self._place = place
+        self._hints = {path: hints_of(language, place.kind) for path, language in LANGUAGES.items()}
+        self._signed = frozenset(path for path, language in LANGUAGES.items() if signs(language, place.kind))
+        self._takes = taken_by(place.kind, takes_words=facts_of(place.kind).takes_reasoning)
+        self._issuers = issuers
         self.errors = inner.errors
 
     def __repr__(self) -> str:
         return f"ConversationWire({self._inner!r})"
 
     def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
-        language = LANGUAGES.get(outgoing.path)
-        if language is not None and self._is_openais and outgoing.method == "POST":
-            given = bytes(outgoing.body)
-            body = fitted(given, language)
-            if body is not given:
-                outgoing = replace(outgoing, body=body)
-        return self._inner.send(outgoing)
+        hints, body = self._hints.get(outgoing.path), outgoing.body
+        if hints is not None and type(body) is bytes and not (outgoing.path in self._signed and self._is_watched):
+            for hint in hints:
+                if hint in body:
+                    break
+            else:  # as in most calls: their bytes go on
+                return self._inner.send(outgoing)
+        language = language_at(outgoing.path)
+        if language is None or outgoing.method != "POST":
+            return self._inner.send(outgoing)
+        return self._converse(outgoing, bytes(body), language)
+
+    @property
+    def _is_watched(self) -> bool:
+        """Returns whether it has to be remembered what answers are signed with: conversations may go elsewhere."""
+        return len(self._issuers.places) > 1
+
+    async def _converse(self, outgoing: Outgoing, given: bytes, language: str) -> Answer:
+        issuer = issuer_of(self._place, language, outgoing.credential)
+        body = await self._leave_out(outgoing, given, language, partial(self._issuers.is_foreign, issuer=issuer))
+        body = fitted(body, language, self._place.kind)
+        if body is not given:
+            outgoing = replace(outgoing, body=body)
+        answer = await self._inner.send(outgoing)
+        if answer.status in REFUSALS:
+            return await self._without_history(outgoing, body, language, issuer, answer)
+        if answer.status == 200 and self._is_watched and signs(language, self._place.kind):
+            return SignedAnswer(answer, language, partial(self._issuers.remember, issuer=issuer))
+        return answer
+
+    async def _leave_out(self, outgoing: Outgoing, body: bytes, language: str, is_left: IsLeft) -> bytes:
+        """Returns the request without such parts of its history. Raises InvalidRequest where nothing may be lost."""
+        is_kept = not any(part in body for part in unwanted_in(language, self._takes))
+        if is_kept and not is_left("") and not any(map(is_left, proofs_in(body, language))):
+            return body
+        leave_out = partial(_without, body, language, is_left, self._takes)
+        made, lost = leave_out() if len(body) <= LARGE_BYTES else await to_thread(leave_out)
+        if lost and outgoing.signs is not None:
+            refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
+            outgoing.signs.gaps = list(dict.fromkeys([*outgoing.signs.gaps, *lost]))
+        return made
+
+    async def _without_history(
+        self, outgoing: Outgoing, body: bytes, language: str, issuer: str, refusal: Answer
+    ) -> Answer:
+        """Returns what the provider answers without what its refusal may be about; else the refusal."""
+        try:
+            said = await read_whole(refusal)
+        except self.errors as error:
+            raise self.failure(error) from error
+        read = ReadAnswer(refusal, said)
+        signs_of_life = outgoing.signs
+        if not refuses_history(said) or (signs_of_life is not None and signs_of_life.refuses_loss):
+            return read
+        made = await self._leave_out(outgoing, body, language, lambda _proof: True)
+        made = fitted(made, language, self._place.kind)
+        if made is body:
+            return read
+        if signs_of_life is not None:
+            signs_of_life.requests += 1
+        answer = await self._inner.send(replace(outgoing, body=made))
+        if answer.status == 200:  # the next turn goes without them at once
+            for proof in proofs_in(body, language):
+                self._issuers.refuse(proof, issuer)
+        return answer
 
     def failure(self, error: Exception) -> UpstreamFailed:
         return self._inner.failure(error)
 
 
+def _without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple[bytes, list[Gap]]:
+    """Returns a request without what a provider does not know, and what that loses; the same bytes where it knows all."""
+    if language == "messages":
+        from gateway.dialects.anthropic.in_request import without_thoughts  # few conversations have foreign ones
+
+        return without_thoughts(body, is_left)
+    if language == "generate":
+        from gateway.dialects.gemini.in_answer import without_signatures  # as above
+
+        return without_signatures(body, is_left)
+    return without(body, language, is_left, taken)
+
+
+class SignedAnswer:
+    """An answer whose proofs are remembered as it goes by; its bytes stay as they are."""
+
+    def __init__(self, inner: Answer, language: str, remember: Callable[[str], None]) -> None:
+        self._inner, self._language, self._remember = inner, language, remember
+        self.status = inner.status
+        if inner.whole is not None:
+            for proof in proofs_in(inner.whole, language):
+                remember(proof)
+
+    @property
+    def headers(self) -> RawHeaders:
+        return self._inner.headers
+
+    @property
+    def whole(self) -> bytes | None:
+        return self._inner.whole
+
+    @property
+    def chunks(self) -> AsyncIterator[bytes]:
+        chunks = self._inner.chunks
+        if self._inner.whole is not None:
+            return chunks
+        return _SignedChunks(chunks, ProofReader(self._language), self._remember)
+
+    def unpack(self, codings: bytes) -> None:
+        self._inner.unpack(codings)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _SignedChunks(PassthroughChunks):
+    """What is taken in passing is a piece of a text, and has no proofs."""
+
+    __slots__ = ("_chunks", "_reader", "_remember")
+
+    def __init__(self, chunks: AsyncIterator[bytes], reader: ProofReader, remember: Callable[[str], None]) -> None:
+        self._chunks, self._reader, self._remember = chunks, reader, remember
+
+    @property
+    def on_block(self) -> Callable[[bytes], bool] | None:
+        return self._chunks.on_block if isinstance(self._chunks, PassthroughChunks) else None
+
+    @on_block.setter
+    def on_block(self, take: Callable[[bytes], bool] | None) -> None:
+        if isinstance(self._chunks, PassthroughChunks):
+            self._chunks.on_block = take
+
+    async def __anext__(self) -> bytes:
+        chunk = await anext(self._chunks)
+        for proof in self._reader.feed(chunk):
+            self._remember(proof)
+        return chunk
+
+
 class Languages:
     """Makes what stands beside servers that do not speak all languages, and remembers what was learned of them.
 
-    And, in `memory`, what the turns of models were signed with. Both outlive a reload of the config.
+    And, in `memory`, what the turns of models were signed with, and by whom. All of it outlives a reload of the config.
     """
 
     def __init__(self, clock: Clock, new_id: Callable[[], str]) -> None:
@@ -263,10 +429,15 @@ class Languages:
         self._new_id = new_id
         self._learned = LearnedPaths()
         self.memory = ThoughtMemory(clock.monotonic)
+        self._issuers = Issuers()
 
     def conversing(self, upstream: Upstream, provider: Provider, kind: str) -> Upstream:
         """Returns the wire of a provider of this kind as conversations use it."""
-        return ConversationWire(upstream, kind) if kind in OPENAIS_KINDS else upstream
+        place = ProvidersPlace(
+            provider.dialect, kind, provider.base_url, account_of(provider.api_key, provider.headers)
+        )
+        self._issuers.places.add(place)
+        return ConversationWire(upstream, place, self._issuers)
 
     def converting(self, upstream: Upstream, spoken: Spoken, place: str) -> Converting | None:
         """Returns what stands beside a server that speaks these languages; nothing where all that it is asked goes as it is.

@@ -115,10 +115,10 @@ def taught(value: Any, *, is_schema: bool = False) -> Any:
 def test_only_schemas_without_properties_change(body: Json, is_pretty: bool, language: str) -> None:
     written = orjson.dumps(body, option=orjson.OPT_INDENT_2 if is_pretty else None)
 
-    made = fitted(written, language)
+    made = fitted(written, language, "openai")
 
     assert orjson.loads(made) == taught(body)
-    assert fitted(made, language) is made
+    assert fitted(made, language, "openai") is made
     assert (made is written) == (taught(body) == body)
 
 

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from gateway.dialects.base import ModelFacts, ServerFacts
-from gateway.dialects.gemini.out_answer import STAND_IN
 from gateway.dialects.gemini.translators import ChatOverGenerate
+from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import ThoughtMemory
 
 PAIR = ChatOverGenerate()

@@ -6,9 +6,9 @@ by its place and never repaired in silence.
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -18,6 +18,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, stops_for, text_of
+from gateway.dialects.issuers import NOT_ITS_OWN, read_exactly, written
 from gateway.dialects.schema_tools.schema import size_of
 
 # The blocks of a user's message, and of a tool's result, as parts of a chat completion's.
@@ -168,8 +169,7 @@ CLAUDE_FORMAT: Final = "anthropic-claude-v1"
 THOUGHTS: Final = frozenset(("thinking", "redacted_thinking"))
 _WORDS: Final = ("text", "summary")
 _BYTES: Final = b'"' + MARK.encode()
-_LONG_NUMBER: Final = re.compile(rb"[:,\[]\s*-?\d{19}")
-"""A number that orjson could take for a float and write otherwise; or the like of one in a text."""
+_FOREIGN_THOUGHT: Final = Gap("messages.thinking", How.DROPPED, NOT_ITS_OWN)
 
 
 def marked(holds: Json | None = None) -> str:
@@ -250,18 +250,25 @@ def without_marks(body: bytes) -> tuple[bytes, list[Gap]]:
     """
     if _BYTES not in body:
         return body, []
-    has_long = _LONG_NUMBER.search(body) is not None
-    parsed = json.loads(body) if has_long and json_object(body) is not None else json_object(body)
+    made, lost = without_thoughts(body, _is_mark)
+    return made, [gap for gap in lost if gap is not _FOREIGN_THOUGHT]
+
+
+def without_thoughts(body: bytes, is_left: Callable[[str], bool]) -> tuple[bytes, list[Gap]]:
+    """Returns a request of Messages without the thinking blocks with such signatures, and what that loses.
+
+    The very bytes come back where there are none; a turn that was nothing else goes, too.
+    """
+    parsed = read_exactly(body)
     messages = None if parsed is None else parsed.get("messages")
     if parsed is None or not isinstance(messages, list):
         return body, []
-    kept = [message for message in map(_unmarked, messages) if message is not None]
+    kept = [message for message in (_without(one, is_left) for one in messages) if message is not None]
     if len(kept) == len(messages) and all(one is other for one, other in zip(kept, messages, strict=True)):
         return body, []
     left = {**parsed, "messages": kept}
     lost = _without_thinking(left) if is_to_mark(left) and _lacks_thought(kept) else []
-    made = json.dumps(left, ensure_ascii=False, separators=(",", ":")).encode() if has_long else orjson.dumps(left)
-    return made, lost
+    return written(left, body), [*lost, _FOREIGN_THOUGHT]
 
 
 def _lacks_thought(messages: list[Any]) -> bool:
@@ -295,17 +302,18 @@ def _without_thinking(body: Json) -> list[Gap]:
     ]
 
 
-def _unmarked(message: Any) -> Any:
-    """Returns the message, itself where nothing is marked in it; None: nothing would be left."""
+def _without(message: Any, is_left: Callable[[str], bool]) -> Any:
+    """Returns the message, itself where nothing of it is left out; None: nothing would be left."""
     content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
-    if not any(map(_is_marked, objects(content))):
+    thoughts = [one for one in objects(content) if one.get("type") in THOUGHTS and is_left(signature_of(one))]
+    if not thoughts:
         return message
-    left = [block for block in content or () if not (isinstance(block, dict) and _is_marked(block))]
+    left = [block for block in content or () if not any(block is one for one in thoughts)]
     return {**message, "content": left} if left else None
 
 
-def _is_marked(block: Json) -> bool:
-    return block.get("type") in ("thinking", "redacted_thinking") and signature_of(block).startswith(MARK)
+def _is_mark(signature: str) -> bool:
+    return signature.startswith(MARK)
 
 
 _ERROR: Final = "Error: "

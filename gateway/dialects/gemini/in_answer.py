@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -20,6 +21,7 @@ from gateway.core.openai.sse import (
     is_silent,
     json_object,
 )
+from gateway.core.types import Gap, How
 from gateway.dialects.base import (
     ENDED_WELL,
     ConvertedRequest,
@@ -31,7 +33,8 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.gemini.out_answer import FORMATS, STAND_IN
+from gateway.dialects.gemini.out_answer import FORMATS
+from gateway.dialects.issuers import NOT_ITS_OWN, STAND_IN, read_exactly, written
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.media import data_url
 from gateway.dialects.sse.events import ConvertingReader, data_of
@@ -109,31 +112,51 @@ def without_marks(body: bytes) -> bytes:
 
     Costs one search where there are none, and then the very bytes come back.
     """
-    parsed = json_object(body) if IN_BODY in body else None
+    return without_signatures(body, _is_mark)[0] if IN_BODY in body else body
+
+
+def without_signatures(body: bytes, is_left: Callable[[str], bool]) -> tuple[bytes, list[Gap]]:
+    """Returns a request for Gemini without such signatures, and what that loses; the very bytes where there are none.
+
+    A call has Google's word for none instead; a turn's first call that nobody signed, too, if `is_left` says so of none.
+    """
+    parsed = read_exactly(body)
     contents = None if parsed is None else parsed.get("contents")
     if parsed is None or not isinstance(contents, list):
-        return body
-    return orjson.dumps({**parsed, "contents": [_freed(one) for one in contents]})
+        return body, []
+    kept = [_freed(one, is_left) for one in contents]
+    if all(one is other for one, other in zip(kept, contents, strict=True)):
+        return body, []
+    lost = Gap("contents.thoughtSignature", How.DROPPED, NOT_ITS_OWN)
+    return written({**parsed, "contents": kept}, body), [lost]
 
 
-def _freed(content: Any) -> Any:
+def _freed(content: Any, is_left: Callable[[str], bool]) -> Any:
     parts = content.get("parts") if isinstance(content, dict) else None
-    if not any(map(_is_marked, objects(parts))):
+
+    first = next((part for part in objects(parts) if "functionCall" in camel(part)), None)
+
+    def has_foreign(part: Json) -> bool:
+        signature = camel(part).get("thoughtSignature")
+        if not isinstance(signature, str):
+            return part is first and is_left("")
+        return signature != STAND_IN and is_left(signature)
+
+    if not any(map(has_foreign, objects(parts))):
         return content
     made: list[Any] = []
     for part in parts or ():
-        if not isinstance(part, dict) or not _is_marked(part):
+        if not isinstance(part, dict) or not has_foreign(part):
             made.append(part)
         elif not part.get("thought"):
             named = camel(part)
-            del named["thoughtSignature"]
-            made.append(named | ({"thoughtSignature": STAND_IN} if "functionCall" in named else {}))
+            rest = {name: value for name, value in named.items() if name != "thoughtSignature"}
+            made.append(rest | ({"thoughtSignature": STAND_IN} if "functionCall" in rest else {}))
     return {**content, "parts": made}
 
 
-def _is_marked(part: Json) -> bool:
-    signature = camel(part).get("thoughtSignature")
-    return isinstance(signature, str) and held_by(signature) is not None
+def _is_mark(signature: str) -> bool:
+    return held_by(signature) is not None
 
 
 # A chat completion as an answer of generateContent: each choice is a candidate, its message becomes parts.

@@ -181,8 +181,6 @@ def _page_in(chunk: Json) -> Json | None:
 
 FORMATS: Final[Mapping[str, str]] = {"gemini": "google-gemini-v1", "vertex": "google-vertex-v1"}
 """The `format` of `reasoning_details`, by the issuer of their signatures."""
-STAND_IN: Final = "skip_thought_signature_validator"
-"""Says that a call has no signature for a reason."""
 _GEMINI: Final = "gemini"
 _ENCRYPTED: Final = "reasoning.encrypted"
 _TEXT: Final = "reasoning.text"

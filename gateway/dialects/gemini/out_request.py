@@ -16,7 +16,8 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.gemini.in_answer import camel
-from gateway.dialects.gemini.out_answer import STAND_IN, signature_of_call, signatures_in
+from gateway.dialects.gemini.out_answer import signature_of_call, signatures_in
+from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import IN_ID, id_of_call
 from gateway.dialects.schema_tools.media import Media, data_url, file_of, type_of_name
 from gateway.dialects.schema_tools.schema import JSON_IN_WORDS, SCHEMA_IN_WORDS, described

@@ -20,11 +20,10 @@ MOST_AT_ONCE: Final = 4
 """Of the pieces of one call; their target serves others, too."""
 
 
-class WholeAnswer:
-    """An answer whose body was read to be looked at; `lacks_path`: it says that the server does not know the path."""
+class ReadAnswer:
+    """An answer whose body was read to be looked at."""
 
-    def __init__(self, answer: Answer, body: bytes, *, lacks_path: bool = False) -> None:
-        self.lacks_path = lacks_path
+    def __init__(self, answer: Answer, body: bytes) -> None:
         self.status = answer.status
         self.headers: RawHeaders = answer.headers
         self.whole: bytes | None = body
@@ -35,6 +34,14 @@ class WholeAnswer:
 
     async def aclose(self) -> None:
         """Has nothing to close."""
+
+
+class WholeAnswer(ReadAnswer):
+    """An answer that was looked at for what it says of the path; `lacks_path`: the server does not know it."""
+
+    def __init__(self, answer: Answer, body: bytes, *, lacks_path: bool = False) -> None:
+        super().__init__(answer, body)
+        self.lacks_path = lacks_path
 
 
 class _Refused(Exception):
