@@ -93,6 +93,8 @@ class ServerFacts:
     """The target's chat completions take back what the model thought, in plain words; others refuse the unknown field."""
     takes_details: bool = False
     """The target takes `reasoning_details` and `cache_control` in messages: the hub between two conversions does."""
+    signed_in: Literal["", "reasoning_details", "extra_content"] = ""
+    """The field in which the target's own chat completions have signatures, and take them back; empty: none is known."""
     issuer: str = ""
     """Whose signatures the target knows again: `anthropic`, `gemini`, `vertex`, `bedrock`; empty: it signs nothing."""
     model: ModelFacts = ModelFacts()
@@ -102,6 +104,10 @@ class ServerFacts:
     """What the target would have to refuse is approximated where the table of gaps names a way (`on_loss: approximate`)."""
     memory: TurnMemory | None = None
     """What the caller's turns were signed with, where it does not send that back; None: nothing is remembered."""
+
+    def takes(self, field: Literal["reasoning_details", "extra_content"]) -> bool:
+        """Returns whether what was signed goes to the target in this field of chat completions."""
+        return self.takes_details or self.signed_in == field
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,8 @@ class ConvertedRequest:
     """Where it is asked below the base URL, where that is not the pair's usual place."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of the tools that go by another one there, by that one."""
+    carries_proofs: bool = False
+    """What its answer is signed with goes to a caller of Responses, and comes back from there."""
     read: int | None = None
     """The tokens that were read, where a header of its answer tells them."""
     wall: Callable[[], float] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -167,11 +167,57 @@ def _hashed(secret: bytes) -> str:
     return blake2b(secret, digest_size=_ACCOUNT_BYTES).hexdigest()
 
 
-# Which proofs there are, and whose they are.
+# What a chat completion is signed with, on its way through a client of Responses and back: there, OpenAI has what it encrypts.
 
 
 OUR_MARK: Final = "gw1."
 """Begins what the gateway itself has put in the place of a proof; a provider knows none of it."""
+
+
+class CarriedProofs(NamedTuple):
+    """What a turn of the model was signed with."""
+
+    details: list[Json]
+    """Its `reasoning_details`."""
+    extras: dict[str, Json]
+    """The `extra_content` of its calls, by their ids."""
+
+    def add(self, details: list[Json]) -> None:
+        """Takes more details; pieces of one text become one."""
+        for piece in details:
+            last = self.details[-1] if self.details else {}
+            is_more = "text" in piece and "text" in last and piece.get("index") == last.get("index")
+            if is_more and piece.get("type") == last.get("type"):
+                last["text"] = text_of(last["text"]) + text_of(piece["text"])
+                last |= {name: value for name, value in piece.items() if name != "text" and value is not None}
+            else:
+                self.details.append(dict(piece))
+
+    def as_mark(self) -> str:
+        """Returns what a client is to keep; empty: nobody signed anything, or it is nested too deeply to be said again."""
+        if not any(map(proof_of, self.details)) and not self.extras:
+            return ""
+        try:
+            return OUR_MARK + urlsafe_b64encode(orjson.dumps([self.details, self.extras])).decode()
+        except orjson.JSONEncodeError:
+            return ""
+
+
+def carried_in(encrypted: str) -> CarriedProofs | None:
+    """Returns what a mark of ours holds, which may be nothing; None: it is none of ours."""
+    if not encrypted.startswith(OUR_MARK):
+        return None
+    try:
+        held = orjson.loads(urlsafe_b64decode(encrypted[len(OUR_MARK) :]))
+    except ValueError:
+        held = None
+    details, extras = held if isinstance(held, list) and len(held) == 2 else ([], {})
+    return CarriedProofs(objects(details), {id: object_of(extra) for id, extra in object_of(extras).items()})
+
+
+# Which proofs there are, and whose they are.
+
+
 MOST_PROOFS: Final = 65_536
 """So many proofs are known; those that were met the longest ago go first."""
 _ENDS: Final = 48
@@ -422,8 +468,8 @@ def _plain_message(messages: list[Any], is_left: IsLeft, taken: Taken, gaps: dic
             continue
         made = dict(message)
         details = objects(message.get("reasoning_details"))
-        left = [one for one in details if taken.details and not is_left(_proof_of(one))] if details else details
-        if any(map(_proof_of, details)) and not any(map(_proof_of, left)):
+        left = [one for one in details if taken.details and not is_left(proof_of(one))] if details else details
+        if any(map(proof_of, details)) and not any(map(proof_of, left)):
             left = []  # the words of a thought whose proof is gone
         if len(left) < len(details):
             lose("reasoning_details", NOT_ITS_OWN if taken.details else _NO_REASONING)
@@ -431,7 +477,7 @@ def _plain_message(messages: list[Any], is_left: IsLeft, taken: Taken, gaps: dic
         if "reasoning_details" in made and not made["reasoning_details"]:
             del made["reasoning_details"]
         blocks = objects(message.get("thinking_blocks"))
-        if blocks and (not taken.details or any(is_left(_proof_of(one)) for one in blocks)):
+        if blocks and (not taken.details or any(is_left(proof_of(one)) for one in blocks)):
             lose("thinking_blocks", NOT_ITS_OWN)
             del made["thinking_blocks"]
         if not taken.words and made.pop("reasoning_content", None):
@@ -490,7 +536,7 @@ def _plain_turn(messages: list[Any], is_left: IsLeft, _taken: Taken, gaps: dict[
     return kept
 
 
-def _proof_of(detail: Json) -> str:
+def proof_of(detail: Json) -> str:
     """Returns the proof of a detail of reasoning, or of a block of thoughts; empty: nobody signed it."""
     return text_of(detail.get("data")) or text_of(detail.get("signature"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from gateway.core.types import FindUnsupportedFields, Gap, How
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
@@ -32,6 +32,12 @@ _FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq
 _TAKE_LONGER_USERS: Final = frozenset(("openrouter", "other"))
 """Kinds of servers that take longer identifiers of users than OpenAI; of the others so do Zhipu's and Doubao's."""
 _LONGER_USERS: Final = 128
+_SIGNED_IN: Final[Mapping[str, Literal["reasoning_details", "extra_content"]]] = {
+    "gemini": "extra_content",
+    "vertex": "extra_content",
+    "openrouter": "reasoning_details",
+}
+"""Where chat completions of these kinds have what their models signed."""
 
 FindModel = Callable[[str], ModelFacts]
 """Returns what is known of a model by the provider's name for it."""
@@ -121,10 +127,8 @@ def facts_of(kind: str) -> ServerFacts:
             takes_reasoning=False,
             requires_all=True,
         )
-    takes_reasoning = kind not in _FORGETFUL
-    if kind in _TAKE_LONGER_USERS:
-        return ServerFacts(takes_reasoning=takes_reasoning, most_user_characters=_LONGER_USERS)
-    return ServerFacts(takes_reasoning=takes_reasoning)
+    found = ServerFacts(takes_reasoning=kind not in _FORGETFUL, signed_in=_SIGNED_IN.get(kind, ""))
+    return replace(found, most_user_characters=_LONGER_USERS) if kind in _TAKE_LONGER_USERS else found
 
 
 def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.core.snapshot.snapshot import Model, Provider, Target
 from gateway.dialects.anthropic.in_answer.ids import MOST_ID
-from gateway.dialects.issuers import MOST_CALL_ID, fitted
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.issuers import MOST_CALL_ID, CarriedProofs, carried_in, fitted
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import Spoken, facts_of
 from gateway.dialects.upstream import Converting, Languages
+from tests.dialects.grammar import check_responses
 from tests.dialects.ways import CALLERS, MODELS, Ways
 from tests.support.flow import Script, whole
 
@@ -197,3 +199,98 @@ async def test_a_users_identifier_fits_in_responses_for_callers_of_chat_completi
     await bench.serve(**bench.asking("chat", stream=False, more={field: CLAUDE_CODES}))
 
     assert len(orjson.loads(bytes(bench.upstreams[0].sent[0].body))[field]) == 64
+
+
+EXTRA: Json = {"google": {"thought_signature": "U0lH" * 40}}
+DETAIL: Json = {
+    "type": "reasoning.encrypted",
+    "data": "U0lH" * 40,
+    "id": "call_a",
+    "format": "google-gemini-v1",
+    "index": 0,
+}
+TEXT_DETAILS: list[Json] = [
+    {"type": "reasoning.text", "text": "h", "format": "anthropic-claude-v1", "index": 0},
+    {"type": "reasoning.text", "text": "m", "index": 0},
+    {"type": "reasoning.text", "signature": "SIG" * 40, "index": 0, "text": ""},
+]
+WHOLE_DETAIL: Json = {
+    "type": "reasoning.text", "text": "hm", "signature": "SIG" * 40, "format": "anthropic-claude-v1", "index": 0,
+}  # fmt: skip
+
+
+def chunk(finish: str | None = None, **delta: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: %b\n\n" % orjson.dumps({"id": "c", "model": "m", "choices": [choice]})
+
+
+def call_delta(**more: Any) -> Json:
+    return {"index": 0, "id": "call_a", "type": "function", "function": {"name": "f", "arguments": "{}"}, **more}
+
+
+STREAMS: dict[str, tuple[str, list[bytes], Json]] = {
+    "a call that is signed": (
+        "gemini",
+        [chunk(role="assistant", content="so"), chunk(tool_calls=[call_delta(extra_content=EXTRA)])],
+        {"extra_content": EXTRA},
+    ),
+    "a signature behind its call": (
+        "gemini",
+        [chunk(tool_calls=[call_delta()]), chunk(tool_calls=[{"index": 0, "extra_content": EXTRA}])],
+        {"extra_content": EXTRA},
+    ),
+    "details before a call": (
+        "openrouter",
+        [chunk(reasoning_details=[DETAIL]), chunk(tool_calls=[call_delta()])],
+        {"reasoning_details": [DETAIL]},
+    ),
+    "details behind a call": (
+        "openrouter",
+        [chunk(tool_calls=[call_delta()]), chunk(reasoning_details=[DETAIL])],
+        {"reasoning_details": [DETAIL]},
+    ),
+    "details in pieces": (
+        "openrouter",
+        [*(chunk(reasoning_content=one.get("text"), reasoning_details=[one]) for one in TEXT_DETAILS),
+         chunk(tool_calls=[call_delta()])],
+        {"reasoning_details": [WHOLE_DETAIL]},
+    ),
+    "words alone": (
+        "openrouter",
+        [chunk(content="so"), chunk(reasoning_details=[DETAIL])],
+        {"reasoning_details": [DETAIL]},
+    ),
+}  # fmt: skip
+"""Streams of chat completions that are signed, their kind of provider, and what has to come back with the history."""
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_what_a_streamed_chat_completion_is_signed_with_comes_back_from_a_caller_of_responses(name: str) -> None:
+    kind, chunks, back = STREAMS[name]
+    pair, facts = pair_of("responses", "chat"), facts_of(kind)
+    asked: Json = {"model": "m", "input": [{"role": "user", "content": "go"}], "stream": True}
+    sent, _, _ = pair.request(orjson.dumps(asked), facts, 0.0, lambda: "id")
+    reader = pair.reader(sent)
+    stream = b"".join(reader.feed(one) for one in [*chunks, chunk("stop"), b"data: [DONE]\n\n"])
+    stream += reader.close(is_clean=True)
+    told = [orjson.loads(event.partition(b"data: ")[2]) for event in stream.strip().split(b"\n\n")]
+    output = check_responses(told)["output"]
+    results = [{"type": "function_call_output", "call_id": one["call_id"], "output": "ok"} for one in output
+               if one["type"] == "function_call"]  # fmt: skip
+    history = [*asked["input"], *output, *results, {"role": "user", "content": "go on"}]
+
+    again, _, gaps = pair.request(orjson.dumps(asked | {"input": history}), facts, 0.0, lambda: "id")
+    elsewhere, _, lost = pair.request(orjson.dumps(asked | {"input": history}), facts_of("vllm"), 0.0, lambda: "id")
+
+    message = again.body["messages"][1]
+    found = {**message, **(message.get("tool_calls") or [{}])[0]}
+    assert {name: found[name] for name in back} == back
+    assert gaps == []
+    assert [gap.field for gap in lost] == ["input.reasoning"]
+    assert "gw1" not in str(elsewhere.body)
+
+
+def test_a_mark_that_is_none_holds_nothing() -> None:
+    for mark in ("gw1.", "gw1.%%", "gw1.e30=", "gw1.W10="):
+        assert carried_in(mark) == CarriedProofs([], {})
+    assert carried_in("gAAAA") is None

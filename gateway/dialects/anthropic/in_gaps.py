@@ -276,6 +276,12 @@ def _add_gap_of_thought(found: list[Gap], block: Json, facts: ServerFacts) -> No
     has_words = bool(block.get("thinking"))
     if facts.takes_details and (held != {} or facts.takes_reasoning):
         return
+    if (
+        facts.signed_in
+        and held != {}
+        and facts.takes("extra_content" if held and "call" in held else "reasoning_details")
+    ):
+        return
     if not facts.takes_reasoning or not has_words:
         found.append(Gap(f"messages.{block['type']}", How.DROPPED, "the target takes no reasoning back"))
     elif held != {}:

@@ -396,7 +396,7 @@ class Turns:
             "arguments": orjson.dumps(block.get("input") or {}, option=orjson.OPT_NON_STR_KEYS).decode(),
         }
         made: Json = {"id": ids.id_for(id, self._facts), "type": "function", "function": said}
-        if self._facts.takes_details and (extra := turn.extras.get(id)):
+        if self._facts.takes("extra_content") and (extra := turn.extras.get(id)):
             made["extra_content"] = extra
         turn.calls.append(made)
         if self._facts.takes_details and block.get("cache_control"):
@@ -498,9 +498,10 @@ class _Turn:
         made: Json = {"role": "assistant", "content": self._content()}
         if self.calls:
             made["tool_calls"] = self.calls
-        if facts.takes_details and self.details:
+        takes_details = facts.takes("reasoning_details")
+        if takes_details and self.details:
             made["reasoning_details"] = self.details
-        thoughts = [text for text, is_signed in self.thoughts if not (facts.takes_details and is_signed)]
+        thoughts = [text for text, is_signed in self.thoughts if not (takes_details and is_signed)]
         if thoughts and facts.takes_reasoning:
             made["reasoning_content"] = _BETWEEN_THOUGHTS.join(thoughts)
         if self.mark:

@@ -212,7 +212,7 @@ def parts_of_details(details: list[Json], *, shows: bool) -> list[Json]:
         own = text_of(detail.get("format")).startswith(_GEMINI)
         words = text_of(detail.get("text")) or text_of(detail.get("summary"))
         proof = text_of(detail.get("data")) or text_of(detail.get("signature"))
-        if own and proof:
+        if own and proof and not detail.get("id"):
             made.append({"text": "", "thoughtSignature": proof})
         elif proof and (mark := marked({"detail": _held(detail, shows=shows and bool(words))})) is not None:
             made.append({"text": words if shows else "", "thought": True, "thoughtSignature": mark})

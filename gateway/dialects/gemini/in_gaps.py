@@ -252,13 +252,18 @@ def _add_media(found: list[Gap], part: Json, facts: ServerFacts) -> None:
 def _add_signature(found: list[Gap], part: Json, facts: ServerFacts) -> None:
     signature = part.get("thoughtSignature")
     held = held_by(signature) if isinstance(signature, str) else None
-    if isinstance(signature, str) and signature and held != {} and not facts.takes_details:
+    if isinstance(signature, str) and signature and held != {} and not _is_carried(part, held, facts):
         is_own = held is None
         found.append(
             Gap("contents.thoughtSignature", How.DROPPED, _NOT_ITS_OWN if is_own else "the target takes none back")
         )
     if part.get("thought") is True and part.get("text") and not (facts.takes_reasoning or facts.takes_details):
         found.append(Gap("contents.thought", How.DROPPED, "the target takes no reasoning back"))
+
+
+def _is_carried(part: Json, held: Json | None, facts: ServerFacts) -> bool:
+    is_of_call = "functionCall" in part if held is None else "extra_content" in held
+    return facts.takes("extra_content" if is_of_call else "reasoning_details")
 
 
 # Callers of generateContent: at targets with chat completions, and at Gemini's own places.

@@ -169,7 +169,7 @@ class ContentsOfCaller:
         self._unanswered.append((id, name, place))
         arguments = orjson.dumps(given or {}, option=orjson.OPT_NON_STR_KEYS).decode()
         made: Json = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        if signature and self._facts.takes_details:
+        if signature and self._facts.takes("extra_content"):
             held = held_by(signature)
             extra = told_of_call(signature, _GEMINI) if held is None else object_of(held.get("extra_content"))
             made |= {"extra_content": extra} if extra else {}
@@ -258,7 +258,7 @@ class _ModelsTurn:
         made: Json = {"role": "assistant", "content": text or (None if self.calls else "")}
         if self.calls:
             made["tool_calls"] = self.calls
-        if facts.takes_details and self._details:
+        if facts.takes("reasoning_details") and self._details:
             made["reasoning_details"] = self._details
         words = "\n\n".join([*self._unsigned, *filter(None, [self._thought])])
         if words and facts.takes_reasoning:

@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.core.types import Gap, How
 from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.issuers import NOT_ITS_OWN, carried_in
 from gateway.dialects.schema_tools.outline import outline
 
 _STATE: Final = "the target keeps no state of conversations"
@@ -117,6 +118,11 @@ def is_reference(item: Json) -> bool:
 
 
 def _gaps_of_reasoning(item: Json, facts: ServerFacts) -> list[Gap]:
+    carried = carried_in(text_of(item.get("encrypted_content")))
+    if carried is not None:
+        is_lost = bool(carried.details) and not facts.takes("reasoning_details")
+        is_lost = is_lost or (bool(carried.extras) and not facts.takes("extra_content"))
+        return [Gap("input.reasoning", How.DROPPED, NOT_ITS_OWN)] if is_lost else []
     if item.get("encrypted_content"):
         return [Gap("input.reasoning", How.DROPPED, "encrypted reasoning is of use to its own provider only")]
     if item.get("content") and not facts.takes_reasoning:

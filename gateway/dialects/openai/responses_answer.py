@@ -23,6 +23,7 @@ from gateway.dialects.base import (
     text_of,
     written_by_ttl,
 )
+from gateway.dialects.issuers import CarriedProofs
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.products.responses.rules.response_object import ECHOED
@@ -42,8 +43,9 @@ def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
         raise MalformedAnswer("the answer has no message")
     items: list[Json] = []
     thought, text = words_in(message)
-    if thought:
-        items.append(reasoning_item(sent, len(items), thought))
+    mark = _proofs_of(sent, message).as_mark() if sent.carries_proofs else ""
+    if thought or mark:
+        items.append(reasoning_item(sent, len(items), thought, mark))
     parts = _parts(message, text, choice)
     if parts:
         items.append(message_item(sent, len(items), parts))
@@ -172,15 +174,22 @@ def call_id(sent: ConvertedRequest, number: int) -> str:
     return f"call_{sent.id}{number:02d}"
 
 
-def reasoning_item(sent: ConvertedRequest, index: int, text: str) -> Json:
-    content = [{"type": "reasoning_text", "text": text}]
-    return {
-        "id": item_id(sent, "rs", index),
-        "type": "reasoning",
-        "summary": [],
-        "content": content,
-        "status": "completed",
-    }
+def reasoning_item(sent: ConvertedRequest, index: int, text: str, mark: str = "") -> Json:
+    """Returns what the model thought; `mark` has what it was signed with."""
+    made: Json = {"id": item_id(sent, "rs", index), "type": "reasoning", "summary": []}
+    if text or not mark:
+        made["content"] = [{"type": "reasoning_text", "text": text}]
+    return made | ({"encrypted_content": mark} if mark else {}) | {"status": "completed"}
+
+
+def _proofs_of(sent: ConvertedRequest, message: Json) -> CarriedProofs:
+    """Returns what a whole message is signed with."""
+    proofs = CarriedProofs([], {})
+    proofs.add(objects(message.get("reasoning_details")))
+    for number, call in enumerate(pieces_in(message)):
+        if extra := object_of(call.get("extra_content")):
+            proofs.extras[text_of(call.get("id")) or call_id(sent, number)] = extra
+    return proofs
 
 
 def message_item(sent: ConvertedRequest, index: int, parts: list[Json]) -> Json:
@@ -387,6 +396,8 @@ class ChatAsResponses(ConvertingReader):
         """The call that pieces with an index belong to."""
         self._finish: str | None = None
         self._usage: Any = None
+        self._proofs = CarriedProofs([], {})
+        """What was signed and not told yet."""
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
@@ -421,7 +432,7 @@ class ChatAsResponses(ConvertingReader):
         if type(value) is str:
             return (part, value) if part is not None and part.kind == _KINDS.get(name) else (None, "")
         piece = value[0] if name == "tool_calls" and type(value) is list and len(value) == 1 else None
-        if type(piece) is not dict or piece.get("id"):
+        if type(piece) is not dict or piece.get("id") or piece.get("extra_content"):
             return None, ""
         call, named = self._by_index.get(_number(piece.get("index"))), piece.get("function")
         if call is None or not call.name or call.is_custom or type(named) is not dict:
@@ -460,6 +471,8 @@ class ChatAsResponses(ConvertingReader):
                 part = self._part_of(made, "message", "output_text")
                 part.logprobs += logprobs
                 made.append(self._more(part, text) if not logprobs else self._more_with(part, text, logprobs))
+            if self._sent.carries_proofs:
+                self._proofs.add(objects(delta.get("reasoning_details")))
             if cited := annotations_in(delta):
                 self._cite(made, cited)
             if isinstance(refusal := delta.get("refusal"), str) and refusal:
@@ -525,8 +538,12 @@ class ChatAsResponses(ConvertingReader):
         call.is_custom |= "custom" in piece
         call.id = call.id or text_of(piece.get("id"))
         text = argument_in(named)
+        if self._sent.carries_proofs and (extra := object_of(piece.get("extra_content"))):
+            call.id = call.id or call_id(self._sent, call.index)
+            self._proofs.extras[call.id] = extra
         if not call.name and (name := text_of(named.get("name"))):
             self._close_open(made)
+            self._tell_proofs(made)
             item = call.open(name, len(self._items))
             self._items.append(None)
             made.append(self._event("response.output_item.added", output_index=call.place, item=item))
@@ -535,6 +552,18 @@ class ChatAsResponses(ConvertingReader):
             made.append(self._more(call, text))
         elif text:
             call.pieces.append(text)
+
+    def _tell_proofs(self, made: list[bytes]) -> None:
+        """Tells what was signed, before what it belongs to; behind all of it what has come late."""
+        mark = self._proofs.as_mark()
+        self._proofs = CarriedProofs([], {})
+        if mark:
+            place = len(self._items)
+            item = reasoning_item(self._sent, place, "", mark)
+            self._items.append(item)
+            begun = item | {"status": "in_progress"}
+            made.append(self._event("response.output_item.added", output_index=place, item=begun))
+            made.append(self._event("response.output_item.done", output_index=place, item=item))
 
     def _call_of(self, piece: Json) -> OpenCall:
         """Returns the call that a piece belongs to. Some servers number none, or all of several calls alike, but name each."""
@@ -574,6 +603,7 @@ class ChatAsResponses(ConvertingReader):
         self._close_open(made)
         for call in self._calls:
             self._close_call(made, call)
+        self._tell_proofs(made)
         items = [item for item in self._items if item is not None]
         whole = ended(self._sent, self._begun, items, self._finish, self._usage)
         self._is_over = True

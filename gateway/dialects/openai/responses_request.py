@@ -12,6 +12,7 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.issuers import carried_in
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, SAID, is_reference
 
 _OWN: Final = frozenset(
@@ -69,6 +70,8 @@ class _Messages:
         self._made: list[Json] = []
         self._turn: Json | None = None
         """The assistant message that is being put together."""
+        self._extras: dict[str, Json] = {}
+        """What a provider has said besides of calls of the turn, by their ids."""
         self._pictures: list[Json] = []
         """Of tools' results, which chat completions take from users only."""
         self._unanswered: dict[str, str] = {}
@@ -127,7 +130,16 @@ class _Messages:
         self._made.append({"role": "user" if role == "user" else self._system, "content": content})
 
     def _reasoning(self, item: Json) -> None:
-        """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's."""
+        """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's, or ours."""
+        carried = carried_in(text_of(item.get("encrypted_content")))
+        if carried is not None:
+            turn = self._turn or self._open_turn()
+            if carried.details and self._facts.takes("reasoning_details"):
+                turn.setdefault("reasoning_details", []).extend(carried.details)
+            if self._facts.takes("extra_content"):
+                self._extras |= carried.extras
+            if not item.get("content"):
+                return
         text = "".join(text_of(part.get("text")) for part in objects(item.get("content")))
         turn = self._open_turn()
         if "content" in turn and "tool_calls" not in turn:
@@ -184,6 +196,9 @@ class _Messages:
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, None
+        for call in turn.get("tool_calls", ()) if turn is not None and self._extras else ():
+            if (extra := self._extras.pop(call["id"], None)) is not None:
+                call["extra_content"] = extra
         if turn is not None and len(turn) > 1:  # reasoning that cannot go back leaves nothing
             turn.setdefault("content", None if "tool_calls" in turn else "")
             self._made.append(turn)

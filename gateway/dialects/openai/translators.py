@@ -16,10 +16,11 @@ from gateway.dialects.base import (
     ThroughChat,
     gaps_of_fields,
     once,
+    strings,
 )
 from gateway.dialects.memory import gaps_of_foreign
 from gateway.dialects.openai import gaps
-from gateway.dialects.openai.chat.chat_request import LEAST_TOKENS, chat_of_response, responses_body
+from gateway.dialects.openai.chat.chat_request import ENCRYPTED, LEAST_TOKENS, chat_of_response, responses_body
 from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
 from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
 from gateway.dialects.openai.responses_request import chat_body, custom_tools
@@ -37,7 +38,9 @@ class ResponsesOverChat:
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         custom = frozenset() if facts.takes_custom_tools else custom_tools(body)
         lost = self.gaps(body, facts)
-        return ConvertedRequest(chat_body(body, facts), body, new_id(), now, custom, gaps=lost)
+        carries = bool(facts.signed_in) or ENCRYPTED in strings(body.get("include"))
+        made = chat_body(body, facts)
+        return ConvertedRequest(made, body, new_id(), now, custom, gaps=lost, carries_proofs=carries)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return response_of_chat(sent, body)
