@@ -135,6 +135,8 @@ class ConvertedRequest:
     """The caller's names of the tools that go by another one there, by that one."""
     carries_proofs: bool = False
     """What its answer is signed with goes to a caller of Responses, and comes back from there."""
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By the name of a tool that goes there without its namespace, both its namespace and its name in it."""
     read: int | None = None
     """The tokens that were read, where a header of its answer tells them."""
     wall: Callable[[], float] | None = None

@@ -255,7 +255,7 @@ def test_strict_tools_are_checked_as_far_as_that_can_be() -> None:
     assert [tool.get("strict", False) for tool in many] == [True] * 20 + [False] * 2
 
 
-@rows("kind", ["custom", "web_search", "mcp"])
+@rows("kind", ["custom", "file_search", "mcp"])
 def test_tools_of_others_are_refused(kind: str) -> None:
     """They run where they are known, or take what cannot be said."""
     assert gaps(tools=[TOOL, {"type": kind}]) == {f"tools.{kind}": "refused"}

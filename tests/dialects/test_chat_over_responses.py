@@ -185,7 +185,7 @@ def test_options_have_their_other_names() -> None:
         ({"messages": [USER | {"name": "bob"}]}, {"messages.name": "dropped"}),
         ({"messages": [{"role": "tool", "name": "f", "tool_call_id": "a", "content": "x"}]}, {}),
         ({"messages": [{"role": "assistant", "refusal": "no"}]}, {"messages.refusal": "approximated"}),
-        ({"tools": [{"type": "web_search"}]}, {"tools.web_search": "refused"}),
+        ({"tools": [{"type": "web_search"}]}, {"tools.web_search": "dropped"}),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, {"messages.audio": "refused"}),
         ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, {"messages.video_url": "refused"}),
     ],

@@ -74,7 +74,10 @@ _RESPONSES = {
     "input?*?.id": "an item's own id is of use to who keeps it, and nobody does",
     "input?*?.status=*": "it tells of the answer that the item came in",
     "parallel_tool_calls=True": "so it is without",
-    "input?function_call_output?.name": "its call has it",
+    "input?function_call_output?.name*": "its call has it",
+    "tools?WebSearch*.type=*": "the target has one search, or none",
+    "tools?WebSearchTool?.external_web_access=True": "so it is without",
+    "tools?namespace?.tools?*.strict=False": "so it is without",
     "reasoning*.effort=none": "a model that does not think needs no word for it",
     "service_tier=auto": "so it is without",
     "service_tier=default": "so it is where there are no others",
@@ -134,6 +137,10 @@ HARMLESS = {
 
 _HUBS = {"thinking": "reasoning_details", "redacted_thinking": "reasoning_details"}
 """What chat completions call it that other callers say, where the second of two conversions tells of it."""
+
+
+_SEARCH = re.compile(r"tools\[(?:web_?search|Tool\]\.googleSearch)", re.IGNORECASE)
+"""The places of a provider's own search, which has one name in all languages' gaps."""
 
 
 class Heard:
@@ -197,6 +204,8 @@ class Heard:
 
 def _is_told(place: str, gaps: Sequence[Gap]) -> bool:
     """Whether a gap names the place, or what it stands in."""
+    if _SEARCH.match(place) and any(gap.field == "tools.web_search" for gap in gaps):
+        return True
     words = {*re.split(r"[.\[\]=]+", ".".join(place.split(".")[-2:]))} - {"messages", "input", "tools"}
     words |= {_HUBS[word] for word in words & _HUBS.keys()}
     return any(gap.field.rpartition(".")[2] in words for gap in gaps)

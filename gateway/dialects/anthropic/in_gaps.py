@@ -25,6 +25,7 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
+from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search
 
 _HINT: Final = "the target has no such option"
 _AWAY: Final = "the tool runs at a provider that has it"
@@ -58,6 +59,7 @@ _OF_TOOLS: Final = frozenset(("defer_loading", "eager_input_streaming", "input_e
 _SAID_OF_TOOLS: Final = frozenset(
     ("type", "name", "description", "input_schema", "strict", "cache_control", "allowed_callers")
 )
+_SAID_OF_SEARCH: Final = frozenset(("type", "name", "allowed_domains", "blocked_domains", *in_request.OF_SEARCH))
 _OF_BLOCKS: Final = frozenset(("caller", "toolset_name", "transformations"))
 _SAID_OF_BLOCKS: Final = {
     "text": frozenset(("text", "citations")),
@@ -77,11 +79,12 @@ _SOURCES: Final = {
     "image": frozenset(("base64", "url")),
     "document": frozenset(("base64", "text", "content")),
 }
+_SEARCHED: Final = ("server_tool_use", "web_search_tool_result")
 _NEVER_BY: Final = {
     "assistant": frozenset(("image", "document", "search_result", "tool_result")),
-    "user": frozenset(("thinking", "redacted_thinking", "tool_use")),
+    "user": frozenset(("thinking", "redacted_thinking", "tool_use", *_SEARCHED)),
     "system": frozenset(
-        ("image", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use")
+        ("image", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use", *_SEARCHED)
     ),
 }
 """Blocks that Anthropic's types allow in anybody's turn, and chat completions only in others'."""
@@ -190,6 +193,12 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
     found = []
     for tool in objects(body.get("tools")):
         kind = tool.get("type")
+        if is_search(tool):
+            if not facts.takes_details:
+                found.append(NO_SEARCH)
+            elif any(tool[name] for name in tool.keys() - _SAID_OF_SEARCH):
+                found.append(LESS_SEARCH)
+            continue
         if kind not in (None, "custom"):
             found.append(Gap(f"tools.{text_of(kind)}"[:MOST_NAMED], How.REFUSED, _AWAY))
             continue
@@ -204,6 +213,8 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
             found.append(Gap("tools.name", How.APPROXIMATED, "it is shortened for the target, and whole in its answer"))
         if tool.get("cache_control") and not facts.takes_details:
             found.append(Gap("cache_control", How.DROPPED, _HINT))
+    if not facts.takes_details and in_request.demands_search(body):
+        found.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
     is_forced = text_of(object_of(body.get("tool_choice")).get("type")) in ("any", "tool")
     if is_forced and not (facts.takes_details or facts.model.forced_tools):
         how = How.APPROXIMATED if facts.approximates else How.REFUSED
@@ -241,6 +252,8 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
         found.append(Gap("messages.search_result", How.APPROXIMATED, "it becomes text"))
         _add_gap_of_citing(found, block, facts)
         _add_gaps_within(found, block.get("content"), facts)
+    elif in_request.is_passed_over(block):
+        found.append(Gap(f"messages.{kind}", How.DROPPED, "what a provider has searched for is of use to itself"))
     elif kind != "tool_use":
         found.append(Gap(f"messages.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such block"))
     known = _SAID_OF_BLOCKS.get(kind)

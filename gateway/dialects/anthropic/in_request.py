@@ -20,6 +20,7 @@ from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, stops_for, text_of
 from gateway.dialects.issuers import NOT_ITS_OWN, read_exactly, written
 from gateway.dialects.schema_tools.schema import size_of
+from gateway.dialects.schema_tools.tools import SEARCH, is_search, is_search_alone, search_in
 
 # The blocks of a user's message, and of a tool's result, as parts of a chat completion's.
 
@@ -99,6 +100,12 @@ class Parts:
         if kind == "content":
             return before + _inner(source.get("content"), f"{place}.source.content")
         return []
+
+
+def is_passed_over(block: Any) -> bool:
+    """Returns whether a block tells of a search that Anthropic has made, which a conversation goes on without."""
+    kind = text_of(object_of(block).get("type"))
+    return kind == "web_search_tool_result" or (kind == "server_tool_use" and block.get("name") == SEARCH)
 
 
 def is_plain_text(block: Any) -> bool:
@@ -375,6 +382,8 @@ class Turns:
             if kind == "text":
                 part = {"type": "text", "text": text_at(block.get("text"), f"{where}.text")}
                 turn.texts.append(self._parts.marked(block, part))
+            elif is_passed_over(block):
+                continue
             elif kind in THOUGHTS:
                 turn.think(block)
             elif kind == "tool_use":
@@ -543,6 +552,8 @@ _TIERS: Final = {"auto": "auto", "standard_only": "default"}
 _CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}
 SAMPLING: Final = ("temperature", "top_p")
 _SAME: Final = ("model", *SAMPLING)
+_DOMAINS: Final = ("allowed_domains", "blocked_domains")
+OF_SEARCH: Final = ("user_location", "max_uses")
 
 
 def chat_body(body: Json, facts: ServerFacts) -> Json:
@@ -686,13 +697,16 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
     given = body.get("tools")
     if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
         raise InvalidRequest("The field 'tools' must be a list of objects.", param="tools")
-    made: Json = {"tools": [_tool(tool, f"tools[{number}]", facts) for number, tool in enumerate(given or ())]}
+    kept = [(number, tool) for number, tool in enumerate(given or ()) if facts.takes_details or not is_search(tool)]
+    made: Json = {"tools": [_tool(tool, f"tools[{number}]", facts) for number, tool in kept]}
     if not made["tools"]:
         return {}
     choice = object_of(body.get("tool_choice"))
     kind = text_of(choice.get("type"))
     is_forced = kind in ("any", "tool") and (facts.takes_details or facts.model.forced_tools)
-    if kind == "tool" and is_forced:
+    if kind == "tool" and is_forced and demands_search(body):
+        made["tool_choice"] = {"type": SEARCH}
+    elif kind == "tool" and is_forced:
         made["tool_choice"] = {"type": "function", "function": {"name": ids.name_for(choice.get("name"), facts)}}
     elif kind in _CHOICES or kind == "tool":
         made["tool_choice"] = _CHOICES[kind] if is_forced or kind in ("auto", "none") else "auto"
@@ -701,9 +715,29 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
     return made
 
 
+def demands_search(body: Json) -> bool:
+    """Returns whether the model has to call Anthropic's own search."""
+    choice, search = object_of(body.get("tool_choice")), search_in(body.get("tools"))
+    if search is None or choice.get("type") not in ("any", "tool"):
+        return False
+    return is_search_alone(body.get("tools")) if choice["type"] == "any" else choice.get("name") == search.get("name")
+
+
+def _search(tool: Json) -> Json:
+    """Returns Anthropic's own search as Responses have it, with the options besides that these do not know."""
+    filters = {name: tool[name] for name in _DOMAINS if tool.get(name)}
+    return (
+        {"type": SEARCH}
+        | {name: tool[name] for name in OF_SEARCH if tool.get(name)}
+        | ({"filters": filters} if filters else {})
+    )
+
+
 def _tool(tool: Json, place: str, facts: ServerFacts) -> Json:
     """Returns a tool of the caller's. Raises InvalidRequest where it is none of those."""
     kind = tool.get("type")
+    if is_search(tool):
+        return _search(tool)
     if kind not in (None, "custom"):
         raise InvalidRequest(f"'{place}' is of type '{kind}', which runs at Anthropic only.", param=place)
     name = tool.get("name")

@@ -18,6 +18,7 @@ import orjson
 from gateway.core.openai.sse import error_json, json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import out_thoughts
+from gateway.dialects.anthropic.in_request import demands_search
 from gateway.dialects.anthropic.out_answer import MessagesAsChat, chat_of_message
 from gateway.dialects.anthropic.out_request.options import ChatOptions, messages_body
 from gateway.dialects.anthropic.out_request.tools import picture_url
@@ -34,7 +35,15 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.bedrock.answer import Frame, FrameReader, error_of
 from gateway.dialects.schema_tools.media import URLS
-from gateway.dialects.schema_tools.tools import CLAUDES, gaps_of_names, with_allowed_names, with_own_names
+from gateway.dialects.schema_tools.tools import (
+    CLAUDES,
+    NO_SEARCH,
+    gaps_of_names,
+    is_search,
+    search_in,
+    with_allowed_names,
+    with_own_names,
+)
 from gateway.dialects.sse.events import TOO_LONG
 from gateway.dialects.sse.shapes import message_error
 
@@ -66,10 +75,18 @@ class MessagesAtBedrock:
     """Puts Messages into InvokeModel, and takes its answers out; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return gaps_of_clouds(body)
+        found = gaps_of_clouds(body)
+        if search_in(body.get("tools")) is None:
+            return found
+        refused = [Gap("tool_choice", How.REFUSED, NO_SEARCH.why)] if demands_search(body) else []
+        return once([*found, NO_SEARCH, *refused])
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = {name: value for name, value in body.items() if name not in ("model", "stream")}
+        if search_in(body.get("tools")) is not None:  # Bedrock has none
+            made["tools"] = [tool for tool in objects(body["tools"]) if not is_search(tool)]
+            if not made["tools"]:
+                made = {name: value for name, value in made.items() if name not in ("tools", "tool_choice")}
         return ConvertedRequest({"anthropic_version": _BEDROCK, **made}, body, new_id(), now)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:

@@ -24,7 +24,7 @@ from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, 
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
 from gateway.dialects.schema_tools.media import type_of_name
-from gateway.dialects.schema_tools.tools import GAP, OPENAIS, with_allowed_names
+from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 
 _HINT: Final = "the target has no such option"
 _AWAY: Final = "it runs at Google only"
@@ -158,6 +158,10 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
 def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     for tool in map(camel, listed(given.get("tools"))):
         for name in tool.keys() - {"functionDeclarations"}:
+            if name in in_request.SEARCHES:
+                is_less = bool(inner(tool, name).keys() - {"excludeDomains"})
+                found += [NO_SEARCH] if not facts.takes_details else [LESS_SEARCH] if is_less else []
+                continue
             found.append(Gap(f"tools.{name if name in _TOOLS else 'other'}", How.REFUSED, _AWAY))
     for one in in_request.declarations(given):
         if not facts.takes_details and OPENAIS.allowed.fullmatch(text_of(one.get("name"))) is None:

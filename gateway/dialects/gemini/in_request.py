@@ -19,7 +19,7 @@ from gateway.dialects.gemini.out_answer import told_of_call, told_signature
 from gateway.dialects.gemini.out_request import BUDGETS
 from gateway.dialects.schema_tools.media import type_of_name
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
-from gateway.dialects.schema_tools.tools import OPENAIS
+from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH
 
 # Parts of a content that a user says, as parts of a chat completion's message. Nothing is decoded or fetched.
 
@@ -358,6 +358,7 @@ SAMPLING: Final = frozenset(("temperature", "topP", "topK"))
 _MODES: Final = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 CHECKED: Final = "VALIDATED"
 """The mode in which arguments are held to their schemas."""
+SEARCHES: Final = frozenset(("googleSearch", "googleSearchRetrieval"))
 _TIERS: Final = {"flex": "flex", "priority": "priority", "standard": "default"}
 
 
@@ -458,15 +459,27 @@ def _tools(given: Json, facts: ServerFacts) -> Json:
     functions = declarations(given)
     if allowed and mode in ("ANY", "VALIDATED"):
         functions = [one for one in functions if one.get("name") in allowed]
-    if not functions:
+    search = [_search(tool) for tool in map(camel, listed(given.get("tools"))) if SEARCHES & tool.keys()]
+    if not facts.takes_details:
+        search = []
+    if not functions and not search:
         return {}
     is_checked = mode == CHECKED
     made: Json = {"tools": [_tool(one, number, facts, is_checked=is_checked) for number, one in enumerate(functions)]}
+    made["tools"] += search[:1]
+    if not functions:
+        return made
     if mode == "ANY" and len(allowed) == 1:
         made["tool_choice"] = {"type": "function", "function": {"name": allowed[0]}}
     elif mode in _MODES and mode != "AUTO":
         made["tool_choice"] = _MODES[mode]
     return made
+
+
+def _search(tool: Json) -> Json:
+    """Returns Google's own search as Responses have it."""
+    blocked = strings(inner(tool, "googleSearch").get("excludeDomains"))
+    return {"type": SEARCH} | ({"filters": {"blocked_domains": blocked}} if blocked else {})
 
 
 def checked_schema(parameters: Any, facts: ServerFacts) -> Any:

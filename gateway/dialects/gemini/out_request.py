@@ -21,7 +21,19 @@ from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import IN_ID, id_of_call
 from gateway.dialects.schema_tools.media import Media, data_url, file_of, type_of_name
 from gateway.dialects.schema_tools.schema import JSON_IN_WORDS, SCHEMA_IN_WORDS, described
-from gateway.dialects.schema_tools.tools import ToolResult, Turn, turns
+from gateway.dialects.schema_tools.tools import (
+    LESS_SEARCH,
+    NO_SEARCH,
+    ONLINE,
+    ToolResult,
+    Turn,
+    is_search,
+    is_search_alone,
+    search_in,
+    search_options,
+    searches_offline,
+    turns,
+)
 
 # Parts of a chat completion's messages as parts of a content: words, and media by their data or their place.
 #
@@ -258,12 +270,16 @@ def tools_and_choice(body: Json) -> ToolFields:
     is_odd = has_odd_words(given)
     declared = [_declaration(tool, gaps, is_odd=is_odd) for tool in given]
     choice = _choice(body.get("tool_choice", body.get("function_call")), gaps)
+    offered = search_in(body.get("tools"))
+    search = [] if offered is None else _search(offered, body, gaps)
     if body.get("parallel_tool_calls") not in (None, True):
         gaps.append(Gap("parallel_tool_calls", How.DROPPED, "the model may call several tools at once"))
     if not declared:
-        if choice.get("mode") == "ANY":
+        if choice.get("mode") == "ANY" and offered is not None:
+            gaps.append(Gap("tool_choice", How.REFUSED, "the target cannot be made to search"))
+        elif choice.get("mode") == "ANY":
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
-        return ToolFields({}, gaps)
+        return ToolFields({"tools": search} if search else {}, gaps)
     strict = [bool(_function(tool).get("strict")) for tool in given]
     if any(strict) and choice.get("mode", "AUTO") == "AUTO":
         if all(strict):
@@ -286,9 +302,22 @@ def _given(body: Json, gaps: list[Gap]) -> list[Json]:
         kind = text_of(tool.get("type", "function"))
         if kind == "function":
             found.append(tool)
-        else:
+        elif not is_search(tool):
             gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, _FUNCTIONS_ALONE))
     return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+
+
+def _search(offered: Json, body: Json, gaps: list[Gap]) -> list[Json]:
+    """Returns Google's search. Models before Gemini 3 take it in calls without functions, and without a form of the answer."""
+    kind = text_of(object_of(body.get("response_format")).get("type")) or "text"
+    if not is_search_alone(body.get("tools")) or body.get("functions") or kind != "text" or searches_offline(offered):
+        gaps.append(NO_SEARCH)
+        return []
+    asked = search_options(offered)
+    blocked = strings(asked.get("blocked_domains"))
+    if asked.keys() - {ONLINE} - ({"blocked_domains"} if blocked else set()):
+        gaps.append(LESS_SEARCH)
+    return [{"googleSearch": {"excludeDomains": blocked} if blocked else {}}]
 
 
 def _declaration(tool: Json, gaps: list[Gap], *, is_odd: bool) -> Json:
@@ -486,7 +515,8 @@ class GenerateOptions:
         """Returns why the answer cannot be held to JSON; None: it can."""
         if isinstance(schema, dict) and not self._model.json_schema:
             return "the model answers by no schema"
-        if has_tools(self._body) and not self._model.tools_with_schema:
+        has_functions = has_tools(self._body) and not is_search_alone(self._body.get("tools"))
+        if has_functions and not self._model.tools_with_schema:
             return "the model has no tools in a call whose answer has a form"
         return None
 
@@ -573,7 +603,7 @@ def generate_body(body: Json, facts: ServerFacts, settled: GenerateOptions) -> J
         if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
             raise InvalidRequest(f"The field '{name}' must be a list of objects.", param=name)
     for tool in settled.fields.get("tools", ()):
-        if not all(isinstance(one["name"], str) and one["name"] for one in tool["functionDeclarations"]):
+        if not all(isinstance(one["name"], str) and one["name"] for one in tool.get("functionDeclarations", ())):
             raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
     said = _Contents(facts)
     take = said.take

@@ -12,6 +12,7 @@ from gateway.core.types import Gap, How
 from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.issuers import NOT_ITS_OWN, carried_in
 from gateway.dialects.schema_tools.outline import outline
+from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search, is_search_alone, search_options
 
 _STATE: Final = "the target keeps no state of conversations"
 _HINT: Final = "the target has no such option"
@@ -53,6 +54,12 @@ _TOOLS_OF_CHAT: Final = frozenset(("function", "custom"))
 _ITEMS: Final = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
+PASSED_OVER: Final[Mapping[str, str]] = {
+    "web_search_call": "what a provider has searched for is of use to itself",
+}
+"""Items that a conversation goes on without, and why."""
+OF_SEARCH: Final = frozenset(("allowed_domains", "user_location", "search_context_size", "external_web_access"))
+"""The options of a search that OpenAI's Responses know."""
 _PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file"))
 TAKES_MARKS: Final = ("user", "system", "developer")
 """Roles whose parts stay parts in Responses."""
@@ -69,18 +76,26 @@ SAID: Final = (*_WORDS, "refusal")
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
 
-def gaps_of_tools(body: Json, *, takes_custom: bool) -> list[Gap]:
+def gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a Responses request's tools and the choice of them."""
     found = []
     for tool in objects(body.get("tools")):
         kind = text_of(tool.get("type"))
+        if is_search(tool):
+            found += [] if facts.takes_details else [NO_SEARCH]
+            continue
         if kind not in _TOOLS_OF_CHAT:
             found.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "the tool runs at a provider that has it"))
             continue
-        if kind == "custom" and not takes_custom:
+        if kind == "custom" and not facts.takes_custom_tools:
             found.append(Gap("tools.custom", How.APPROXIMATED, "it becomes a function with one text as input"))
         found += [Gap(f"tools.{name}", How.DROPPED, _HINT) for name in _OF_TOOLS if tool.get(name)]
-    chosen = text_of(object_of(body.get("tool_choice")).get("type"))
+    choice = object_of(body.get("tool_choice"))
+    chosen = text_of(choice.get("type"))
+    if is_search(choice) and facts.takes_details:  # what follows knows whether its target can be made to search
+        return found
+    if body.get("tool_choice") == "required" and not facts.takes_details and is_search_alone(body.get("tools")):
+        found.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
     if chosen == "allowed_tools":
         found.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
     elif chosen and chosen not in _TOOLS_OF_CHAT:
@@ -93,6 +108,9 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
     found = []
     for item in objects(body.get("input")):
         kind = text_of(item.get("type") or ("item_reference" if is_reference(item) else "message"))
+        if kind in PASSED_OVER:
+            found.append(Gap(f"input.{kind}", How.DROPPED, PASSED_OVER[kind]))
+            continue
         if kind not in _ITEMS:
             found.append(Gap(f"input.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such item"))
         elif kind == "reasoning":
@@ -198,10 +216,21 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
         if message.get("role") == "assistant":
             _add_gap_of_thoughts(found, message)
     for tool in objects(body.get("tools")):
+        if is_search(tool):
+            has_search = facts.takes_developer  # servers of other makers with Responses have none
+            if not has_search:
+                found.append(NO_SEARCH)
+            elif search_options(tool).keys() - OF_SEARCH:
+                found.append(LESS_SEARCH)
+            continue
         if (kind := text_of(tool.get("type") or "function")) not in _TOOLS_OF_CHAT:
             found.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such tool"))
         if tool.get("cache_control"):
             found.append(Gap("cache_control", How.DROPPED, _HINT))
+    choice = body.get("tool_choice")
+    demands_search = is_search(object_of(choice)) or (choice == "required" and is_search_alone(body.get("tools")))
+    if demands_search and not facts.takes_developer:
+        found.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
     if body.get("top_k") is not None and facts.takes_developer:
         found.append(Gap("top_k", How.DROPPED, _HINT))
     return found

@@ -24,6 +24,7 @@ from gateway.dialects.base import (
     written_by_ttl,
 )
 from gateway.dialects.issuers import CarriedProofs
+from gateway.dialects.openai.namespaces import qualified
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.products.responses.rules.response_object import ECHOED
@@ -201,9 +202,9 @@ def call_item(sent: ConvertedRequest, index: int, id: str, name: str, said: str,
     """Returns a call; `said` is the free text or the arguments."""
     if is_custom:
         made = {"id": item_id(sent, "ctc", index), "type": "custom_tool_call", "status": "completed", "call_id": id}
-        return made | {"name": name, "input": said}
+        return qualified(made | {"name": name, "input": said}, sent.namespaces)
     made = {"id": item_id(sent, "fc", index), "type": "function_call", "status": "completed", "call_id": id}
-    return made | {"name": name, "arguments": said or "{}"}
+    return qualified(made | {"name": name, "arguments": said or "{}"}, sent.namespaces)
 
 
 def free_text(arguments: str) -> str:
@@ -583,7 +584,7 @@ class ChatAsResponses(ConvertingReader):
         text = done["input" if call.is_custom else "arguments"]
         if call.is_wrapped or not call.pieces:  # nothing was told yet: deltas and whole are equal
             made.append(self._event(f"response.{call.telling}.delta", **call.where, delta=text))
-        said = {"input": text} if call.is_custom else {"name": call.name, "arguments": text}
+        said = {"input": text} if call.is_custom else {"name": done["name"], "arguments": text}
         made.append(self._event(f"response.{call.telling}.done", **call.where, **said))
         made.append(self._event("response.output_item.done", output_index=call.place, item=done))
 

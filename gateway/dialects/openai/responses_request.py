@@ -13,7 +13,8 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.dialects.issuers import carried_in
-from gateway.dialects.openai.gaps import CACHE_OPTIONS, RESPONSES_TIERS, SAID, is_reference
+from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, SAID, is_reference
+from gateway.dialects.schema_tools.tools import SEARCH, is_search
 
 _OWN: Final = frozenset(
     (
@@ -97,6 +98,8 @@ class _Messages:
         if not isinstance(item, dict):
             raise InvalidRequest(f"'{place}' must be an object.", param=place)
         kind = item.get("type") or ("item_reference" if is_reference(item) else "message")
+        if kind in PASSED_OVER:
+            return
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
@@ -267,12 +270,14 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
     given = body.get("tools")
     if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
         raise InvalidRequest("The field 'tools' must be a list of objects.", param="tools")
-    tools = [_tool(tool, facts) for tool in objects(given)]
+    tools = [_tool(tool, facts) for tool in objects(given) if facts.takes_details or not is_search(tool)]
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = {text_of(tool.get("name")) for tool in objects(choice.get("tools"))}
-        tools = [tool for tool in tools if tool[tool["type"]].get("name") in allowed]
+        allowed = {SEARCH if is_search(tool) else text_of(tool.get("name")) for tool in objects(choice.get("tools"))}
+        tools = [tool for tool in tools if object_of(tool.get(tool["type"])).get("name", tool["type"]) in allowed]
         choice = choice.get("mode", "auto")
+    elif isinstance(choice, dict) and is_search(choice):
+        choice = {"type": SEARCH}
     elif isinstance(choice, dict):
         kind = "custom" if choice.get("type") == "custom" and facts.takes_custom_tools else "function"
         choice = {"type": kind, kind: {"name": choice.get("name")}}
@@ -283,6 +288,8 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
 
 
 def _tool(tool: Json, facts: ServerFacts) -> Json:
+    if is_search(tool):
+        return {**tool, "type": SEARCH}
     if tool.get("type") == "custom":
         named = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
         grammar = object_of(tool.get("format"))

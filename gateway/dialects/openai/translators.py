@@ -22,6 +22,8 @@ from gateway.dialects.memory import gaps_of_foreign
 from gateway.dialects.openai import gaps
 from gateway.dialects.openai.chat.chat_request import ENCRYPTED, LEAST_TOKENS, chat_of_response, responses_body
 from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
+from gateway.dialects.openai.namespaces import GAP as NAMESPACE_GAP
+from gateway.dialects.openai.namespaces import FlatRequest, flattened
 from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
 from gateway.dialects.openai.responses_request import chat_body, custom_tools
 from gateway.dialects.schema_tools.tools import OPENAIS, gaps_of_names, with_allowed_names, with_own_names
@@ -31,22 +33,30 @@ class ResponsesOverChat:
     """Serves a caller of Responses by chat completions; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        found = gaps_of_fields(body, gaps.RESPONSES_ONLY)
-        found += gaps.gaps_of_tools(body, takes_custom=facts.takes_custom_tools)
-        return once(found + gaps.gaps_of_input(body, facts) + gaps.gaps_of_options(body, facts))
+        return _gaps_of_response(body, flattened(body), facts)
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        custom = frozenset() if facts.takes_custom_tools else custom_tools(body)
-        lost = self.gaps(body, facts)
+        flat = flattened(body)
+        custom = frozenset() if facts.takes_custom_tools else custom_tools(flat.body)
+        lost, made = _gaps_of_response(body, flat, facts), chat_body(flat.body, facts)
         carries = bool(facts.signed_in) or ENCRYPTED in strings(body.get("include"))
-        made = chat_body(body, facts)
-        return ConvertedRequest(made, body, new_id(), now, custom, gaps=lost, carries_proofs=carries)
+        return ConvertedRequest(
+            made, body, new_id(), now, custom, gaps=lost, carries_proofs=carries, namespaces=flat.names
+        )
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         return response_of_chat(sent, body)
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         return ChatAsResponses(sent)
+
+
+def _gaps_of_response(body: Json, flat: FlatRequest, facts: ServerFacts) -> Sequence[Gap]:
+    """`flat` is the request without namespaces."""
+    found = gaps_of_fields(body, gaps.RESPONSES_ONLY)
+    found += [] if flat.body.get("tools") is body.get("tools") else [NAMESPACE_GAP]
+    found += gaps.gaps_of_tools(flat.body, facts)
+    return once(found + gaps.gaps_of_input(flat.body, facts) + gaps.gaps_of_options(body, facts))
 
 
 class ChatOverResponses:

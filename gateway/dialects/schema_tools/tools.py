@@ -153,6 +153,48 @@ def _renamed_calls(message: Any, changed: Mapping[str, str]) -> Any:
     return made
 
 
+# The search of the web that a provider runs by itself. Between two conversions it is a tool as Responses have it.
+#
+# Who offers a search does not demand one: where the target has none, the call goes without it. A choice that demands it is
+# refused.
+
+
+SEARCH: Final = "web_search"
+"""Begins the types of the tool, in OpenAI's and Anthropic's language: `web_search_20250305`."""
+ONLINE: Final = "external_web_access"
+"""The option of whether a search fetches anything new, which it does where nothing else is said."""
+NO_SEARCH: Final = Gap("tools.web_search", How.DROPPED, "the target has no such search of its own")
+LESS_SEARCH: Final = Gap("tools.web_search", How.APPROXIMATED, "the target's search has fewer options")
+
+
+def is_search(tool: Json) -> bool:
+    """Returns whether a tool, or the choice of one, is the provider's own search."""
+    kind = tool.get("type")
+    return type(kind) is str and kind.startswith(SEARCH)
+
+
+def search_in(tools: object) -> Json | None:
+    """Returns the search that is offered among tools; None: there is none."""
+    return next((tool for tool in objects(tools) if is_search(tool)), None)
+
+
+def is_search_alone(tools: object) -> bool:
+    """Returns whether the tools are a search and nothing else, so that a choice that demands a tool demands it."""
+    given = objects(tools)
+    return bool(given) and all(map(is_search, given))
+
+
+def searches_offline(search: Json) -> bool:
+    """Returns whether nothing new may be fetched for a search, which other providers than OpenAI cannot be told."""
+    return search.get(ONLINE) is False
+
+
+def search_options(search: Json) -> Json:
+    """Returns the options of a search that say something, those of domains (`filters`) among them."""
+    given = {name: value for name, value in search.items() if name not in ("type", "filters")}
+    return {name: value for name, value in (given | object_of(search.get("filters"))).items() if value}
+
+
 _ID_DIGEST_BYTES: Final = 12
 _OF_OLD: Final = "call_of_message_"
 """Begins the id of a call in the old form, which has none: the number of its message makes it."""

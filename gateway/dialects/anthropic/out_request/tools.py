@@ -9,6 +9,16 @@ from gateway.core.types import Gap, How
 from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.schema_tools.media import URLS, Media, data_url, file_of, is_text, text_in, type_of_name
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
+from gateway.dialects.schema_tools.tools import (
+    LESS_SEARCH,
+    NO_SEARCH,
+    ONLINE,
+    SEARCH,
+    is_search,
+    search_in,
+    search_options,
+    searches_offline,
+)
 
 # Parts of a chat completion's messages as content blocks, and the marks for the cache of prompts on them.
 #
@@ -160,6 +170,10 @@ MOST_UNIONS: Final = 16
 """What all strict tools of a request may have together: so many tools, optional properties, properties with alternatives."""
 _OF_TOOLS: Final = frozenset(("type", "function", "cache_control", "prompt_cache_breakpoint"))
 _OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "strict", "cache_control"))
+_SEARCHERS: Final = ("anthropic", "vertex")
+"""Who searches the web for its models; Bedrock does not. Source: Anthropic's documentation of the tool."""
+_OF_SEARCH: Final = ("allowed_domains", "blocked_domains", "max_uses")
+_PLACE: Final = ("city", "region", "country", "timezone")
 _NOT_DEFINED: Final = "calls in the conversation need a tool of their name: it is told without a description"
 
 
@@ -182,13 +196,18 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
         choice = allowed.get("mode", "auto")
         gaps.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
     tools = _tools(given, facts, gaps)
+    offered = search_in(body.get("tools"))
+    search = [] if offered is None else _search(offered, facts, {text_of(tool.get("name")) for tool in tools}, gaps)
     if not tools and (names_used := _names_used(body)):
         tools = [{"name": name, "input_schema": object_schema(None)} for name in names_used]
         choice = "none"
         gaps.append(Gap("tools", How.APPROXIMATED, _NOT_DEFINED))
-    chosen = _choice(choice, gaps)
+    chosen = _choice(choice, gaps, has_search=bool(search))
+    tools += search
     if not tools:
-        if chosen is not None and chosen["type"] in ("any", "tool"):
+        if chosen is not None and chosen["type"] in ("any", "tool") and offered is not None:
+            gaps.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
+        elif chosen is not None and chosen["type"] in ("any", "tool"):
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
         return Told({}, gaps)
     is_forced = chosen is not None and chosen["type"] in ("any", "tool")
@@ -213,9 +232,25 @@ def _given(body: Json, gaps: list[Gap]) -> list[Json]:
         kind = text_of(tool.get("type", "function"))
         if kind == "function":
             found.append(tool)
-        else:
+        elif not is_search(tool):
             gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "the target has functions alone as tools"))
     return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+
+
+def _search(offered: Json, facts: ServerFacts, names: set[str], gaps: list[Gap]) -> list[Json]:
+    """Returns the provider's own search, if it has one, and no tool of the caller's has its name."""
+    if facts.issuer not in _SEARCHERS or searches_offline(offered) or SEARCH in names:
+        gaps.append(NO_SEARCH)
+        return []
+    asked = search_options(offered)
+    made = {"type": "web_search_20250305", "name": SEARCH} | {one: asked[one] for one in _OF_SEARCH if one in asked}
+    if "allowed_domains" in made:  # one of both is taken
+        made.pop("blocked_domains", None)
+    if isinstance(place := asked.get("user_location"), dict):
+        made["user_location"] = {"type": "approximate", **{one: place[one] for one in _PLACE if place.get(one)}}
+    if asked.keys() - made.keys() - {ONLINE}:
+        gaps.append(LESS_SEARCH)
+    return [made]
 
 
 def _function(tool: Json) -> Json:
@@ -283,7 +318,9 @@ def _names_used(body: Json) -> list[str]:
     return list(found)
 
 
-def _choice(choice: Any, gaps: list[Gap]) -> Json | None:
+def _choice(choice: Any, gaps: list[Gap], *, has_search: bool) -> Json | None:
+    if isinstance(choice, dict) and has_search and is_search(choice):
+        return {"type": "tool", "name": SEARCH}
     if isinstance(choice, dict):
         if choice.get("type", "function") != "function":
             kind = text_of(choice.get("type"))

@@ -22,7 +22,8 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.openai.gaps import REASONING_FORMAT
+from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT
+from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options
 
 # A response as a chat completion: items become one message.
 
@@ -200,7 +201,7 @@ def responses_body(body: Json, facts: ServerFacts) -> Json:
         made["stream_options"] = {"include_obfuscation": obfuscation}
     if body.get("reasoning_effort") is not None:
         made["reasoning"] = {"effort": body["reasoning_effort"]}
-    return made | _text(body) | _tools(body)
+    return made | _text(body) | _tools(body, has_search=facts.takes_developer)
 
 
 def _text(body: Json) -> Json:
@@ -215,9 +216,11 @@ def _text(body: Json) -> Json:
     return {"text": made} if made else {}
 
 
-def _tools(body: Json) -> Json:
+def _tools(body: Json, *, has_search: bool) -> Json:
     given = _all_objects(body.get("tools"), "tools")
     given += [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+    if not has_search:
+        given = [tool for tool in given if not is_search(tool)]
     made: Json = {"tools": [_tool(tool) for tool in given]} if given else {}
     choice = body.get("tool_choice", body.get("function_call"))
     if isinstance(choice, dict):
@@ -226,6 +229,10 @@ def _tools(body: Json) -> Json:
 
 
 def _tool(tool: Json) -> Json:
+    if is_search(tool):
+        said = {name: value for name, value in search_options(tool).items() if name in OF_SEARCH}
+        allowed = said.pop("allowed_domains", None)
+        return {"type": SEARCH, **said} | ({"filters": {"allowed_domains": allowed}} if allowed else {})
     kind = text_of(tool.get("type", "function"))
     named = object_of(tool.get(kind))
     if kind == "function":
@@ -237,6 +244,8 @@ def _tool(tool: Json) -> Json:
 
 
 def _choice(choice: Json) -> Json:
+    if is_search(choice):
+        return {"type": "allowed_tools", "mode": "required", "tools": [{"type": SEARCH}]}
     kind = choice.get("type", "function")
     named = choice.get(kind)
     if kind == "allowed_tools" and isinstance(named, dict):
