@@ -87,6 +87,8 @@ class ServerFacts:
     """The target's chat completions know the role `developer`; elsewhere it is `system`."""
     takes_custom_tools: bool = False
     """The target's chat completions know tools whose input is free text, and what else OpenAI's alone know."""
+    knows: frozenset[str] = frozenset()
+    """The fields at the top of a request, beside those that all servers of its language have, that the target knows."""
     requires_all: bool = False
     """A schema that the target holds to strictly has no optional properties, as OpenAI's."""
     takes_reasoning: bool = True
@@ -306,7 +308,16 @@ def told_finish(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Json
 # others, and never leaves the gateway but to a caller of chat completions.
 
 
-HUB: Final = ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_details=True)
+OPENAIS_FIELDS: Final = frozenset(
+    (
+        "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+        "service_tier", "verbosity",
+    )
+)  # fmt: skip
+"""Fields of chat completions that OpenAI's own know; of others, many refuse a call that has one (zed-industries/zed#36215)."""
+HUB: Final = ServerFacts(
+    bound_field="max_completion_tokens", takes_developer=True, takes_details=True, knows=OPENAIS_FIELDS | {"top_k"}
+)
 """What the first conversion has to know of its target, which is the second one."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -33,6 +33,7 @@ from gateway.dialects.base import (
 from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
 from gateway.dialects.gemini import places
 from gateway.dialects.places import at_converse, at_count, at_invoke
+from gateway.dialects.schema_tools.unknown import KnownFields
 
 # A way from a caller's language to a target's, on bytes: what goes there, what comes back, and what a 404 means.
 
@@ -234,6 +235,13 @@ _OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "claude_at_vertex": ("gateway.dialects.anthropic.places", "ChatAtVertex"),
 }
 """By the target's language, what serves a caller of chat completions by it."""
+_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+    "chat": ("gateway.dialects.openai.fields", "CHAT"),
+    "responses": ("gateway.dialects.openai.fields", "RESPONSES"),
+    "messages": ("gateway.dialects.anthropic.fields", "MESSAGES"),
+    "generate": ("gateway.dialects.gemini.fields", "GENERATE"),
+}
+"""By the caller's language, the fields that a request in it may have."""
 
 
 class _Direct(NamedTuple):
@@ -355,18 +363,24 @@ def pair_of(asked: str, spoken: str) -> Pair:
         translator = _made(_OUT_OF_CHAT[spoken])
     else:
         translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_CHAT[spoken]))
+    translator = KnownFields(partial(_imported, _FORMS[asked]), translator)
     return Pair(asked, spoken, _PLACES[spoken], translator, _HEADERS.get(spoken, ()))
 
 
 def _made(place: tuple[str, str]) -> Translator:
-    return LaterTranslator(partial(_imported, place))
+    return LaterTranslator(partial(_created, place))
 
 
 @cache
-def _imported(place: tuple[str, str]) -> Translator:
-    module, name = place
-    made: Translator = getattr(import_module(module), name)()
+def _created(place: tuple[str, str]) -> Translator:
+    made: Translator = _imported(place)()
     return made
+
+
+@cache
+def _imported(place: tuple[str, str]) -> Any:
+    module, name = place
+    return getattr(import_module(module), name)
 
 
 class LaterTranslator:

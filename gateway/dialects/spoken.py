@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, Literal
 
 from gateway.core.types import FindUnsupportedFields, Gap, How
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, once
+from gateway.dialects.base import OPENAIS_FIELDS, Json, ModelFacts, ServerFacts, once
 from gateway.dialects.issuers import OPENAIS_KINDS
 from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known, gaps_of_modalities
 from gateway.dialects.memory import UnknownMemory
@@ -38,6 +38,15 @@ _SIGNED_IN: Final[Mapping[str, Literal["reasoning_details", "extra_content"]]] =
     "openrouter": "reasoning_details",
 }
 """Where chat completions of these kinds have what their models signed."""
+_KNOWN: Final[Mapping[str, frozenset[str]]] = {
+    "openai": OPENAIS_FIELDS,
+    "azure": OPENAIS_FIELDS,
+    "openrouter": OPENAIS_FIELDS | {"top_k"},
+    "groq": frozenset(("service_tier",)),
+    "mistral": frozenset(("metadata", "prompt_cache_key")),
+    **dict.fromkeys(("vllm", "sglang", "together", "fireworks"), frozenset(("top_k",))),
+}
+"""By the kind of a server what it knows beside the fields that all of them have (see `ServerFacts.knows`)."""
 
 FindModel = Callable[[str], ModelFacts]
 """Returns what is known of a model by the provider's name for it."""
@@ -62,6 +71,8 @@ class Spoken:
     dialect: str = "openai"
     find_model: FindModel = field(default=_unknown, compare=False)
     approximates: bool = False
+    sets: frozenset[str] = frozenset()
+    """The fields that the config sets in the target's requests: whoever does knows that the target takes them."""
     find_sources: Callable[[str], Mapping[str, Known]] = field(default=lambda _model: {}, compare=False)
     _facts: dict[tuple[str, str, str], ServerFacts] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was found, by the languages of a conversion and the model: calls ask for the same again and again."""
@@ -100,7 +111,9 @@ class Spoken:
             if len(self._facts) >= MOST_REMEMBERED:  # callers may send any name to a target that takes every model
                 self._facts.clear()
             issuer = self.dialect if self.dialect in _OWN_LANGUAGE else ""
-            found = replace(facts_of(self.kind), issuer=issuer, model=known, approximates=self.approximates)
+            plain = facts_of(self.kind)
+            knows = plain.knows | self.sets
+            found = replace(plain, issuer=issuer, model=known, approximates=self.approximates, knows=knows)
             self._facts[key] = found
         return found
 
@@ -126,8 +139,10 @@ def facts_of(kind: str) -> ServerFacts:
             takes_custom_tools=True,
             takes_reasoning=False,
             requires_all=True,
+            knows=_KNOWN[kind],
         )
-    found = ServerFacts(takes_reasoning=kind not in _FORGETFUL, signed_in=_SIGNED_IN.get(kind, ""))
+    knows = _KNOWN.get(kind, frozenset())
+    found = ServerFacts(takes_reasoning=kind not in _FORGETFUL, signed_in=_SIGNED_IN.get(kind, ""), knows=knows)
     return replace(found, most_user_characters=_LONGER_USERS) if kind in _TAKE_LONGER_USERS else found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.dialects.anthropic.places import ChatOverMessages
 from gateway.dialects.base import ModelFacts, ServerFacts
+from gateway.dialects.registry import pair_of
 
-PAIR = ChatOverMessages()
+PAIR = pair_of("chat", "messages").translator
 USER = {"role": "user", "content": "go"}
 CALL = {"id": "call_a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
 USE = {"type": "tool_use", "id": "call_a", "name": "f", "input": {"x": 1}}

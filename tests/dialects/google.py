@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, ModelFacts, Reader, ServerFacts
-from gateway.dialects.gemini.translators import ChatOverGenerate
+from gateway.dialects.registry import pair_of
 
 Json = dict[str, Any]
-PAIR = ChatOverGenerate()
+PAIR = pair_of("chat", "generate").translator
 LEVEL = ModelFacts(
     max_output=65_536, thinking="level", efforts=("low", "high"), thinking_off="never", json_schema=True, logprobs=True
 )

@@ -375,6 +375,9 @@ class Told:
         elif self._streamed(before) == self._streamed(after):
             self.lost_in_streams.append(place)
 
+    def stranger(self, place: str, before: Json, after: Json) -> None:
+        """A provider may add to its answers what it likes."""
+
     def opens(self, place: str, before: Json, after: Json) -> bool:
         listed = [one for one in self._way.listed if fnmatch(place, one)]
         if listed and self._said(before) == self._said(after):

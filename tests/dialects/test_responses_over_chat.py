@@ -10,13 +10,12 @@ from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import MalformedAnswer, ServerFacts
-from gateway.dialects.openai.translators import ResponsesOverChat
 from gateway.dialects.registry import pair_of
 from gateway.dialects.spoken import facts_of
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 
-PAIR = ResponsesOverChat()
+PAIR = pair_of("responses", "chat").translator
 PLAIN = ServerFacts()
 OPENAI = facts_of("openai")
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_a", "name": "f", "arguments": '{"x":1}'}
@@ -254,14 +253,10 @@ def test_options_have_their_other_names() -> None:
         "type": "json_schema",
         "json_schema": {k: schema[k] for k in ("name", "schema", "strict")},
     }
-    assert (made["verbosity"], made["reasoning_effort"], made["logprobs"], made["top_logprobs"]) == (
-        "low",
-        "low",
-        True,
-        2,
-    )
+    assert (made["reasoning_effort"], made["logprobs"], made["top_logprobs"]) == ("low", True, 2)
     assert made["stream_options"] == {"include_usage": True}
-    assert made["top_k"] == 5
+    assert "verbosity" not in made
+    assert sent(OPENAI, input="x", text={"verbosity": "low"})["verbosity"] == "low"
     assert not made.keys() & {"input", "text", "reasoning", "include", "store", "max_output_tokens"}
     assert sent(OPENAI, input="x", max_output_tokens=9)["max_completion_tokens"] == 9
 

@@ -31,7 +31,7 @@ MESSAGES = (
 )
 TO_GEMINI = ("gemini/out_answer", "gemini/out_gaps", "gemini/out_request")
 GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")
-SHARED = ("schema_tools/tools",)
+SHARED = ("schema_tools/tools", "openai/fields", "anthropic/fields", "gemini/fields")
 FIELDS = ("schema_tools/outline", "schema_tools/schema")
 EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from gateway.emulator.config.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Response, Running, config_of, connect, get, post
 
@@ -18,6 +20,12 @@ KEY = f"x-goog-api-key: {WEB_KEY}"
 TOOL = {
     "functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}}]
 }
+
+
+@pytest.fixture
+def start(start: StartGateway) -> StartGateway:
+    """Starts gateways whose provider refuses what its language does not have."""
+    return partial(start, emulator=EmulatorConfig(strict=True))
 
 
 def config(url: str) -> Mapping[str, Any]:

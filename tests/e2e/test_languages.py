@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import openai
 import orjson
 import pytest
 
-from gateway.emulator.config.config import parse_rule
+from gateway.emulator.config.config import EmulatorConfig, parse_rule
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, config_of
 
@@ -19,6 +20,12 @@ TOOL = {
     "name": "get_weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+
+
+@pytest.fixture
+def start(start: StartGateway) -> StartGateway:
+    """Starts gateways whose provider refuses what its language does not have."""
+    return partial(start, emulator=EmulatorConfig(strict=True))
 
 
 def speaking(*languages: str, **sections: Any) -> Callable[[str], Mapping[str, Any]]:
@@ -34,6 +41,35 @@ def speaking(*languages: str, **sections: Any) -> Callable[[str], Mapping[str, A
 
 def paths(gateway: Running) -> list[str]:
     return [one["path"] for one in gateway.received()]
+
+
+async def test_a_coding_agent_at_a_provider_of_chat(start: StartGateway) -> None:
+    """Its tools are served, and what is OpenAI's own, or its own, does not leave the gateway."""
+    gateway = await start(speaking("chat"))
+    space = {"type": "namespace", "name": "mcp__docs__", "description": "Docs", "tools": [TOOL]}
+    asked: dict[str, Any] = {"model": "gpt-4o", "input": "call get_weather", "tools": [space, {"type": "web_search"}]}
+    own = {
+        "client_metadata": {"session_id": "s_1"},
+        "prompt_cache_key": "s_1",
+        "text": {"verbosity": "low"},
+        "store": False,
+    }
+    async with gateway.sdk() as sdk:
+        raw = await sdk.responses.with_raw_response.create(**asked, extra_body=own, tool_choice="required")
+    await gateway.stop()
+
+    call = raw.parse().output[0]
+    assert (call.type, call.model_dump().get("namespace"), call.model_dump()["name"]) == (
+        "function_call",
+        "mcp__docs__",
+        "get_weather",
+    )
+    assert raw.headers["x-gateway-lossy"] == (
+        "other(dropped), prompt_cache_key(dropped), text.verbosity(dropped), tools.namespace(approximated),"
+        " tools.web_search(dropped)"
+    )
+    sent = orjson.loads(gateway.received()[0]["body"])
+    assert sent.keys() == {"model", "messages", "tools", "tool_choice"}
 
 
 async def test_responses_at_a_provider_of_chat(start: StartGateway) -> None:
@@ -91,7 +127,7 @@ async def test_a_call_that_cannot_be_said_goes_elsewhere_or_is_refused(start: St
         "small": {"targets": [{"provider": "main", "model": "gpt-4o", "speaks": ["chat"]}]},
     }
     gateway = await start(speaking("chat", models=models))
-    asked: dict[str, Any] = {"input": "hello", "tools": [{"type": "web_search"}]}
+    asked: dict[str, Any] = {"input": "hello", "tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}
     unknown_role: Any = [{"role": "robot", "content": "x"}]
     async with gateway.sdk() as sdk:
         served = await sdk.responses.with_raw_response.create(model="gpt-4o", **asked)
@@ -102,7 +138,7 @@ async def test_a_call_that_cannot_be_said_goes_elsewhere_or_is_refused(start: St
 
     assert served.headers["x-gateway-target"] == "main/gpt-4o-mini"
     assert refused.value.code == "unsupported_by_targets"
-    assert "tools.web_search" in refused.value.message
+    assert "tools.file_search" in refused.value.message
     assert senseless.value.param == "input[0].role"
     assert paths(gateway) == ["/v1/responses"]
     await gateway.idle()

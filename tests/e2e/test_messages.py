@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from gateway.emulator.config.config import EmulatorConfig
 from tests.e2e.anthropic_server import AnthropicServer, error, events, message
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Response, Running, config_of, connect, get, post, until
@@ -22,6 +24,12 @@ ASKED: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "hello there"}],
 }
 CHAT: Mapping[str, Any] = {"model": "claude", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+@pytest.fixture
+def start(start: StartGateway) -> StartGateway:
+    """Starts gateways whose provider refuses what its language does not have."""
+    return partial(start, emulator=EmulatorConfig(strict=True))
 
 
 @pytest.fixture

@@ -351,7 +351,6 @@ _NOTED: Final = frozenset(
 """Fields of a message that may be lost, or go with it."""
 _NOT_ITS_OWN: Final = "thoughts go back to the provider that signed them, and to no other"
 _BOUND: Final = "the model takes thoughts back only behind what it thought them after"
-_OTHER: Final = Gap("messages.other", How.DROPPED, "the target's messages have no such field")
 _IN_PLACE: Final = "instructions between the messages become a user's words, in their place"
 
 
@@ -392,8 +391,6 @@ def gaps_of_messages(
             if not keeps_thoughts and thought_blocks(message):
                 found.append(Gap("messages.reasoning_details", How.DROPPED, _BOUND))
             _read_answer(message, found, is_recalled=keeps_thoughts and number in recalled)
-    if looks.has_other:
-        found.append(_OTHER)
     if looks.has_later_system and not facts.model.later_system:
         found.append(Gap("messages.system", How.APPROXIMATED, _IN_PLACE))
     if looks.begins_at is None:

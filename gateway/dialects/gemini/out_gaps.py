@@ -64,8 +64,6 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a chat completion's messages."""
     found: list[Gap] = []
     looks = outline(body.get("messages"))
-    if looks.has_other:
-        found.append(Gap("messages.other", How.DROPPED, "the target's messages have no such field"))
     if looks.has_later_system:
         why = "instructions between the messages become a user's words, in their place"
         found.append(Gap("messages.system", How.APPROXIMATED, why))

@@ -250,8 +250,6 @@ def _without_constant(schema: Json) -> Json:
 # unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is said for all functions at once.
 
 
-_OF_TOOLS: Final = frozenset(("type", "function", "cache_control"))
-_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "strict", "cache_control"))
 _FUNCTIONS_ALONE: Final = "the target has functions alone as tools"
 _MODES: Final = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 
@@ -322,8 +320,6 @@ def _search(offered: Json, body: Json, gaps: list[Gap]) -> list[Json]:
 
 def _declaration(tool: Json, gaps: list[Gap], *, is_odd: bool) -> Json:
     named = _function(tool)
-    if not (tool.keys() <= _OF_TOOLS and named.keys() <= _OF_FUNCTIONS):
-        gaps.append(Gap("tools.other", How.DROPPED, "the target's tools have no such field"))
     if "cache_control" in tool or "cache_control" in named:
         gaps.append(Gap("cache_control", How.DROPPED, "the target keeps beginnings of prompts by itself"))
     made: Json = {"name": named.get("name")}

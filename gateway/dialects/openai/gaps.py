@@ -9,8 +9,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.core.types import Gap, How
-from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import (
+    MOST_NAMED,
+    OPENAIS_FIELDS,
+    FieldGaps,
+    Json,
+    ServerFacts,
+    gaps_of_fields,
+    object_of,
+    objects,
+    strings,
+    text_of,
+)
 from gateway.dialects.issuers import NOT_ITS_OWN, carried_in
+from gateway.dialects.openai.fields import RESPONSES
 from gateway.dialects.schema_tools.outline import outline
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search, is_search_alone, search_options
 
@@ -45,6 +57,22 @@ CHAT_ONLY: Final[FieldGaps] = {
     "store": (How.DROPPED, "no answer is kept", (False,)),
 }
 """Top-level fields of a chat completion: what becomes of each in a Responses request."""
+ADDED: Final[FieldGaps] = {
+    **dict.fromkeys(OPENAIS_FIELDS - {"verbosity"}, (How.DROPPED, _HINT, ({}, "auto", "default"))),
+    "top_k": (How.DROPPED, _HINT, ()),
+}
+"""Top-level fields of both that some servers with chat completions know, and others refuse."""
+SHARED: Final = frozenset(
+    ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls", "top_logprobs", *OPENAIS_FIELDS)
+) - {"verbosity"}
+"""Top-level fields of a chat completion that Responses have, too, under the same name."""
+_SAID: Final = SHARED | frozenset(
+    (
+        "messages", "max_tokens", "max_completion_tokens", "response_format", "verbosity", "reasoning_effort", "tools",
+        "tool_choice", "functions", "function_call", "logprobs", "stream_options",
+    )
+)  # fmt: skip
+"""Top-level fields of a chat completion that are said in a Responses request, or whose gaps are found elsewhere."""
 
 CACHE_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {"mode": ("implicit", "explicit"), "ttl": ("30m",)}
 """What chat completions can be told of the cache of prompts; Responses can be told more."""
@@ -60,6 +88,8 @@ PASSED_OVER: Final[Mapping[str, str]] = {
 """Items that a conversation goes on without, and why."""
 OF_SEARCH: Final = frozenset(("allowed_domains", "user_location", "search_context_size", "external_web_access"))
 """The options of a search that OpenAI's Responses know."""
+NAMED: Final = ("cache_control", "reasoning", "thinking", "top_k")
+"""Top-level fields of a chat completion that are not OpenAI's, and have gaps of their own name."""
 _PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file"))
 TAKES_MARKS: Final = ("user", "system", "developer")
 """Roles whose parts stay parts in Responses."""
@@ -74,6 +104,29 @@ _WORDS: Final = ("output_text", "input_text", "text")
 SAID: Final = (*_WORDS, "refusal")
 """The parts of what a model has said before."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
+
+
+def gaps_at_top(body: Json, facts: ServerFacts) -> list[Gap]:
+    """Returns the gaps among a Responses request's top-level fields."""
+    found = gaps_of_fields(body, RESPONSES_ONLY)
+    if facts.takes_details:  # what follows knows which others its target has
+        return found
+    found += [gap for gap in gaps_of_fields(body, ADDED) if gap.field not in facts.knows]
+    said = RESPONSES.fields.keys() | ADDED.keys() | facts.knows
+    if any(value is not None and name not in said for name, value in body.items()):
+        found.append(Gap("other", How.DROPPED, _HINT))
+    if object_of(body.get("text")).get("verbosity") not in (None, "medium") and "verbosity" not in facts.knows:
+        found.append(Gap("text.verbosity", How.DROPPED, _HINT))
+    return found
+
+
+def gaps_of_chat_at_top(body: Json, facts: ServerFacts) -> list[Gap]:
+    """Returns the gaps among a chat completion's top-level fields."""
+    found = gaps_of_fields(body, CHAT_ONLY)
+    for name, value in body.items():
+        if value is not None and name not in _SAID and name not in CHAT_ONLY and name not in facts.knows:
+            found.append(Gap(name if name in NAMED else "other", How.DROPPED, _HINT))
+    return found
 
 
 def gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
@@ -200,8 +253,6 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a chat completion's messages and tools."""
     found: list[Gap] = []
     looks = outline(body.get("messages"))
-    if looks.has_other:
-        found.append(Gap("messages.other", How.DROPPED, "Responses have no such field"))
     for _, message in looks.notable:
         if message.get("audio"):
             found.append(Gap("messages.audio", How.REFUSED, "Responses do not hear what they said"))
@@ -231,8 +282,6 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
     demands_search = is_search(object_of(choice)) or (choice == "required" and is_search_alone(body.get("tools")))
     if demands_search and not facts.takes_developer:
         found.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
-    if body.get("top_k") is not None and facts.takes_developer:
-        found.append(Gap("top_k", How.DROPPED, _HINT))
     return found
 
 

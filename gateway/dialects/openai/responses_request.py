@@ -16,6 +16,8 @@ from gateway.dialects.issuers import carried_in
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, SAID, is_reference
 from gateway.dialects.schema_tools.tools import SEARCH, is_search
 
+_SAME: Final = frozenset(("model", "stream", "temperature", "top_p", "user"))
+"""Fields that all servers with chat completions know by the same name."""
 _OWN: Final = frozenset(
     (
         "input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens", "include", "store",
@@ -23,7 +25,7 @@ _OWN: Final = frozenset(
         "max_tool_calls", "truncation", "image", "access_programs", "n", "messages", "parallel_tool_calls", "top_logprobs",
     )
 )  # fmt: skip
-"""Fields that chat completions know by another name, or not; all others mean the same in both, and go on as they are."""
+"""Fields that chat completions know by another name, or not; all others go on to who converts them once more."""
 INPUT_NAME: Final = "input"
 """The one parameter of a function that stands for a tool with free text."""
 _FREE_TEXT: Final[Json] = {
@@ -36,10 +38,15 @@ _FREE_TEXT: Final[Json] = {
 
 def chat_body(body: Json, facts: ServerFacts) -> Json:
     """Returns the chat completion. Raises InvalidRequest where the input makes no sense."""
-    made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    knows = _SAME | facts.knows
+    made = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in _OWN and (name in knows or facts.takes_details)
+    }
     made["messages"] = _Messages(body, facts).all()
     made |= _tools(body, facts)
-    made |= _options(body)
+    made |= _options(body, facts)
     if isinstance(options := made.get("prompt_cache_options"), dict):
         kept = {name: value for name, value in options.items() if value in CACHE_OPTIONS.get(name, ())}
         made |= {"prompt_cache_options": kept}
@@ -254,7 +261,8 @@ def _part(part: Any, place: str) -> Json:
         named = {"filename": part["filename"]} if part.get("filename") else {}
         return {"type": "file", "file": {"file_data": part["file_data"], **named}}
     if kind == "input_audio":
-        return {"type": "input_audio", "input_audio": part.get("input_audio")}
+        sound = object_of(part.get("input_audio"))
+        return {"type": "input_audio", "input_audio": {one: sound[one] for one in ("data", "format") if one in sound}}
     raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)
 
 
@@ -295,8 +303,10 @@ def _tool(tool: Json, facts: ServerFacts) -> Json:
         grammar = object_of(tool.get("format"))
         rules = {name: grammar.get(name) for name in ("syntax", "definition")}
         if facts.takes_custom_tools:
-            shape = {"type": "grammar", "grammar": rules} if grammar.get("type") == "grammar" else tool.get("format")
-            return {"type": "custom", "custom": named | ({"format": shape} if shape else {})}
+            shape: Json = (
+                {"type": "grammar", "grammar": rules} if grammar.get("type") == "grammar" else {"type": "text"}
+            )
+            return {"type": "custom", "custom": named | ({"format": shape} if grammar else {})}
         if grammar.get("type") == "grammar":
             told = f"The input follows this {rules['syntax']} grammar:\n{rules['definition']}"
             named["description"] = "\n\n".join(filter(None, (text_of(named.get("description")), told)))
@@ -305,17 +315,18 @@ def _tool(tool: Json, facts: ServerFacts) -> Json:
     return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
 
 
-def _options(body: Json) -> Json:
+def _options(body: Json, facts: ServerFacts) -> Json:
     """Returns the options that are nested in one of the two languages."""
     made: Json = {}
     text = object_of(body.get("text"))
     answer = object_of(text.get("format"))
     if answer.get("type") == "json_schema":
-        named = {name: value for name, value in answer.items() if name != "type" and value is not None}
+        kept = ("name", "schema", "strict", "description")
+        named = {name: answer[name] for name in kept if answer.get(name) is not None}
         made["response_format"] = {"type": "json_schema", "json_schema": named}
     elif answer.get("type") == "json_object":
         made["response_format"] = {"type": "json_object"}
-    if text.get("verbosity") is not None:
+    if text.get("verbosity") is not None and "verbosity" in facts.knows:
         made["verbosity"] = text["verbosity"]
     if (effort := object_of(body.get("reasoning")).get("effort")) is not None:
         made["reasoning_effort"] = effort

@@ -14,7 +14,6 @@ from gateway.dialects.base import (
     Reader,
     ServerFacts,
     ThroughChat,
-    gaps_of_fields,
     once,
     strings,
 )
@@ -53,7 +52,7 @@ class ResponsesOverChat:
 
 def _gaps_of_response(body: Json, flat: FlatRequest, facts: ServerFacts) -> Sequence[Gap]:
     """`flat` is the request without namespaces."""
-    found = gaps_of_fields(body, gaps.RESPONSES_ONLY)
+    found = gaps.gaps_at_top(flat.body, facts)
     found += [] if flat.body.get("tools") is body.get("tools") else [NAMESPACE_GAP]
     found += gaps.gaps_of_tools(flat.body, facts)
     return once(found + gaps.gaps_of_input(flat.body, facts) + gaps.gaps_of_options(body, facts))
@@ -63,7 +62,7 @@ class ChatOverResponses:
     """Serves a caller of chat completions by Responses; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        found = gaps_of_fields(body, gaps.CHAT_ONLY) + gaps.gaps_of_messages(body, facts)
+        found = gaps.gaps_of_chat_at_top(body, facts) + gaps.gaps_of_messages(body, facts)
         found += gaps_of_foreign(body.get("messages"), facts.memory) + gaps_of_names(body, OPENAIS)
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         if isinstance(most, int) and most < LEAST_TOKENS:

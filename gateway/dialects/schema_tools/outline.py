@@ -14,15 +14,6 @@ from gateway.dialects.memory import IN_ID
 
 _NO_OPTION: Final = "the target has no such option"
 _SYSTEM: Final = ("system", "developer")
-_KNOWN: Final = frozenset(
-    (
-        "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations", "images",
-        "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "cache_control", "prompt_cache_breakpoint",
-        "is_error", "type", "text", "image_url", "file", "input_audio", "file_url",
-    )
-)  # fmt: skip
-"""Fields of messages and their parts that one language or another can say, or that only repeat what an answer had."""
-_NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
 _FIELDS_OF_A_CALL: Final = 3
 """Its id, type and function."""
 
@@ -55,14 +46,12 @@ class ChatOutline(NamedTuple):
     """The number of the first message that is no instruction; None: all are."""
     has_later_system: bool
     """Instructions stand behind that one."""
-    has_other: bool
-    """A message or a part of one has a field that nobody knows, which no other language can say."""
 
 
 def outline(messages: Any) -> ChatOutline:
     """Returns what there is to look at among messages; what is no message is passed over."""
     notable: list[tuple[int, Json]] = []
-    begins_at, has_later_system, has_other = None, False, False
+    begins_at, has_later_system = None, False
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         if type(message) is not dict:
             continue
@@ -80,17 +69,7 @@ def outline(messages: Any) -> ChatOutline:
         if is_turn and _are_plain(message["tool_calls"]):
             continue
         notable.append((number, message))
-        if type(content) is list and not has_other:
-            has_other = any(map(_is_other, content))
-        has_other = has_other or _is_other(message)
-    return ChatOutline(notable, begins_at, has_later_system, has_other)
-
-
-def _is_other(given: Any) -> bool:
-    """Returns whether a message or a part says something by a name that is unknown."""
-    if type(given) is not dict or given.keys() <= _KNOWN:
-        return False
-    return any(given[name] not in _NOTHING and name != given.get("type") for name in given.keys() - _KNOWN)
+    return ChatOutline(notable, begins_at, has_later_system)
 
 
 def _are_plain(calls: Any) -> bool:

@@ -253,3 +253,98 @@ def _wrong_type(name: str, expected: str, value: object) -> ProblemError:
 def _an(value: object) -> str:
     names = {bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array"}
     return names.get(type(value), "null" if value is None else "an object")
+
+
+# The fields that OpenAI's chat completions and Responses have: others are refused where the emulator is strict.
+#
+# Schemas, metadata and arguments are anybody's, and not looked at. Source: OpenAI's API reference.
+
+
+Known = Mapping[str, Any]
+"""By a field's name the fields within it; None: it is not looked at."""
+
+
+def _known(leaves: str, **within: Known) -> Known:
+    return MappingProxyType({**dict.fromkeys(leaves.split()), **within})
+
+
+_BOTH = (
+    "model stream temperature top_p user metadata moderation parallel_tool_calls prompt_cache_key prompt_cache_retention"
+    " safety_identifier service_tier store top_logprobs"
+)
+_MARK = _known("mode ttl")
+_CACHE = _known("mode ttl prewarm")
+_STREAM = _known("include_usage include_obfuscation")
+_NAMED = _known("name")
+_FUNCTION = _known("name description parameters strict")
+_GRAMMAR = _known("syntax definition")
+_CHOICE = _known("type name mode server_label")
+KNOWN: Mapping[str, Known] = MappingProxyType(
+    {
+        "chat/completions": _known(
+            f"{_BOTH} audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens"
+            " modalities n prediction presence_penalty reasoning_effort seed stop verbosity web_search_options",
+            messages=_known(
+                "role name refusal tool_call_id audio",
+                content=_known(
+                    "type text refusal",
+                    image_url=_known("url detail"),
+                    file=_known("file_data file_id filename"),
+                    input_audio=_known("data format"),
+                    prompt_cache_breakpoint=_MARK,
+                ),
+                tool_calls=_known("id type", function=_known("name arguments"), custom=_known("name input")),
+                function_call=_known("name arguments"),
+            ),
+            tools=_known(
+                "type", function=_FUNCTION, custom=_known("name description", format=_known("type", grammar=_GRAMMAR))
+            ),
+            tool_choice=_known("type allowed_tools", function=_NAMED, custom=_NAMED),
+            response_format=_known("type", json_schema=_known("name description schema strict")),
+            prompt_cache_options=_CACHE,
+            stream_options=_STREAM,
+        ),
+        "responses": _known(
+            f"{_BOTH} access_programs background context_management conversation image include instructions max_output_tokens"
+            " max_tool_calls previous_response_id prompt truncation",
+            input=_known(
+                "type id status role name call_id namespace phase async caller created_by arguments input action"
+                " encrypted_content summary",
+                content=_known(
+                    "type text refusal annotations logprobs image_url detail file_id file_data file_url filename",
+                    input_audio=_known("data format"),
+                    prompt_cache_breakpoint=_MARK,
+                ),
+                output=_known("type text image_url detail file_id file_data file_url filename"),
+            ),
+            reasoning=_known("effort context generate_summary mode summary"),
+            text=_known("verbosity", format=_known("type name schema strict description")),
+            tool_choice=_known("type name namespace mode server_label tools"),
+            prompt_cache_options=_CACHE,
+            stream_options=_STREAM,
+        ),
+    }
+)
+"""By endpoint, the fields of a request; the tools of Responses are of too many kinds."""
+
+
+def refuse_unknown(endpoint: str, data: Mapping[str, Any]) -> None:
+    """Raises ProblemError that names the first field which the language of the endpoint does not have."""
+    known = KNOWN.get(endpoint)
+    if known is not None:
+        _look({name: value for name, value in data.items() if endpoint != "responses" or name != "tools"}, known, "")
+
+
+def _look(value: Mapping[str, Any], known: Known, place: str) -> None:
+    for name, given in value.items():
+        where = f"{place}.{name}" if place else name
+        if name not in known:
+            text = f"Unknown parameter: '{where}'."
+            raise ProblemError(EmulatedProblem(400, text, param=where, code="unknown_parameter"))
+        inner = known[name]
+        if inner is not None and isinstance(given, dict):
+            _look(given, inner, where)
+        elif inner is not None and isinstance(given, list):
+            for number, one in enumerate(given):
+                if isinstance(one, dict):
+                    _look(one, inner, f"{where}[{number}]")

@@ -19,7 +19,7 @@ import orjson
 from gateway.emulator import routes
 from gateway.emulator.answers.chat import EmulatedPace, perform, refusal_of
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
-from gateway.emulator.answers.requests import CheckedRequest
+from gateway.emulator.answers.requests import CheckedRequest, refuse_unknown
 from gateway.emulator.app.call import (
     EmulatedCall,
     PeerGoneError,
@@ -193,6 +193,8 @@ class Emulator:
         now = self._now()
         call.endpoint = endpoint.name
         request = self._check(endpoint.request(call.body, deployment), call.dialect)
+        if self.config.strict and not endpoint.pool:
+            refuse_unknown(endpoint.name, request.data)
         call.model = request.model
         self.stats.asked(request.model)
 

@@ -339,6 +339,9 @@ class EmulatorConfig:
     )  # replaces the five above, by model
     dialect: str = "openai"  # openai | azure | anthropic: limit semantics, headers and error bodies
     limit_headers: bool = True  # False: no x-ratelimit-*, no Retry-After, anywhere
+    strict: bool = (
+        False  # True: chat completions and responses refuse the fields that OpenAI's have not, as others' APIs do
+    )
     charge: str = (
         "auto"  # tokens of a call at admission: max(input, max_tokens) | sum of them | input; auto: by dialect
     )
@@ -537,6 +540,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "model_limits": _limits_by_model,
         "dialect": _one_of(DIALECTS),
         "limit_headers": _flag,
+        "strict": _flag,
         "charge": _one_of(CHARGES),
         "models": _names,
         "api_key": _optional(_text),

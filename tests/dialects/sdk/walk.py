@@ -15,12 +15,20 @@ class Judge(Protocol):
         """A value, or an object that has nothing inside but what it is."""
         ...
 
+    def stranger(self, place: str, before: Json, after: Json) -> None:
+        """An object, without and with a field that nobody knows."""
+        ...
+
     def opens(self, place: str, before: Json, after: Json) -> bool:
         """Returns whether what is inside of an object is worth a look; not where it is lost as a whole, and that is told."""
         ...
 
 
 Build = Callable[[Any], Json]
+
+
+STRANGER = "unheard_of"
+"""A field that no language has."""
 
 
 class Given(NamedTuple):
@@ -47,6 +55,7 @@ class Walk:
     def _visit(self, name: str, place: str, build: Build, above: tuple[str, ...]) -> None:
         """Sets each field of one object."""
         whole = self.least(name)
+        self._judge.stranger(f"{place}.{STRANGER}".lstrip("."), build(whole), build({**whole, STRANGER: "told"}))
         for field, (form, _) in self._forms.fields(name).items():
             if field == "model" and not place:
                 continue

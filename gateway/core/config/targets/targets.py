@@ -126,6 +126,7 @@ def _build(
         provider.dialect,
         table.of,
         approximates=model.on_loss == "approximate",
+        sets=frozenset(name for name, _ in place.edits.set) if place.edits is not None else frozenset(),
         find_sources=table.sources,
     ).at(place.model or place.asked)
     upstream = parts.upstreams[provider.name, place.model]

@@ -168,8 +168,6 @@ MOST_STRICT: Final = 20
 MOST_OPTIONAL: Final = 24
 MOST_UNIONS: Final = 16
 """What all strict tools of a request may have together: so many tools, optional properties, properties with alternatives."""
-_OF_TOOLS: Final = frozenset(("type", "function", "cache_control", "prompt_cache_breakpoint"))
-_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "strict", "cache_control"))
 _SEARCHERS: Final = ("anthropic", "vertex")
 """Who searches the web for its models; Bedrock does not. Source: Anthropic's documentation of the tool."""
 _OF_SEARCH: Final = ("allowed_domains", "blocked_domains", "max_uses")
@@ -267,8 +265,6 @@ def _tools(given: list[Json], facts: ServerFacts, gaps: list[Gap]) -> list[Json]
     strict = optional = unions = 0
     for tool in given:
         named = _function(tool)
-        if not (tool.keys() <= _OF_TOOLS and named.keys() <= _OF_FUNCTIONS):
-            gaps.append(Gap("tools.other", How.DROPPED, "the target's tools have no such field"))
         block: Json = {"name": named.get("name"), "input_schema": object_schema(named.get("parameters"))}
         if named.get("description"):
             block["description"] = named["description"]

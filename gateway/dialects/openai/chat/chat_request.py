@@ -22,7 +22,7 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT
+from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT, SHARED
 from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options
 
 # A response as a chat completion: items become one message.
@@ -166,26 +166,22 @@ def _take(message: Json, logprobs: list[Json], thoughts: list[str], item: Json, 
                     message.setdefault("annotations", []).extend(annotation(one, start) for one in cited)
 
 
+_UNSHARED: Final = frozenset(("verbosity",))
+_OF_SCHEMAS: Final = ("name", "description", "schema", "strict")
 LEAST_TOKENS: Final = 16
 """Responses refuse a lower bound on the output (400 `integer_below_min_value`)."""
 ENCRYPTED: Final = "reasoning.encrypted_content"
 _WORDS: Final = ("text", "refusal")
-_OWN: Final = frozenset(
-    (
-        "messages", "max_tokens", "max_completion_tokens", "response_format", "verbosity", "reasoning_effort", "tools",
-        "tool_choice", "functions", "function_call", "logprobs", "store", "stream_options", "n", "audio", "modalities",
-        "web_search_options", "frequency_penalty", "presence_penalty", "logit_bias", "prediction", "seed", "stop",
-    )
-)  # fmt: skip
-"""Fields that Responses know by another name, or not; all others mean the same in both, and go on as they are."""
 
 
 def responses_body(body: Json, facts: ServerFacts) -> Json:
     """Returns the Responses request. Raises InvalidRequest where the messages make no sense."""
-    made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    made = {
+        name: value
+        for name, value in body.items()
+        if value is not None and (name in SHARED or (name in facts.knows and name not in _UNSHARED))
+    }
     made["input"] = _items(body.get("messages"), is_marked=facts.model.cache_marks)
-    if facts.takes_developer:
-        made.pop("top_k", None)
     for name in ("user", "safety_identifier"):
         if isinstance(user := made.get(name), str):
             made[name] = shortened(user, facts.most_user_characters)
@@ -208,7 +204,8 @@ def _text(body: Json) -> Json:
     made: Json = {}
     asked = body.get("response_format")
     if isinstance(asked, dict) and asked.get("type") == "json_schema" and isinstance(asked.get("json_schema"), dict):
-        made["format"] = {"type": "json_schema", **asked["json_schema"]}
+        named = asked["json_schema"]
+        made["format"] = {"type": "json_schema"} | {name: named[name] for name in _OF_SCHEMAS if name in named}
     elif isinstance(asked, dict):
         made["format"] = {"type": asked.get("type", "text")}
     if body.get("verbosity") is not None:
@@ -235,12 +232,16 @@ def _tool(tool: Json) -> Json:
         return {"type": SEARCH, **said} | ({"filters": {"allowed_domains": allowed}} if allowed else {})
     kind = text_of(tool.get("type", "function"))
     named = object_of(tool.get(kind))
+    kept: Json = {name: named[name] for name in ("name", "description", "parameters") if name in named}
     if kind == "function":
-        return {"type": kind, "parameters": None, **named, "strict": bool(named.get("strict"))}
-    answer = named.get("format")
-    if isinstance(answer, dict) and isinstance(answer.get("grammar"), dict):
-        answer = {"type": "grammar", **answer["grammar"]}
-    return {"type": kind, **named} | ({"format": answer} if answer else {})
+        return {"type": kind, "parameters": None, **kept, "strict": bool(named.get("strict"))}
+    answer = object_of(named.get("format"))
+    if answer.get("type") == "grammar":
+        rules = object_of(answer.get("grammar"))
+        answer = {"type": "grammar", **{name: rules[name] for name in ("syntax", "definition") if name in rules}}
+    elif answer:
+        answer = {"type": "text"}
+    return {"type": kind, **kept} | ({"format": answer} if answer else {})
 
 
 def _choice(choice: Json) -> Json:
@@ -378,5 +379,8 @@ def _unmarked(part: Any, place: str) -> Json:
     if kind == "image_url" and isinstance(inner, dict):
         return {"type": "input_image", "image_url": inner.get("url"), "detail": inner.get("detail") or "auto"}
     if kind == "file" and isinstance(inner, dict):
-        return {"type": "input_file", **inner}
+        return {
+            "type": "input_file",
+            **{name: inner[name] for name in ("file_data", "file_id", "filename") if name in inner},
+        }
     raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)
