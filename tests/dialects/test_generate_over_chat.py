@@ -18,6 +18,8 @@ from gateway.dialects.gemini.in_answer import FOREIGN, held_by, marked, without_
 from gateway.dialects.gemini.in_gaps import GenerateOverChat
 from gateway.dialects.gemini.in_request import json_schema, taken_out
 from gateway.dialects.gemini.places import front_of, put_in
+from gateway.dialects.registry import pair_of
+from gateway.dialects.spoken import facts_of
 from tests.dialects.odd import odd_bodies, spoiled
 from tests.rows import rows
 
@@ -75,9 +77,9 @@ SAID = [
     (config(responseLogprobs=True, logprobs=3), {"logprobs": True, "top_logprobs": 3}),
     (config(responseMimeType="application/json"), {"response_format": {"type": "json_object"}}),
     (config(responseMimeType="application/json", responseSchema=THEIRS),
-     {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": OBJECT, "strict": False}}}),
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": OBJECT, "strict": True}}}),
     (config(responseMimeType="application/json", responseJsonSchema=OBJECT),
-     {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": OBJECT, "strict": False}}}),
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": OBJECT, "strict": True}}}),
     (asked(tools=[TOOL]), {"tools": [FUNCTION]}),
     (asked(tools=[TOOL], toolConfig={"functionCallingConfig": {"mode": "ANY"}}),
      {"tools": [FUNCTION], "tool_choice": "required"}),
@@ -244,6 +246,27 @@ def test_a_schema_has_a_name_that_openai_takes() -> None:
     made = sent(asked(generationConfig={"responseSchema": {"title": "My [x]", "type": "OBJECT"}}), OPENAI)
 
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", made["response_format"]["json_schema"]["name"])
+
+
+@rows("required,is_held", [([], False), (["a"], True)])
+def test_an_answer_is_held_to_its_schema_where_openai_can(required: list[str], is_held: bool) -> None:
+    """Google holds every answer to its schema; that OpenAI does not is told."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": required}
+    body = config(responseMimeType="application/json", responseJsonSchema=schema)
+
+    form = sent(body, OPENAI)["response_format"]["json_schema"]
+
+    assert form["strict"] is is_held
+    assert form["schema"].get("additionalProperties", True) is not is_held
+    assert (("generationConfig.responseJsonSchema", "approximated") in gaps(body, OPENAI)) is not is_held
+
+
+def test_a_signature_of_a_call_is_told_of_where_responses_do_not_take_it() -> None:
+    """It goes back to the provider that made it, and OpenAI's Responses have no place for it."""
+    call = {"functionCall": {"name": "f", "args": {}}, "thoughtSignature": "c2ln"}
+    body = asked(model(call), user(result()))
+    found = pair_of("generate", "responses").translator.gaps(body, facts_of("openai"))
+    assert [(gap.field, gap.how.value) for gap in found] == [("messages.tool_calls.extra_content", "dropped")]
 
 
 @rows("required,strict", [([], False), (["a"], True)])

@@ -144,6 +144,11 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     kind = text_of(config.get("responseMimeType"))
     if kind not in _MIME_TYPES:
         found.append(Gap("generationConfig.responseMimeType", How.REFUSED, "the target has no such format"))
+    schema = in_request.schema_asked(config)
+    if schema is not None and in_request.checked_form(schema, facts) is None:
+        name = "responseSchema" if config.get("responseSchema") is not None else "responseJsonSchema"
+        why = "answers are held to an object without optional properties alone"
+        found.append(Gap(f"generationConfig.{name}", How.APPROXIMATED, why))
     thinking = inner(config, "thinkingConfig")
     level = text_of(thinking.get("thinkingLevel")).lower()
     if level and level not in BUDGETS and level != _NO_LEVEL:

@@ -443,7 +443,12 @@ def _form(config: Json, facts: ServerFacts) -> Json:
     if not isinstance(schema, dict):
         is_json = text_of(config.get("responseMimeType")) == _JSON
         return made | ({"response_format": {"type": "json_object"}} if is_json else {})
-    named = {"name": OPENAIS.of(text_of(schema.get("title")) or "output"), "schema": schema, "strict": False}
+    checked = checked_form(schema, facts)
+    named = {
+        "name": OPENAIS.of(text_of(schema.get("title")) or "output"),
+        "schema": schema if checked is None else checked,
+    }
+    named["strict"] = checked is not None
     return made | {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
@@ -491,6 +496,12 @@ def checked_schema(parameters: Any, facts: ServerFacts) -> Any:
     except SchemaTooDeep:
         return None
     return None if size_of(closed).optional else closed
+
+
+def checked_form(schema: Any, facts: ServerFacts) -> Any:
+    """Returns the schema that an answer can be held to; None: it cannot, for OpenAI's have no optional properties either."""
+    is_object = isinstance(schema, dict) and schema.get("type") == "object"
+    return checked_schema(schema, facts) if is_object or not facts.requires_all else None
 
 
 def parameters_of(function: Json) -> Any:

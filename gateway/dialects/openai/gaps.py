@@ -28,6 +28,7 @@ from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_searc
 
 _STATE: Final = "the target keeps no state of conversations"
 _HINT: Final = "the target has no such option"
+_NOT_ITS_OWN: Final = "thoughts go back to the provider that signed them"
 
 RESPONSES_ONLY: Final[FieldGaps] = {
     "access_programs": (How.DROPPED, _HINT, ([],)),
@@ -266,6 +267,8 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
         _add_gaps_of_marks(found, message, parts, facts)
         if message.get("role") == "assistant":
             _add_gap_of_thoughts(found, message)
+            if any(call.get("extra_content") for call in objects(message.get("tool_calls"))):
+                found.append(Gap("messages.tool_calls.extra_content", How.DROPPED, _NOT_ITS_OWN))
     for tool in objects(body.get("tools")):
         if is_search(tool):
             has_search = facts.takes_developer  # servers of other makers with Responses have none
@@ -289,9 +292,7 @@ def _add_gap_of_thoughts(found: list[Gap], message: Json) -> None:
     """What a model of OpenAI's has encrypted goes back to it, with the words that are in it; nothing else does."""
     details = objects(message.get("reasoning_details"))
     if any(one.get("format") != REASONING_FORMAT for one in details) or message.get("thinking_blocks"):
-        found.append(
-            Gap("messages.reasoning_details", How.DROPPED, "thoughts go back to the provider that signed them")
-        )
+        found.append(Gap("messages.reasoning_details", How.DROPPED, _NOT_ITS_OWN))
     if not details and (message.get("reasoning_content") or message.get("reasoning")):
         found.append(Gap("messages.reasoning_content", How.DROPPED, "thoughts in words do not go back"))
 
