@@ -235,6 +235,8 @@ _OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "claude_at_vertex": ("gateway.dialects.anthropic.places", "ChatAtVertex"),
 }
 """By the target's language, what serves a caller of chat completions by it."""
+_OUT_OF_HUB: Final[Mapping[str, tuple[str, str]]] = {"responses": (_OPENAI, "HubOverResponses")}
+"""The same for callers of other languages, where it is not the same."""
 _FORMS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("gateway.dialects.openai.fields", "CHAT"),
     "responses": ("gateway.dialects.openai.fields", "RESPONSES"),
@@ -362,7 +364,7 @@ def pair_of(asked: str, spoken: str) -> Pair:
     elif asked == "chat":
         translator = _made(_OUT_OF_CHAT[spoken])
     else:
-        translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_CHAT[spoken]))
+        translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_HUB.get(spoken, _OUT_OF_CHAT[spoken])))
     translator = KnownFields(partial(_imported, _FORMS[asked]), translator)
     return Pair(asked, spoken, _PLACES[spoken], translator, _HEADERS.get(spoken, ()))
 

@@ -25,6 +25,7 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
+from gateway.dialects.openai.fitting import NOT_SAMPLED, says_more
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search
 
 _HINT: Final = "the target has no such option"
@@ -136,8 +137,8 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     elif type(most) is int and most > 0 and in_request.bound(body, facts) < most:
         found.append(Gap("max_tokens", How.APPROXIMATED, f"the model answers with {model.max_output} at most"))
     for name in in_request.unsampled(body, facts):
-        if (value := body.get(name)) is not None and (value != 1 or value is True):  # 1 is what holds without it
-            found.append(Gap(name, How.DROPPED, "the model takes none"))
+        if (value := body.get(name)) is not None and says_more(value):
+            found.append(Gap(name, How.DROPPED, NOT_SAMPLED))
     if body.get("top_k") is not None and not facts.takes_details:
         found.append(Gap("top_k", How.DROPPED, _HINT))
     stops = strings(body.get("stop_sequences"))

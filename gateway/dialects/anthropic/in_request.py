@@ -17,8 +17,10 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.in_answer import ids
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, stops_for, text_of
+from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_for, text_of
 from gateway.dialects.issuers import NOT_ITS_OWN, read_exactly, written
+from gateway.dialects.openai import fitting
+from gateway.dialects.openai.fitting import SAMPLING, is_sampled
 from gateway.dialects.schema_tools.schema import size_of
 from gateway.dialects.schema_tools.tools import SEARCH, is_search, is_search_alone, search_in
 
@@ -546,11 +548,9 @@ def _failed(made: Json) -> Json:
 
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE | re.IGNORECASE)
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _BY_BUDGET: Final = ((2048, "low"), (10_000, "medium"), (16_384, "high"))
 _TIERS: Final = {"auto": "auto", "standard_only": "default"}
 _CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}
-SAMPLING: Final = ("temperature", "top_p")
 _SAME: Final = ("model", *SAMPLING)
 _DOMAINS: Final = ("allowed_domains", "blocked_domains")
 OF_SEARCH: Final = ("user_location", "max_uses")
@@ -588,16 +588,8 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
 
 
 def unsampled(body: Json, facts: ServerFacts) -> tuple[str, ...]:
-    """Returns what the model is not told of how to draw; behind another conversion, that one decides.
-
-    OpenAI's models that can be told not to think draw as they are told only then.
-    """
-    if facts.takes_details:
-        return ()
-    may_think = facts.takes_developer and "none" in facts.model.efforts
-    if facts.model.sampling and not (may_think and effort_for(body, facts) not in (None, "none")):
-        return ()
-    return SAMPLING
+    """Returns what the model is not told of how to draw; behind another conversion, that one decides."""
+    return () if facts.takes_details or is_sampled(effort_for(body, facts), facts) else SAMPLING
 
 
 def bound(body: Json, facts: ServerFacts) -> int:
@@ -627,16 +619,7 @@ def effort_asked(body: Json) -> str | None:
 def effort_for(body: Json, facts: ServerFacts) -> str | None:
     """Returns the effort that the target is told: what was asked for, or what comes nearest and is no more."""
     asked = effort_asked(body)
-    return asked if asked is None or facts.takes_details else nearest_effort(asked, facts.model)
-
-
-def nearest_effort(asked: str, model: ModelFacts) -> str | None:
-    """Returns the effort of a model's that is nearest to this one; None: the model is told none."""
-    if asked in model.efforts or not model.efforts:
-        return asked if asked in model.efforts else None
-    most = EFFORTS.index(asked) if asked in EFFORTS else len(EFFORTS)
-    less = [name for name in model.efforts if name in EFFORTS and EFFORTS.index(name) <= most]
-    return less[-1] if less else model.efforts[0]
+    return asked if facts.takes_details else fitting.effort_for(asked, facts.model)
 
 
 def schema_asked(body: Json) -> Json | None:

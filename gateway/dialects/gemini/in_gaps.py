@@ -23,6 +23,7 @@ from gateway.dialects.gemini import in_request
 from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, held_by, inner, listed
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
+from gateway.dialects.openai.fitting import NOT_SAMPLED, effort_for, how_fitted, is_sampled, says_more
 from gateway.dialects.schema_tools.media import type_of_name
 from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 
@@ -127,12 +128,17 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
             found.append(Gap(f"generationConfig.{name if name in IN_CONFIG else 'other'}", how, why))
     if config.get("topK") is not None and not facts.takes_details:
         found.append(Gap("generationConfig.topK", How.DROPPED, _HINT))
-    if not (facts.takes_details or facts.model.sampling):
+    thinking = inner(config, "thinkingConfig")
+    level, effort = text_of(thinking.get("thinkingLevel")).lower(), in_request.effort_of(thinking)
+    if not facts.takes_details and not is_sampled(effort_for(effort, facts.model), facts):
         found += (
-            Gap(f"generationConfig.{name}", How.DROPPED, "the model is not told how to sample")
-            for name in sorted(in_request.SAMPLING - {"topK"})
-            if config.get(name) is not None
+            Gap(f"generationConfig.{name}", How.DROPPED, NOT_SAMPLED)
+            for name in ("temperature", "topP")
+            if (value := config.get(name)) is not None and says_more(value)
         )
+    if not facts.takes_details and (lost := how_fitted(effort, facts.model)) is not None:
+        name = "thinkingLevel" if level else "thinkingBudget"
+        found.append(Gap(f"generationConfig.thinkingConfig.{name}", lost, "the model has no such effort"))
     stops = strings(config.get("stopSequences"))
     if len(kept := stops_for(stops, facts)) < len(stops):
         why = f"the target stops at the first {MOST_STOPS}" if kept else "the model is told nothing to stop at"
@@ -149,8 +155,6 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
         name = "responseSchema" if config.get("responseSchema") is not None else "responseJsonSchema"
         why = "answers are held to an object without optional properties alone"
         found.append(Gap(f"generationConfig.{name}", How.APPROXIMATED, why))
-    thinking = inner(config, "thinkingConfig")
-    level = text_of(thinking.get("thinkingLevel")).lower()
     if level and level not in BUDGETS and level != _NO_LEVEL:
         found.append(Gap("generationConfig.thinkingConfig.thinkingLevel", How.DROPPED, "nobody knows such a level"))
     if type(budget := thinking.get("thinkingBudget")) is int and budget > 0 and not level:

@@ -17,6 +17,7 @@ from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_f
 from gateway.dialects.gemini.in_answer import camel, held_by, inner, listed, without_marks
 from gateway.dialects.gemini.out_answer import told_of_call, told_signature
 from gateway.dialects.gemini.out_request import BUDGETS
+from gateway.dialects.openai.fitting import fitted
 from gateway.dialects.schema_tools.media import type_of_name
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
 from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH
@@ -354,7 +355,6 @@ _PLAIN: Final = (
     ("frequencyPenalty", "frequency_penalty"),
     ("candidateCount", "n"),
 )
-SAMPLING: Final = frozenset(("temperature", "topP", "topK"))
 _MODES: Final = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 CHECKED: Final = "VALIDATED"
 """The mode in which arguments are held to their schemas."""
@@ -367,9 +367,8 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
     given = camel(body)
     config = inner(given, "generationConfig")
     made: Json = {"model": given.get("model"), "messages": _messages(given, facts)}
-    takes_sampling = facts.takes_details or facts.model.sampling
     for name, theirs in _PLAIN:
-        if (value := config.get(name)) is not None and (takes_sampling or name not in SAMPLING):
+        if (value := config.get(name)) is not None:
             made[theirs] = value
     if facts.takes_details and config.get("topK") is not None:
         made["top_k"] = ceil(top) if isinstance(top := config["topK"], float) else top  # theirs has a fraction
@@ -389,7 +388,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         made["service_tier"] = tier
     if body.get("stream"):
         made |= {"stream": True, "stream_options": {"include_usage": True}}
-    return made
+    return made if facts.takes_details else fitted(made, facts)[0]
 
 
 def effort_of(config: Json) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gateway.core.types import Gap, How
@@ -21,6 +22,7 @@ from gateway.dialects.memory import gaps_of_foreign
 from gateway.dialects.openai import gaps
 from gateway.dialects.openai.chat.chat_request import ENCRYPTED, LEAST_TOKENS, chat_of_response, responses_body
 from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
+from gateway.dialects.openai.fitting import fitted
 from gateway.dialects.openai.namespaces import GAP as NAMESPACE_GAP
 from gateway.dialects.openai.namespaces import FlatRequest, flattened
 from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
@@ -81,6 +83,19 @@ class ChatOverResponses:
         return ResponsesAsChat(sent)
 
 
+class HubOverResponses(ChatOverResponses):
+    """Serves callers of languages that are not OpenAI's by Responses: what they ask is made to fit the model."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        made, lost = fitted(body, facts)
+        return once([*lost, *super().gaps(made, facts)])
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        made, lost = fitted(body, facts)
+        sent = super().request(made, facts, now, new_id)
+        return replace(sent, asked=body, gaps=once([*lost, *(sent.gaps or ())]))
+
+
 # Questions for the tokens of a request of Messages, put to OpenAI: what its Responses would be sent is counted there.
 #
 # Source: OpenAI's API reference, `POST /v1/responses/input_tokens`, which takes of a request what is read, and no more.
@@ -95,7 +110,7 @@ class CountsOfResponses:
     """Asks OpenAI; implements `base.Translator`."""
 
     def __init__(self) -> None:
-        self._said = ThroughChat(MessagesOverChat(), ChatOverResponses())
+        self._said = ThroughChat(MessagesOverChat(), HubOverResponses())
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
         return ()
