@@ -164,7 +164,7 @@ class Converting:
         if self._own_place is not None and outgoing.path == PATHS["generate"]:
             return self._inner.send(at_own_path(outgoing, self._own_place))
         if pair is None or outgoing.method != "POST":
-            return self._inner.send(unmarked(outgoing) if outgoing.path in OF_MESSAGES else outgoing)
+            return self._inner.send(self._as_message(outgoing) if outgoing.path in OF_MESSAGES else outgoing)
         if self._clock.monotonic() >= self._until.get(outgoing.path, inf):
             self._forget(outgoing.path)
             return self._inner.send(outgoing)
@@ -173,6 +173,11 @@ class Converting:
         if pair.asked in _THROUGH_CHAT and self._clock.monotonic() < self._until.get(PATHS["chat"], 0.0):
             pair = pair_of(pair.asked, "responses")
         return self._convert(pair, outgoing)
+
+    def _as_message(self, outgoing: Outgoing) -> Outgoing:
+        """Returns a call in Messages for a server that speaks it; Anthropic itself says what its models do not take."""
+        is_anthropics = self._spoken.dialect == "anthropic"
+        return unmarked(outgoing, takes_system=is_anthropics or self._spoken.find_model(outgoing.model).later_system)
 
     async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
         """Returns the answer to give instead of a 400, 404 or 405: the same one, or that of the call in another language.

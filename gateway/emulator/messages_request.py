@@ -72,15 +72,19 @@ def texts_of(blocks: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _role(message: Mapping[str, Any], where: str, model: str) -> str:
-    unknown = sorted(set(message) - {"role", "content", "cache_control"})
+    role = message.get("role")
+    own = {"clear_at", "output_config"} if role == "system" else set()
+    unknown = sorted(set(message) - {"role", "content", "cache_control"} - own)
     if unknown:
         raise refused(f"{where}.{unknown[0]}: Extra inputs are not permitted")
-    role = message.get("role")
     if role == "system" and where != "messages.0" and _TAKES_SYSTEM.search(model):
         return "system"
     if role == "system":
         text = 'Unexpected role "system". The Messages API accepts a top-level `system` parameter, not "system" as an'
-        raise refused(f"messages: {text} input message role.")
+        is_first = where == "messages.0"
+        raise refused(
+            f"messages: {text} input message role." if is_first else "role 'system' is not supported on this model"
+        )
     if role not in ("user", "assistant"):
         raise refused(f"{where}.role: Input should be 'user' or 'assistant'")
     return str(role)

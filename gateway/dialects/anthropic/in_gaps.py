@@ -104,6 +104,7 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
 
 
 def _add_gaps_of_messages(found: list[Gap], messages: list[Json], facts: ServerFacts) -> None:
+    found += in_request.with_later_system(messages, is_taken=facts.takes_developer)[1]
     for message in messages:
         if len(message) > 2:
             found.append(Gap("messages.other", How.DROPPED, _HINT))

@@ -325,6 +325,94 @@ def _is_mark(signature: str) -> bool:
     return signature.startswith(MARK)
 
 
+# Instructions between the messages, which some models of Anthropic's take, and other servers refuse.
+#
+# Coding agents put them behind the user's turn: a file that has changed, a tool that has come. They stay in their place, for
+# their meaning depends on it, as words of the user; what stands between a call and its result follows the result.
+
+
+SYSTEM_GAP: Final = Gap(
+    "messages.system", How.APPROXIMATED, "instructions between the messages become a user's words, in their place"
+)
+MOVED_GAP: Final = Gap("messages.system", How.APPROXIMATED, "instructions before a tool's result stand behind it")
+
+
+def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]:
+    """Returns the messages as a target takes them, and what that loses; the same ones where no turn is the system's.
+
+    `is_taken`: the target takes instructions between the messages.
+    """
+    if type(messages) is not list or not any(type(one) is dict and one.get("role") == "system" for one in messages):
+        return messages, []
+    add = list.append if is_taken else _tell_user
+    made: list[Any] = []
+    waiting: list[Json] = []
+    is_moved = False
+    for message in messages:
+        role = object_of(message).get("role")
+        if role == "system" and made and _calls(made[-1]):
+            waiting.append(message)
+        elif role == "system":
+            add(made, message)
+        elif not is_taken and role == "user" and _is_told(made):
+            made[-1] = {"role": "user", "content": [*made[-1]["content"], *_blocks_of(message)]}
+        else:
+            made.append(message)
+            if waiting and role != "assistant":
+                is_moved = True
+                for one in waiting:
+                    add(made, one)
+                waiting = []
+    for one in waiting:
+        add(made, one)
+    return made, [MOVED_GAP] if is_taken and is_moved else [] if is_taken else [SYSTEM_GAP]
+
+
+def _calls(message: Any) -> bool:
+    """Returns whether tools are called in a turn."""
+    blocks = objects(object_of(message).get("content"))
+    return object_of(message).get("role") == "assistant" and any(one.get("type") == "tool_use" for one in blocks)
+
+
+def _is_told(made: list[Any]) -> bool:
+    """Returns whether the last turn is the user's and ends with instructions, so that what the user says next belongs to it."""
+    content = object_of(made[-1]).get("content") if made else None
+    last = content[-1] if isinstance(content, list) and content else None
+    return type(last) is dict and text_of(last.get("text")).startswith(_TOLD)
+
+
+def _tell_user(made: list[Any], message: Json) -> None:
+    """Puts instructions behind what the user has said, or into a turn of the user's; what is no text stays as it is."""
+    given = _blocks_of(message)
+    texts = [block for block in given if type(block) is dict and type(block.get("text")) is str]
+    blocks = [{**block, "text": f"{_TOLD}{block['text']}</system>"} for block in texts if block["text"]]
+    if len(texts) < len(given):
+        made.append(message)
+    elif made and object_of(made[-1]).get("role") == "user":
+        made[-1] = {**made[-1], "content": [*_blocks_of(made[-1]), *blocks]}
+    elif blocks:
+        made.append({"role": "user", "content": blocks})
+
+
+def _blocks_of(message: Json) -> list[Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+
+
+def without_system_turns(body: bytes) -> tuple[bytes, list[Gap]]:
+    """Returns a request for a server that takes no instructions between the messages, and what that loses.
+
+    Where there are none, the very bytes come back.
+    """
+    if (parsed := read_exactly(body)) is None:
+        return body, []
+    made, lost = with_later_system(parsed.get("messages"), is_taken=False)
+    return (written({**parsed, "messages": made}, body), lost) if lost else (body, [])
+
+
+_TOLD: Final = "<system>"
 _ERROR: Final = "Error: "
 _BETWEEN_THOUGHTS: Final = "\n\n"
 
@@ -671,7 +759,7 @@ def _turns(body: Json, facts: ServerFacts) -> list[Json]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("The field 'messages' must be a list with at least one message.", param="messages")
     turns = Turns(facts)
-    for number, message in enumerate(messages):
+    for number, message in enumerate(with_later_system(messages, is_taken=facts.takes_developer)[0]):
         turns.take(message, number)
     return turns.all()
 

@@ -18,7 +18,7 @@ import orjson
 from gateway.core.openai.sse import error_json, json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import out_thoughts
-from gateway.dialects.anthropic.in_request import demands_search
+from gateway.dialects.anthropic.in_request import demands_search, with_later_system
 from gateway.dialects.anthropic.out_answer import MessagesAsChat, chat_of_message
 from gateway.dialects.anthropic.out_request.options import ChatOptions, messages_body
 from gateway.dialects.anthropic.out_request.tools import picture_url
@@ -71,18 +71,31 @@ def gaps_of_clouds(body: Json) -> Sequence[Gap]:
     return once(found) if found else ()
 
 
+def _turns(body: Json, facts: ServerFacts) -> tuple[Json, list[Gap]]:
+    """Returns the messages as the model at a cloud takes them, if they are others, and what that loses."""
+    if facts.model.later_system:
+        return {}, []
+    messages, lost = with_later_system(body.get("messages"), is_taken=False)
+    return {"messages": messages} if lost else {}, lost
+
+
+def _gaps_of_messages(body: Json, facts: ServerFacts) -> Sequence[Gap]:
+    found, lost = gaps_of_clouds(body), _turns(body, facts)[1]
+    return [*found, *lost] if lost else found
+
+
 class MessagesAtBedrock:
     """Puts Messages into InvokeModel, and takes its answers out; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        found = gaps_of_clouds(body)
+        found = _gaps_of_messages(body, facts)
         if search_in(body.get("tools")) is None:
             return found
         refused = [Gap("tool_choice", How.REFUSED, NO_SEARCH.why)] if demands_search(body) else []
         return once([*found, NO_SEARCH, *refused])
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        made = {name: value for name, value in body.items() if name not in ("model", "stream")}
+        made = {name: value for name, value in body.items() if name not in ("model", "stream")} | _turns(body, facts)[0]
         if search_in(body.get("tools")) is not None:  # Bedrock has none
             made["tools"] = [tool for tool in objects(body["tools"]) if not is_search(tool)]
             if not made["tools"]:
@@ -100,10 +113,10 @@ class MessagesAtVertex:
     """Puts Messages into rawPredict, whose answers and streams are Anthropic's own; implements `base.Translator`."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return gaps_of_clouds(body)
+        return _gaps_of_messages(body, facts)
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        made = {name: value for name, value in body.items() if name != "model"}
+        made = {name: value for name, value in body.items() if name != "model"} | _turns(body, facts)[0]
         return ConvertedRequest({"anthropic_version": _VERTEX, **made}, body, new_id(), now)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:

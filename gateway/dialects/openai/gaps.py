@@ -91,6 +91,7 @@ OF_SEARCH: Final = frozenset(("allowed_domains", "user_location", "search_contex
 """The options of a search that OpenAI's Responses know."""
 NAMED: Final = ("cache_control", "reasoning", "thinking", "top_k")
 """Top-level fields of a chat completion that are not OpenAI's, and have gaps of their own name."""
+_INSTRUCTORS: Final = ("system", "developer")
 _PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file"))
 TAKES_MARKS: Final = ("user", "system", "developer")
 """Roles whose parts stay parts in Responses."""
@@ -160,7 +161,14 @@ def gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
 def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a Responses request's items and their parts."""
     found = []
+    has_begun = False  # something else than instructions stands before
     for item in objects(body.get("input")):
+        is_told = item.get("role") in _INSTRUCTORS
+        if is_told and has_begun and not facts.takes_developer:
+            found.append(
+                Gap("input.system", How.APPROXIMATED, "later instructions become a user's words, in their place")
+            )
+        has_begun = has_begun or not is_told
         kind = text_of(item.get("type") or ("item_reference" if is_reference(item) else "message"))
         if kind in PASSED_OVER:
             found.append(Gap(f"input.{kind}", How.DROPPED, PASSED_OVER[kind]))

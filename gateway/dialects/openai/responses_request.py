@@ -137,7 +137,23 @@ class _Messages:
         self._want_no_result()
         self._show_pictures()
         content = _content(item.get("content"), place, self._facts)
-        self._made.append({"role": "user" if role == "user" else self._system, "content": content})
+        if role == "user" or self._facts.takes_developer:
+            self._made.append({"role": "user" if role == "user" else self._system, "content": content})
+        else:
+            self._instruct(content)
+
+    def _instruct(self, content: Any) -> None:
+        """Takes instructions for a server whose templates have them once, at the beginning; others are a user's words."""
+        last = self._made[-1] if self._made else {}
+        if not self._made:
+            self._made.append({"role": self._system, "content": content})
+        elif last["role"] == self._system and isinstance(last["content"], str) and isinstance(content, str):
+            last["content"] += f"\n\n{content}"
+        elif last["role"] == self._system:
+            last["content"] = [*_as_parts(last["content"]), *_as_parts(content)]
+        else:
+            told = "".join(part["text"] for part in _as_parts(content) if part["type"] == "text")
+            self._made.append({"role": "user", "content": f"<system>{told}</system>"})
 
     def _reasoning(self, item: Json) -> None:
         """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's, or ours."""
@@ -222,6 +238,10 @@ class _Messages:
         shown, self._pictures = self._pictures, []
         if shown:
             self._made.append({"role": "user", "content": shown})
+
+
+def _as_parts(content: Any) -> list[Json]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def _said(content: Any, place: str) -> Json:

@@ -10,6 +10,7 @@ secret that a model spells out over several events.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from operator import itemgetter
@@ -29,6 +30,8 @@ from gateway.dialects.registry import COUNTS, PATHS, Pair, Place, refuse
 
 MARK: Final = b'"gw1.'
 """Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
+SYSTEM_TURN: Final = re.compile(rb'"role"\s*:\s*"system"')
+"""Begins instructions between the messages; or the like of it, in a text."""
 OF_MESSAGES: Final = (PATHS["messages"], PATHS[COUNTS])
 _ANTHROPICS: Final = b"anthropic-"
 """Begins the headers that mean something to Anthropic's Messages alone."""
@@ -69,17 +72,21 @@ def at_own_path(outgoing: Outgoing, place: Place) -> Outgoing:
     return replace(outgoing, path=place(outgoing.model, is_stream), query=b"", body=body)
 
 
-def unmarked(outgoing: Outgoing) -> Outgoing:
+def unmarked(outgoing: Outgoing, *, takes_system: bool = True) -> Outgoing:
     """Returns a call in the target's own language, whose bytes stay as they are, but for what we have put into its history.
 
+    `takes_system`: the target takes instructions between the messages; else they become words of the user's.
     Raises InvalidRequest where that costs something, and nothing may be lost.
     """
     body = bytes(outgoing.body)
-    if MARK not in body:
+    if MARK not in body and (takes_system or SYSTEM_TURN.search(body) is None):
         return outgoing
-    from gateway.dialects.anthropic.in_request import without_marks  # few conversations have one
+    from gateway.dialects.anthropic.in_request import without_marks, without_system_turns  # few conversations have one
 
     made, lost = without_marks(body)
+    if not takes_system:
+        made, more = without_system_turns(made)
+        lost = [*lost, *more]
     if lost and outgoing.signs is not None:
         refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
         outgoing.signs.gaps = [*outgoing.signs.gaps, *lost]
