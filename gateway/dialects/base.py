@@ -269,6 +269,11 @@ def text_of(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_no_argument(text: str) -> bool:
+    """Returns whether the whole text of a call's arguments says that there are none; models write `null` for that, too."""
+    return text.strip() in ("", "null")
+
+
 _FINISHES: Final[Mapping[str, str]] = {
     "complete": "stop", "end": "stop", "end_turn": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop",
     "function_call": "tool_calls", "tool_call": "tool_calls", "tool_use": "tool_calls",

@@ -316,3 +316,46 @@ async def test_parallel_calls_of_one_number_are_told_apart_by_their_ids(asked: s
     _, body = await bench.serve(**bench.asking(asked))
     assert bench.account.outcome == "ok"
     assert heard(asked, body) == ('{"x":1}{"x":2}', True, None)
+
+
+@pytest.mark.parametrize("asked", ["responses", "messages", "generate"])
+async def test_null_for_arguments_is_none(asked: str) -> None:
+    """Models write it for a tool without parameters; it is an object for callers, whole and streamed."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "null"}}
+    whole = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "tool_calls": [call]}, "finish_reason": "tool_calls"}]
+    }
+    bench = Ways(["chat"], [Script(200, (JSON,), [orjson.dumps(whole)])])
+    _, body = await bench.serve(**bench.asking(asked, stream=False))
+    said = orjson.loads(body)
+    given = {
+        "responses": lambda: orjson.loads(said["output"][0]["arguments"]),
+        "messages": lambda: said["content"][-1]["input"],
+        "generate": lambda: said["candidates"][0]["content"]["parts"][-1]["functionCall"]["args"],
+    }
+    assert given[asked]() == {}
+    head = {**call, "index": 0, "function": {"name": "f", "arguments": ""}}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    for pieces in ([{**call, "index": 0}], [head, {"index": 0, "function": {"arguments": "null"}}]):
+        deltas = [
+            {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]} for piece in pieces
+        ]
+        bench = Ways(["chat"], [stream_of("chat", *sse(*deltas, end, "[DONE]"))])
+        _, body = await bench.serve(**bench.asking(asked))
+        assert heard(asked, body) == ("{}", True, None)
+
+
+@pytest.mark.parametrize("spoken", ["messages", "generate", "converse", "responses"])
+@pytest.mark.parametrize("text", ["null", '{"x":"\\ud83d"}'])
+async def test_a_call_comes_back_as_it_was_given(spoken: str, text: str) -> None:
+    """In the history of the next request, where it was a 400: the conversation would be dead."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+    turns = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "done"},
+    ]
+    bench = Ways([spoken], [stream_of(spoken, *STREAMS[spoken])])
+    _, body = await bench.serve(**bench.asking("chat", more={"messages": turns}))
+    assert heard("chat", body).error is None
+    assert bench.account.outcome == "ok"

@@ -29,6 +29,7 @@ from gateway.dialects.base import (
     MalformedAnswer,
     count_in,
     finish_in,
+    is_no_argument,
     object_of,
     objects,
     text_of,
@@ -223,7 +224,7 @@ def parts_of_details(details: list[Json], *, shows: bool) -> list[Json]:
 
 def part_of_call(sent: ConvertedRequest, place: int, name: str, text: str, call: Json) -> Json:
     """Returns the part that a call becomes. Raises MalformedAnswer where its arguments are no object."""
-    args = json_object(text.encode()) if text.strip() else {}
+    args = {} if is_no_argument(text) else json_object(text.encode())
     if args is None or not name or is_too_deep(text.encode()):
         raise MalformedAnswer(f"the arguments of the call of '{name}' are not a JSON object")
     id = text_of(call.get("id")) or f"call_{sent.id}{place:02}"

@@ -18,6 +18,7 @@ from gateway.dialects.base import (
     MalformedAnswer,
     count_in,
     finish_in,
+    is_no_argument,
     object_of,
     objects,
     text_of,
@@ -164,6 +165,8 @@ def _called(sent: ConvertedRequest, call: Json, number: int, index: int) -> Json
     name, said, is_custom = text_of(named.get("name")), argument_in(named), "custom" in call
     if not name:
         raise MalformedAnswer("the answer calls a tool without a name")
+    if not is_custom and is_no_argument(said):
+        said = ""
     if name in sent.custom_tools and not is_custom:
         is_custom, said = True, free_text(said)
     id = text_of(call.get("id")) or call_id(sent, number)
@@ -436,7 +439,7 @@ class ChatAsResponses(ConvertingReader):
         if type(piece) is not dict or piece.get("id") or piece.get("extra_content"):
             return None, ""
         call, named = self._by_index.get(_number(piece.get("index"))), piece.get("function")
-        if call is None or not call.name or call.is_custom or type(named) is not dict:
+        if call is None or not call.name or call.is_custom or not call.pieces or type(named) is not dict:
             return None, ""
         text = named.get("arguments")
         return (call, text) if type(text) is str else (None, "")
@@ -549,6 +552,8 @@ class ChatAsResponses(ConvertingReader):
             self._items.append(None)
             made.append(self._event("response.output_item.added", output_index=call.place, item=item))
             text, call.pieces = "".join((*call.pieces, text)), []
+        if not call.pieces and not call.is_custom and is_no_argument(text):
+            text = ""
         if text and call.name and not call.is_wrapped:
             made.append(self._more(call, text))
         elif text:

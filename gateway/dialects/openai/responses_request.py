@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.dialects.base import Json, ServerFacts, is_no_argument, object_of, objects, strings, text_of
 from gateway.dialects.issuers import carried_in
 from gateway.dialects.openai.gaps import CACHE_OPTIONS, PASSED_OVER, RESPONSES_TIERS, SAID, is_reference
 from gateway.dialects.schema_tools.tools import SEARCH, is_search
@@ -183,7 +183,7 @@ class _Messages:
         if is_custom and self._facts.takes_custom_tools:
             calls.append({"id": id, "type": "custom", "custom": {"name": name, "input": said}})
             return
-        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else said or "{}"
+        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else "{}" if is_no_argument(said) else said
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def _result(self, item: Json, place: str) -> None:

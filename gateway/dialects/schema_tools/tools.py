@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.openai.json_edit import mended_json
 from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, object_of, objects
 
@@ -362,6 +363,7 @@ def _input(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        return orjson.loads(arguments)
+        given = orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        return None if arguments.strip() else {}
+        return mended_json(arguments.encode(errors="replace")) if arguments.strip() else {}
+    return {} if given is None else given  # models write `null` for a tool without parameters

@@ -26,6 +26,7 @@ from gateway.dialects.base import (
     MalformedAnswer,
     count_in,
     finish_in,
+    is_no_argument,
     object_of,
     objects,
     strings,
@@ -192,7 +193,7 @@ def _calls(sent: ConvertedRequest, said: Json, finish: str, extras: dict[str, Js
         if not name:
             raise MalformedAnswer("the answer calls a tool without a name")
         given = told.encode(errors="replace")
-        arguments = json_object(given) if told.strip() else {}
+        arguments = {} if is_no_argument(told) else json_object(given)
         if arguments is None or is_too_deep(given):
             if finish in CUT:
                 continue
@@ -349,7 +350,10 @@ class ToolUse(MessageBlock):
         return text
 
     def more(self, text: str) -> bytes:
-        self.is_empty = self.is_empty and not text.strip()
+        if self.is_empty:
+            if is_no_argument(text):
+                return b""
+            self.is_empty = False
         self._known_whole = False
         if self._kept is not None:
             self._kept.append(text)
