@@ -284,7 +284,8 @@ def proofs_in(body: bytes, language: str) -> Iterator[str]:
             end = -1 if found is None else _end_of_text(body, found.end())
             if found is None or not 0 < end - found.end() < _MOST_PROOF_BYTES:
                 continue
-            proof = _read(body[found.end() - 1 : end + 1])
+            text = body[found.end() : end]
+            proof = text.decode(errors="replace") if b"\\" not in text else _read(b'"%b"' % text)
             if isinstance(proof, str) and key is _FRAMED:
                 yield from proofs_in(_unpacked(proof), language)
             elif isinstance(proof, str):
@@ -428,7 +429,8 @@ def without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple[
     gaps: dict[str, Gap] = {}
     leave_out = {"responses": _without_reasoning, "chat": _plain_message, "converse": _plain_turn}[language]
     kept = leave_out(given, is_left, taken, gaps)
-    return (written({**parsed, field: kept}, body), list(gaps.values())) if gaps else (body, [])
+    is_same = len(kept) == len(given) and all(one is other for one, other in zip(kept, given, strict=True))
+    return (body, []) if is_same else (written({**parsed, field: kept}, body), list(gaps.values()))
 
 
 def _without_reasoning(items: list[Any], is_left: IsLeft, taken: Taken, gaps: dict[str, Gap]) -> list[Any]:
@@ -440,7 +442,14 @@ def _without_reasoning(items: list[Any], is_left: IsLeft, taken: Taken, gaps: di
         if kind == "reasoning":
             proof = text_of(item.get("encrypted_content"))
             has_words = bool(item.get("content"))
-            if is_left(proof) if proof else (has_words and not taken.words) or is_left(""):
+            if proof.startswith(OUR_MARK) and has_words and taken.words:
+                item = {name: value for name, value in item.items() if name != "encrypted_content"}
+                is_lost = is_left("")
+            elif proof:
+                is_lost = is_left(proof)
+            else:
+                is_lost = (has_words and not taken.words) or is_left("")
+            if is_lost:
                 gaps["input.reasoning"] = Gap("input.reasoning", How.DROPPED, NOT_ITS_OWN if proof else _NO_REASONING)
                 has_lost = True
                 continue
@@ -485,7 +494,7 @@ def _plain_message(messages: list[Any], is_left: IsLeft, taken: Taken, gaps: dic
         calls = message.get("tool_calls")
         if isinstance(calls, list) and any("extra_content" in call for call in objects(calls)):
             made["tool_calls"] = [_plain_call(call, is_left, taken, lose) for call in calls]
-        kept.append(made)
+        kept.append(message if made == message else made)
     return kept
 
 

@@ -285,7 +285,8 @@ class ConversationWire:
 
     def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
         hints, body = self._hints.get(outgoing.path), outgoing.body
-        if hints is not None and type(body) is bytes and not (outgoing.path in self._signed and self._is_watched):
+        is_watched = outgoing.path in self._signed and self._is_watched
+        if hints is not None and not is_watched and isinstance(body, bytes) and len(body) <= LARGE_BYTES:
             for hint in hints:
                 if hint in body:
                     break
@@ -303,8 +304,7 @@ class ConversationWire:
 
     async def _converse(self, outgoing: Outgoing, given: bytes, language: str) -> Answer:
         issuer = issuer_of(self._place, language, outgoing.credential)
-        body = await self._leave_out(outgoing, given, language, partial(self._issuers.is_foreign, issuer=issuer))
-        body = fitted(body, language, self._place.kind)
+        body = await self._prepared(outgoing, given, language, partial(self._issuers.is_foreign, issuer=issuer))
         if body is not given:
             outgoing = replace(outgoing, body=body)
         answer = await self._inner.send(outgoing)
@@ -314,17 +314,21 @@ class ConversationWire:
             return SignedAnswer(answer, language, partial(self._issuers.remember, issuer=issuer))
         return answer
 
-    async def _leave_out(self, outgoing: Outgoing, body: bytes, language: str, is_left: IsLeft) -> bytes:
-        """Returns the request without such parts of its history. Raises InvalidRequest where nothing may be lost."""
-        is_kept = not any(part in body for part in unwanted_in(language, self._takes))
-        if is_kept and not is_left("") and not any(map(is_left, proofs_in(body, language))):
-            return body
-        leave_out = partial(_without, body, language, is_left, self._takes)
-        made, lost = leave_out() if len(body) <= LARGE_BYTES else await to_thread(leave_out)
+    async def _prepared(self, outgoing: Outgoing, body: bytes, language: str, is_left: IsLeft) -> bytes:
+        """Returns the request as it goes there. Raises InvalidRequest where something is lost, and nothing may be."""
+        prepare = partial(self._leave_out, body, language, is_left)
+        made, lost = prepare() if len(body) <= LARGE_BYTES else await to_thread(prepare)
         if lost and outgoing.signs is not None:
             refuse(lost, refuses_loss=outgoing.signs.refuses_loss)
             outgoing.signs.gaps = list(dict.fromkeys([*outgoing.signs.gaps, *lost]))
         return made
+
+    def _leave_out(self, body: bytes, language: str, is_left: IsLeft) -> tuple[bytes, list[Gap]]:
+        is_kept = not any(part in body for part in unwanted_in(language, self._takes))
+        lost: list[Gap] = []
+        if not is_kept or is_left("") or any(map(is_left, proofs_in(body, language))):
+            body, lost = _without(body, language, is_left, self._takes)
+        return fitted(body, language, self._place.kind), lost
 
     async def _without_history(
         self, outgoing: Outgoing, body: bytes, language: str, issuer: str, refusal: Answer
@@ -334,16 +338,14 @@ class ConversationWire:
             said = await read_whole(refusal)
         except self.errors as error:
             raise self.failure(error) from error
-        read = ReadAnswer(refusal, said)
-        signs_of_life = outgoing.signs
-        if not refuses_history(said) or (signs_of_life is not None and signs_of_life.refuses_loss):
+        read, progress = ReadAnswer(refusal, said), outgoing.signs
+        if not refuses_history(said) or (progress is not None and progress.refuses_loss):
             return read
-        made = await self._leave_out(outgoing, body, language, lambda _proof: True)
-        made = fitted(made, language, self._place.kind)
+        made = await self._prepared(outgoing, body, language, lambda _proof: True)
         if made is body:
             return read
-        if signs_of_life is not None:
-            signs_of_life.requests += 1
+        if progress is not None:
+            progress.requests += 1
         answer = await self._inner.send(replace(outgoing, body=made))
         if answer.status == 200:  # the next turn goes without them at once
             for proof in proofs_in(body, language):

@@ -23,7 +23,7 @@ from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, account_
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Languages
 from tests.dialects.ways import CALLERS, MODELS, TABLES, TOOL
-from tests.support.flow import JSON, Bench, Script, ScriptedAnswer, ScriptedUpstream
+from tests.support.flow import JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 Json = dict[str, Any]
 NAMES = {b"encrypted_content", b"signature", b"data", b"thoughtSignature", b"thought_signature", b"redactedContent"}
@@ -104,7 +104,13 @@ class StrictServer:
         if why := self._objection(body, language):
             self.refused.append(why)
             return ScriptedAnswer(Script(400, (JSON,), (orjson.dumps({"error": {"message": why}}),)))
-        proof = b64encode(f"{self.place.signer or self.name:_<12}{self.turn:03d}".encode() * 8).decode()
+        proof = proof_of(self)
+        if outgoing.path.endswith("alt=sse") or body.get("stream"):
+            told = (
+                b"data: " + orjson.dumps(STREAMED[language](ANSWERS[language](self.place, proof, self.turn))) + b"\n\n"
+            )
+            at = told.index(proof.encode()) + 7  # in the middle of it
+            return ScriptedAnswer(Script(200, (SSE,), (told[:at], told[at:])))
         return ScriptedAnswer(Script(200, (JSON,), (orjson.dumps(ANSWERS[language](self.place, proof, self.turn)),)))
 
     def failure(self, error: Exception) -> UpstreamFailed:
@@ -157,6 +163,11 @@ class StrictServer:
                 if message.get("tool_calls") and "extra_content" not in message["tool_calls"][0]:
                     return "Function call is missing a thought_signature in functionCall parts."
         return ""
+
+
+def proof_of(server: StrictServer) -> str:
+    """What it signs this turn with."""
+    return b64encode(f"{server.place.signer or server.name:_<12}{server.turn:03d}".encode() * 8).decode()
 
 
 def _chat(place: Place, proof: str, number: int) -> Json:
@@ -213,6 +224,17 @@ def _conversed(place: Place, proof: str, number: int) -> Json:
 ANSWERS: dict[str, Callable[[Place, str, int], Json]] = {
     "chat": _chat, "responses": _response, "messages": _message, "generate": _generated, "converse": _conversed,
 }  # fmt: skip
+
+
+STREAMED: dict[str, Callable[[Json], Json]] = {
+    "responses": lambda said: {"type": "response.completed", "sequence_number": 0, "response": said},
+    "messages": lambda said: {
+        "type": "content_block_delta", "index": 0,
+        "delta": {"type": "signature_delta", "signature": said["content"][0]["signature"]},
+    },
+    "generate": lambda said: said,
+}  # fmt: skip
+"""The event of an answer that has its proof, by language."""
 
 
 class Moving(Bench):
@@ -421,3 +443,37 @@ def test_what_is_known_of_proofs_is_bounded() -> None:
     assert not issuers.is_foreign("0", "b")
     assert issuers.is_foreign("1", "b")
     assert not issuers.is_foreign("1", "a")
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "after", "lost"),
+    [
+        ("responses", "openai", "azure", "input.reasoning"),
+        ("responses", "openai", "openai 2", "input.reasoning"),
+        ("messages", "kimi", "anthropic", "messages.thinking"),
+        ("messages", "anthropic", "kimi", "messages.thinking"),
+        ("generate", "gemini", "vertex", "contents.thoughtSignature"),
+        ("generate", "vertex", "gemini", "contents.thoughtSignature"),
+    ],
+)
+async def test_a_stream_in_the_callers_own_language_is_remembered_as_its_bytes_go_by(
+    asked: str, first: str, after: str, lost: str
+) -> None:
+    bench = Moving(first, after)
+    one, other = bench.servers
+    history: list[Any] = [BEGIN[asked]]
+    endpoint = CALLERS[asked]
+    front = {"model": "m", "stream": True}
+    call = {"endpoint": endpoint, "path": endpoint.path, "stream": True, "tenant": "t"}
+    one.turn = 1
+    reply, said = await bench.serve(body=orjson.dumps(front | ASKED[asked](history)), **call)
+    whole = ANSWERS[asked](one.place, proof_of(one), 1)
+    ADDED[asked](history, whole)
+    one.is_down = True
+
+    told = await bench.say(asked, history)
+
+    assert reply.status == 200
+    assert said.startswith(b"data: " + orjson.dumps(STREAMED[asked](whole)))
+    assert other.refused == []
+    assert told["x-gateway-lossy"] == f"{lost}(dropped)"

@@ -16,6 +16,7 @@ from openai.types.responses import Response
 
 from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
 from gateway.products.jobs.http import events
+from tests.e2e.anthropic_server import AnthropicServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, get, post, until
@@ -343,3 +344,35 @@ async def test_a_log_is_as_long_as_the_config_says(start: StartGateway, tmp_path
         assert response.status == "completed"
         again = await ask(gateway.url, get(f"/v1/responses/{response_id}?stream=true", WEB))
         assert b"stream_log_cut" in again.raw
+
+
+async def test_a_kept_conversation_goes_on_at_openai_without_the_words_of_its_reasoning(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    """Its first turn is a chat completion's; OpenAI's Responses take no reasoning in words."""
+    message = {"role": "assistant", "content": "Hi.", "reasoning_content": "hm"}
+    answer = {"id": "c", "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    async with AnthropicServer() as server:
+        made = with_jobs(tmp_path)
+
+        def config(url: str) -> Any:
+            config = {**made(url)}
+            config["providers"]["main"]["kind"] = "openai"
+            config["providers"]["other"] = {
+                "dialect": "openai", "base_url": server.url, "api_key": "sk-x", "speaks": ["chat"],
+                "headers": {"anthropic-version": "x"},
+            }  # fmt: skip
+            targets = [{"provider": "other", "model": "m"}, {"provider": "main", "model": "m", "speaks": ["responses"]}]
+            config["models"]["gpt-4o"] = {"targets": targets, "prefer_native": False}
+            return config
+
+        gateway = await start(config)
+        server.script += [(200, answer), (503, {"error": {"message": "down"}})]
+        async with gateway.sdk() as sdk:
+            first = await sdk.responses.create(model="gpt-4o", input="Hello.", store=True)
+            second = await sdk.responses.create(model="gpt-4o", input="And?", previous_response_id=first.id)
+
+    assert [item.type for item in first.output] == ["reasoning", "message"]
+    assert second.status == "completed"
+    (sent,) = (orjson.loads(one["body"]) for one in gateway.received())
+    assert [item.get("type", "message") for item in sent["input"]] == ["message"] * 3
