@@ -200,13 +200,13 @@ way("whole answer in two reads", "seam", says_in_two(ANSWER))
 way("whole answer, JSON's own escapes", "whole", says(ANSWER.replace(b"/", rb"\/")))
 for status in (
     b"400 Bad Request",
-    b"401 Unauthorized",
     b"403 Forbidden",
     b"429 Too Many Requests",
     b"500 Oops",
     b"503 Busy",
 ):
     way(f"error {status.decode()}", "whole", says(REFUSED, status=status))
+way("credential that the provider refuses", "failure", says(REFUSED, status=b"401 Unauthorized"))
 way("error of another shape", "whole", says(b'{"message": "bad %b"}' % KEY_BYTES, status=b"422 No"))
 way("error in a good answer", "whole", says(REFUSED))
 way("stream", "chunks", says(HELLO + event(KEY) + DONE, SSE), ask=STREAM)

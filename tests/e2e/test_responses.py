@@ -362,8 +362,11 @@ async def test_a_kept_conversation_goes_on_at_openai_without_the_words_of_its_re
                 "dialect": "openai", "base_url": server.url, "api_key": "sk-x", "speaks": ["chat"],
                 "headers": {"anthropic-version": "x"},
             }  # fmt: skip
-            targets = [{"provider": "other", "model": "m"}, {"provider": "main", "model": "m", "speaks": ["responses"]}]
-            config["models"]["gpt-4o"] = {"targets": targets, "prefer_native": False}
+            spare = {"targets": [{"provider": "main", "model": "m", "speaks": ["responses"]}]}
+            config["models"] |= {
+                "gpt-4o": {"targets": ["other/m"], "fallbacks": ["spare"], "prefer_native": False},
+                "spare": spare,
+            }
             return config
 
         gateway = await start(config)

@@ -428,21 +428,21 @@ def test_a_search_beside_changes_never_mixes_rows_up(quick_switches: None) -> No
 
     def look() -> None:
         nonlocal count
-        for _ in range(100):
+        while count < 100 or number == 41:  # at least one change falls into the searches
             found = numbers(partition.search(kinds[count % 2], 0.9, ALL, NOW))
             mixed_up.extend(number for number in found if number % 2 != count % 2)
             count += 1
 
+    number = 41
     worker = Thread(target=look)
     worker.start()
-    number = 41
     while worker.is_alive():
         index.add(row(number, kinds[number % 2]), 39)
         number += 1
     worker.join()
 
     assert mixed_up == []
-    assert count == 100
+    assert count >= 100
     assert number > 41
 
 

@@ -59,4 +59,4 @@ def test_the_failed_response_behind_an_error_is_no_end_of_the_job() -> None:
     """The error decides whether the job is tried again."""
     events, error = begun(0), {"code": "stream_interrupted", "message": "m"}
     events.feed(frame("error", 2, error) + response_failed(error, 3))
-    assert (events.error, events.final) == (error, None)
+    assert (events.error, events.final) == ({"code": "server_error", "message": "m"}, None)
