@@ -436,7 +436,7 @@ def without(body: bytes, language: str, is_left: IsLeft, taken: Taken) -> tuple[
 def _without_reasoning(items: list[Any], is_left: IsLeft, taken: Taken, gaps: dict[str, Gap]) -> list[Any]:
     """Returns items of Responses. What followed reasoning that is left out has no id, by which OpenAI would miss that."""
     kept: list[Any] = []
-    has_lost = False
+    has_lost = is_bare = is_left("")
     for item in items:
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "reasoning":
@@ -457,7 +457,7 @@ def _without_reasoning(items: list[Any], is_left: IsLeft, taken: Taken, gaps: di
                 gaps["input.reasoning"] = Gap("input.reasoning", How.APPROXIMATED, "it goes back without its words")
                 item = {name: value for name, value in item.items() if name != "content"}
         elif kind not in _OF_MODEL or (kind == "message" and item.get("role") != "assistant"):
-            has_lost = False
+            has_lost = is_bare
         elif has_lost and "id" in item:
             item = {name: value for name, value in item.items() if name != "id"}
         kept.append(item)
@@ -557,7 +557,7 @@ def _proof_at_converse(block: Json) -> str:
 
 _REFUSES: Final = re.compile(
     rb"encrypted.content|signature|thought|reasoning.?(?:content|details|item|block)|thinking.{0,3}(?:block|content|is not)"
-    rb"|extra.content|required .{0,3}reasoning|redacted|\brs_|input\[\d+\]\.content|extra_forbidden|extra inputs"
+    rb"|extra.content|required .{0,3}reasoning|redacted|\b(?:rs|fc|msg)_|input\[\d+\]\.content|extra_forbidden|extra inputs"
     rb"|unexpected field|unrecognized|not permitted",
     re.IGNORECASE,
 )

@@ -91,6 +91,7 @@ class StrictServer:
     turn: int = 0
     sent: list[Outgoing] = field(default_factory=list)
     objects_to: str = ""
+    objects_once: str = ""
     refused: list[str] = field(default_factory=list)
     proofs_back: int = 0
     """How many of its own proofs, of the first turn, the last request had."""
@@ -117,8 +118,9 @@ class StrictServer:
         raise AssertionError(error)
 
     def _objection(self, body: Json, language: str) -> str:
-        if self.objects_to:
-            return self.objects_to
+        if why := self.objects_to or self.objects_once:
+            self.objects_once = ""
+            return why
         proofs = [
             value for name, value in values_in(body)
             if name.encode() in NAMES and isinstance(value, str) and value and value != STAND_IN
@@ -385,6 +387,19 @@ async def test_a_proof_that_nobody_remembers_is_refused_once_and_then_left_out()
         "function_call", "function_call_output",
     ]  # fmt: skip
     assert "id" not in orjson.loads(bytes(server.sent[1].body))["input"][1]
+
+
+async def test_an_item_whose_reasoning_is_missed_goes_without_its_id() -> None:
+    """OpenAI pairs what it keeps by ids; a client that has cut its history has no reasoning to leave out."""
+    bench = Moving("openai")
+    (server,) = bench.servers
+    server.objects_once = (
+        "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1'."
+    )
+
+    await bench.say("responses", [BEGIN["responses"], RESPONSE_TURN, RESULT])
+
+    assert [one.get("id") for one in orjson.loads(bytes(server.sent[1].body))["input"]] == [None] * 3
 
 
 async def test_a_refusal_of_something_else_is_the_callers() -> None:

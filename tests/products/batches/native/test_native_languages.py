@@ -6,13 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.features.output.rules import OutputRule
+from gateway.products.batches.native.lines.answers import LineTranslator
 from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
-from gateway.products.batches.output import ENDPOINT
+from gateway.products.batches.output import ENDPOINT, MODELS
 from gateway.products.jobs.model import Job
 from tests.products.batches.native.native_stage import native_rules, snapshot
 
@@ -58,3 +60,18 @@ def test_answers_that_are_checked_are_asked_for_here() -> None:
         with pytest.raises(NoPart, match="checked"):
             targets_of(checked, job(endpoint), "m", rules)
     assert plan_parts(checked, job("/v1/embeddings"), ["m"], 100, rules) is not None
+
+
+def test_a_line_fits_the_provider_as_a_call_does() -> None:
+    """A tool's schema without properties would fail it there."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    batch: Any = SimpleNamespace(about={ENDPOINT: "/v1/chat/completions"}, marks={MODELS: ["m"]})
+    part: Any = SimpleNamespace(target="openai/openai-m", model="openai-m", is_inline=False)
+
+    line = LineTranslator(snapshot(), batch, part, "/v1/chat/completions", 0.0).line(
+        "line_1", orjson.dumps({"model": "m", "messages": [], "tools": [tool]})
+    )
+
+    assert line is not None
+    (sent,) = orjson.loads(line)["body"]["tools"]
+    assert sent["function"]["parameters"] == {"type": "object", "properties": {}}

@@ -22,6 +22,7 @@ from gateway.core.retry_budgets import token_cost_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed
 from gateway.dialects.base import ServerFacts
+from gateway.dialects.issuers import fitted
 from gateway.dialects.registry import PATHS, Pair, pair_of
 from gateway.dialects.spoken import Conversion, Spoken
 from gateway.dialects.sse.relayed_errors import for_openai
@@ -87,7 +88,7 @@ class LineTranslator:
             return None
         self.lost.update(said.lost)
         if not self._part.is_inline:
-            return part_line(line_id, self._url, said.text, self._part.model)
+            return part_line(line_id, self._url, fitted(said.text, self._asked, "openai"), self._part.model)
         return b'{"custom_id":%b,"params":%b}' % (orjson.dumps(line_id), said.text.translate(None, b"\r\n"))
 
     def answer(self, line_id: str, body: bytes, told: ProviderAnswer) -> bytes | None:
