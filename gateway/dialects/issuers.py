@@ -391,7 +391,9 @@ def hints_of(language: str, kind: str) -> tuple[bytes, ...]:
     hints = _HISTORY[language]
     if kind in OPENAIS_KINDS and language in FITTED:
         hints += (_PARAMETERS, FITTED[language][0])
-    return hints + ((b'"tool_calls',) if kind in GOOGLES and language == "chat" else ())
+    wants_calls = language == "chat" and (kind in GOOGLES or kind in _MISSED_BY)
+    wants_uses = language == "messages" and kind in _MISSED_BY
+    return hints + ((b'"tool_calls',) if wants_calls else (b'"tool_use',) if wants_uses else ())
 
 
 def signs(language: str, kind: str) -> bool:
@@ -561,6 +563,15 @@ _REFUSES: Final = re.compile(
     rb"|unexpected field|unrecognized|not permitted",
     re.IGNORECASE,
 )
+_MISSES: Final = re.compile(
+    rb"(?:reasoning_content|content\[\]\.thinking)\W{1,3}(?:is missing|.{0,30}must be passed back)"
+    rb"|missing .{0,3}reasoning_content",
+    re.IGNORECASE,
+)
+_MISSED_BY: Final = ("deepseek", "other")
+"""Kinds of servers that may miss reasoning: DeepSeek's and Moonshot's want some with each call of a tool."""
+_PLACEHOLDER: Final = " "
+"""What stands for reasoning that another model did; some servers take an empty text for none."""
 REFUSALS: Final = (400, 404, 422)
 """The statuses with which a conversation is refused for its history; a 404 names an item that is not kept."""
 
@@ -568,3 +579,32 @@ REFUSALS: Final = (400, 404, 422)
 def refuses_history(body: bytes) -> bool:
     """Returns whether the words of a refusal say that the provider does not know a part of a conversation's history."""
     return _REFUSES.search(body) is not None
+
+
+def misses_reasoning(body: bytes) -> bool:
+    """Returns whether the words of a refusal say that reasoning is missing, which another provider's turns do not have."""
+    return _MISSES.search(body) is not None
+
+
+def with_reasoning(body: bytes, language: str) -> bytes:
+    """Returns a request in which each turn of the model has reasoning, or what stands for it; the same bytes if they have."""
+    parsed = read_exactly(body)
+    messages = None if parsed is None else parsed.get("messages")
+    if parsed is None or not isinstance(messages, list) or language not in ("chat", "messages"):
+        return body
+    fill = _with_words if language == "chat" else _with_thought
+    made = [fill(one) if object_of(one).get("role") == "assistant" else one for one in messages]
+    is_same = all(one is other for one, other in zip(made, messages, strict=True))
+    return body if is_same else written({**parsed, "messages": made}, body)
+
+
+def _with_words(message: Json) -> Json:
+    return message if message.get("reasoning_content") else {**message, "reasoning_content": _PLACEHOLDER}
+
+
+def _with_thought(message: Json) -> Json:
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
+    if any(block.get("type") in ("thinking", "redacted_thinking") for block in blocks):
+        return message
+    return {**message, "content": [{"type": "thinking", "thinking": _PLACEHOLDER, "signature": ""}, *blocks]}

@@ -55,11 +55,13 @@ from gateway.dialects.issuers import (
     hints_of,
     issuer_of,
     language_at,
+    misses_reasoning,
     proofs_in,
     refuses_history,
     signs,
     taken_by,
     unwanted_in,
+    with_reasoning,
     without,
 )
 from gateway.dialects.memory import OwnTurns, ThoughtMemory
@@ -269,7 +271,7 @@ class ConversationWire:
     A refusal of what is left of that is answered by the same request without any of it, once.
     """
 
-    __slots__ = ("_hints", "_inner", "_issuers", "_place", "_signed", "_takes", "errors")
+    __slots__ = ("_hints", "_inner", "_issuers", "_place", "_signed", "_takes", "_wants_reasoning", "errors")
 
     def __init__(self, inner: Upstream, place: ProvidersPlace, issuers: Issuers) -> None:
         self._inner = inner
@@ -278,6 +280,8 @@ class ConversationWire:
         self._signed = frozenset(path for path, language in LANGUAGES.items() if signs(language, place.kind))
         self._takes = taken_by(place.kind, takes_words=facts_of(place.kind).takes_reasoning)
         self._issuers = issuers
+        self._wants_reasoning = False
+        """It has refused a turn without reasoning, and taken what stands for it."""
         self.errors = inner.errors
 
     def __repr__(self) -> str:
@@ -328,6 +332,8 @@ class ConversationWire:
         lost: list[Gap] = []
         if not is_kept or is_left("") or any(map(is_left, proofs_in(body, language))):
             body, lost = _without(body, language, is_left, self._takes)
+        if self._wants_reasoning:
+            body = with_reasoning(body, language)
         return fitted(body, language, self._place.kind), lost
 
     async def _without_history(
@@ -339,15 +345,20 @@ class ConversationWire:
         except self.errors as error:
             raise self.failure(error) from error
         read, progress = ReadAnswer(refusal, said), outgoing.signs
-        if not refuses_history(said) or (progress is not None and progress.refuses_loss):
+        if is_missing := misses_reasoning(said):
+            made = with_reasoning(body, language)
+        elif not refuses_history(said) or (progress is not None and progress.refuses_loss):
             return read
-        made = await self._prepared(outgoing, body, language, lambda _proof: True)
+        else:
+            made = await self._prepared(outgoing, body, language, lambda _proof: True)
         if made is body:
             return read
         if progress is not None:
             progress.requests += 1
         answer = await self._inner.send(replace(outgoing, body=made))
-        if answer.status == 200:  # the next turn goes without them at once
+        if answer.status == 200 and is_missing:
+            self._wants_reasoning = True
+        elif answer.status == 200:  # the next turn goes without them at once
             for proof in proofs_in(body, language):
                 self._issuers.refuse(proof, issuer)
         return answer

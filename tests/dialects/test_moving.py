@@ -53,6 +53,7 @@ PLACES: dict[str, Place] = {
     "mistral": Place(kind="mistral", speaks=("chat",), signs=False),
     "strict": Place(kind="other", speaks=("chat",), signs=False),
     "deepseek": Place(kind="deepseek", speaks=("chat",), signs=False),
+    "kimi chat": Place(speaks=("chat",), signs=False),
     "openrouter": Place(kind="openrouter", speaks=("chat",), url="https://openrouter.ai/api/v1"),
     "google chat": Place(
         kind="gemini",
@@ -92,6 +93,8 @@ class StrictServer:
     sent: list[Outgoing] = field(default_factory=list)
     objects_to: str = ""
     objects_once: str = ""
+    misses: str = ""
+    """What it says of a turn with calls that has no reasoning."""
     refused: list[str] = field(default_factory=list)
     proofs_back: int = 0
     """How many of its own proofs, of the first turn, the last request had."""
@@ -121,6 +124,9 @@ class StrictServer:
         if why := self.objects_to or self.objects_once:
             self.objects_once = ""
             return why
+        turns = [one for one in body.get("messages", ()) if one["role"] == "assistant"]
+        if self.misses and not all(one.get("reasoning_content") or "'thinking': '" in str(one) for one in turns):
+            return self.misses
         proofs = [
             value for name, value in values_in(body)
             if name.encode() in NAMES and isinstance(value, str) and value and value != STAND_IN
@@ -400,6 +406,28 @@ async def test_an_item_whose_reasoning_is_missed_goes_without_its_id() -> None:
     await bench.say("responses", [BEGIN["responses"], RESPONSE_TURN, RESULT])
 
     assert [one.get("id") for one in orjson.loads(bytes(server.sent[1].body))["input"]] == [None] * 3
+
+
+MISSING = {
+    "deepseek": "The `reasoning_content` in the thinking mode must be passed back to the API.",
+    "kimi chat": "thinking is enabled but reasoning_content is missing in assistant tool call message at index 1",
+    "kimi": "The `content[].thinking` in the thinking mode must be passed back to the API.",
+}
+
+
+@pytest.mark.parametrize(("name", "asked"), [("deepseek", "chat"), ("kimi chat", "responses"), ("kimi", "messages")])
+async def test_reasoning_that_is_missed_is_stood_in_for(name: str, asked: str) -> None:
+    """Calls that another provider's model made have none; who was refused once is asked with it from then on."""
+    bench = Moving("openai", name)
+    one, other = bench.servers
+    other.misses = MISSING[name]
+    history: list[Any] = [BEGIN[asked]]
+    for turn, server in enumerate((one, other, other), start=1):
+        one.is_down, other.is_down = server is other, server is one
+        server.turn = turn
+        await bench.say(asked, history)
+
+    assert other.refused == [MISSING[name]]
 
 
 async def test_a_refusal_of_something_else_is_the_callers() -> None:
