@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import How
 from gateway.dialects.anthropic.in_answer.ids import id_back, id_for
+from gateway.dialects.anthropic.in_request import MARK as OWN_MARK
 from gateway.dialects.anthropic.in_request import marked, without_marks
 from gateway.dialects.anthropic.in_stream import MessagesOverChat
 from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
@@ -583,6 +584,20 @@ RICH: Json = asked(
     thinking={"type": "enabled", "budget_tokens": 5}, metadata={"user_id": "u"}, stop_sequences=["x"],
     output_config={"effort": "low", "format": {"type": "json_schema", "schema": TEXT_SCHEMA}}, service_tier="auto",
 )  # fmt: skip
+
+
+@rows("facts", [OPENAI, OTHER, HUB])
+def test_a_mark_that_holds_nothing_loses_nothing(facts: ServerFacts) -> None:
+    """It says that a turn of another model had no thought; words that a target takes no reasoning of are lost."""
+    for thought in (
+        {"type": "thinking", "thinking": "", "signature": OWN_MARK},
+        {"type": "redacted_thinking", "data": OWN_MARK},
+    ):
+        turn = {"role": "assistant", "content": [thought, {"type": "text", "text": "y"}]}
+        assert lost(asked(messages=[*HELLO, turn, *HELLO]), facts) == {}
+    words = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": OWN_MARK}]}
+    has_loss = {"messages.thinking": "dropped"} if not facts.takes_reasoning else {}
+    assert lost(asked(messages=[*HELLO, words, *HELLO]), facts) == has_loss
 
 
 @settings(max_examples=150)

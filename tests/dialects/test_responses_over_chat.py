@@ -132,6 +132,22 @@ def test_what_a_tool_shows_stays_in_its_result_where_the_target_has_it_there() -
     assert {gap.field for gap in made.gaps or ()} == {"tools"}
 
 
+def test_what_a_conversation_goes_on_without_is_left_out() -> None:
+    """A word to shorten it, which only OpenAI understands, and what a provider has searched for."""
+    user = {"role": "user", "content": "x"}
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
+    assert messages(user, search, {"type": "compaction_trigger"}) == [user]
+    for spoken in ("messages", "generate", "converse"):
+        body = {"model": "m", "input": [user, {"type": "compaction_trigger"}]}
+        gaps_there = pair_of("responses", spoken).translator.gaps(body, ServerFacts())
+        assert [(gap.field, gap.how.value) for gap in gaps_there] == [("input.compaction_trigger", "dropped")]
+
+
 def test_tools_and_their_choice_are_nested() -> None:
     """And keep whether they are strict."""
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -285,6 +301,10 @@ def test_options_have_their_other_names() -> None:
         ({"stream_options": {"include_obfuscation": True}}, {"stream_options.include_obfuscation": "dropped"}),
         ({"tools": [{"type": "x" * 9000}]}, {"tools." + "x" * 54: "refused"}),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, {"input.item_reference": "refused"}),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "compaction_trigger"}]},
+            {"input.compaction_trigger": "dropped"},
+        ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
             {"input.input_image.file_id": "refused"},

@@ -206,7 +206,6 @@ for status in (
     b"503 Busy",
 ):
     way(f"error {status.decode()}", "whole", says(REFUSED, status=status))
-way("credential that the provider refuses", "failure", says(REFUSED, status=b"401 Unauthorized"))
 way("error of another shape", "whole", says(b'{"message": "bad %b"}' % KEY_BYTES, status=b"422 No"))
 way("error in a good answer", "whole", says(REFUSED))
 way("stream", "chunks", says(HELLO + event(KEY) + DONE, SSE), ask=STREAM)

@@ -289,8 +289,8 @@ def _add_gaps_of_result(found: list[Gap], block: Json, facts: ServerFacts) -> No
 def _add_gap_of_thought(found: list[Gap], block: Json, facts: ServerFacts) -> None:
     held = in_request.held_by(in_request.signature_of(block))
     has_words = bool(block.get("thinking"))
-    if facts.takes_details and (held != {} or facts.takes_reasoning):
-        return
+    if (facts.takes_details and (held != {} or facts.takes_reasoning)) or (held == {} and not has_words):
+        return  # the latter is a mark of ours that holds nothing
     if (
         facts.signed_in
         and held != {}

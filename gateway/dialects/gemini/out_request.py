@@ -20,13 +20,14 @@ from gateway.dialects.gemini.out_answer import signature_of_call, signatures_in
 from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import IN_ID, id_of_call
 from gateway.dialects.schema_tools.media import Media, data_url, file_of, type_of_name
-from gateway.dialects.schema_tools.schema import JSON_IN_WORDS, SCHEMA_IN_WORDS, described
+from gateway.dialects.schema_tools.schema import FORM_GAP, JSON_IN_WORDS, SCHEMA_IN_WORDS, described
 from gateway.dialects.schema_tools.tools import (
     LESS_SEARCH,
     NO_SEARCH,
     ONLINE,
     ToolResult,
     Turn,
+    is_call_forced,
     is_search,
     is_search_alone,
     search_in,
@@ -500,6 +501,8 @@ class GenerateOptions:
             self._config["responseMimeType"] = _JSON_TYPE
             if isinstance(schema, dict):
                 self._config["responseJsonSchema"] = plain_schema(schema)
+        elif is_call_forced(self._body) and self._model.forced_tools:
+            self._lose(f"response_format.{kind}", How.DROPPED, FORM_GAP)
         elif self._facts.approximates or schema is None:
             told = "it is told in words, at the end of the instructions"
             self.instruction = JSON_IN_WORDS if schema is None else SCHEMA_IN_WORDS + orjson.dumps(schema).decode()

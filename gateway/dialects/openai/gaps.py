@@ -84,6 +84,7 @@ _ITEMS: Final = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
 PASSED_OVER: Final[Mapping[str, str]] = {
+    "compaction_trigger": "the target shortens no conversations",
     "web_search_call": "what a provider has searched for is of use to itself",
 }
 """Items that a conversation goes on without, and why."""

@@ -65,6 +65,7 @@ def described(asked: Json) -> Any:
 
 JSON_IN_WORDS: Final = "Answer with one JSON object and nothing else."
 SCHEMA_IN_WORDS: Final = "Answer with JSON and nothing else. It has to be valid against this JSON Schema:\n"
+FORM_GAP: Final = "the model is made to call a tool, and has no form for its answer besides"
 _WORDS_ONLY: Final = "it is told in words, at the end of the instructions"
 
 
@@ -78,10 +79,13 @@ class RequestedForm(NamedTuple):
     gaps: tuple[Gap, ...] = ()
 
 
-def asked_form(response_format: object, facts: ServerFacts, *, has_description: bool) -> RequestedForm:
+def asked_form(
+    response_format: object, facts: ServerFacts, *, has_description: bool, is_call_forced: bool
+) -> RequestedForm:
     """Returns how a target that answers by strict schemas alone is asked for a form of chat completions.
 
     `has_description`: it is told what the format says besides its schema in a field of its own; else it stands in the schema.
+    `is_call_forced`: the model has to call a tool, so that a form that it does not have is left out.
     """
     kind = text_of(response_format.get("type")) if isinstance(response_format, dict) else "text"
     if kind == "text":
@@ -103,6 +107,8 @@ def asked_form(response_format: object, facts: ServerFacts, *, has_description: 
             else:
                 told = Gap("response_format.json_schema", How.APPROXIMATED, "what cannot be checked is told in words")
                 return RequestedForm(closed, gaps=() if closed == schema else (told,))
+        if is_call_forced and facts.model.forced_tools:
+            return RequestedForm(gaps=(Gap("response_format.json_schema", How.DROPPED, FORM_GAP),))
         if not facts.approximates:
             return RequestedForm(gaps=(Gap("response_format.json_schema", How.REFUSED, why),))
     return RequestedForm(None, in_words, (Gap("response_format.json_schema", How.APPROXIMATED, _WORDS_ONLY),))

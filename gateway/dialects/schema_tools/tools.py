@@ -154,6 +154,16 @@ def _renamed_calls(message: Any, changed: Mapping[str, str]) -> Any:
     return made
 
 
+def is_call_forced(body: Json) -> bool:
+    """Returns whether a chat completion demands a call of one of its functions, so that no form of its answer matters."""
+    choice = body.get("tool_choice")
+    if not any(tool.get("type", "function") == "function" for tool in objects(body.get("tools"))):
+        return False
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return object_of(choice.get("allowed_tools")).get("mode") == "required"
+    return choice == "required" or (isinstance(choice, dict) and choice.get("type", "function") == "function")
+
+
 # The search of the web that a provider runs by itself. Between two conversions it is a tool as Responses have it.
 #
 # Who offers a search does not demand one: where the target has none, the call goes without it. A choice that demands it is

@@ -38,7 +38,7 @@ from gateway.dialects.anthropic.out_thoughts import (
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, text_of
 from gateway.dialects.memory import id_of_call
 from gateway.dialects.schema_tools.schema import asked_form
-from gateway.dialects.schema_tools.tools import ToolResult, Turn, safe_id, turns
+from gateway.dialects.schema_tools.tools import ToolResult, Turn, is_call_forced, safe_id, turns
 
 UNKNOWN_OUTPUT: Final = 8192
 """The most tokens of an answer that are asked for where neither the caller nor the model's facts say it."""
@@ -184,7 +184,8 @@ class ChatOptions:
                 self.fields["top_k"] = top_k
 
     def _form(self) -> None:
-        form = asked_form(self._body.get("response_format"), self._facts, has_description=False)
+        asked, is_forced = self._body.get("response_format"), is_call_forced(self._body)
+        form = asked_form(asked, self._facts, has_description=False, is_call_forced=is_forced)
         self.instruction = form.instruction
         self.gaps += form.gaps
         if form.schema is not None:
