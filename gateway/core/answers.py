@@ -137,9 +137,11 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = await _read_opening(call, target, answer, content_type, clock)
         if call.endpoint.name == "embeddings" and opened.relay is None and opened.diagnosis is None:
             await _complete_embeddings(call, opened)
-        provided_id = attempt.upstream_request_id or b""
-        if index.get(b"connection", b"close") not in SIMPLE_CONNECTION or not provided_id.isascii():
+        provided_id = attempt.upstream_request_id
+        if provided_id is not None and not provided_id.isascii():
             attempt.upstream_request_id = provided_id.translate(None, NOT_ASCII) or None
+            opened.headers = _end_to_end(opened.headers)
+        if b"connection" in index and index[b"connection"] not in SIMPLE_CONNECTION:
             opened.headers = _end_to_end(opened.headers)
     except asyncio.CancelledError:
         if not watch.uncancel_expired(task):

@@ -438,3 +438,23 @@ def passthrough_path(scope: Mapping[str, Any]) -> str:
     if start == b"/v1/" and _VERSION.fullmatch(_plain(path[len(start) :].partition(b"/")[0].decode("ascii"))):
         raise NotFound("Unknown path.")  # behind a base_url without a version that is the same place as without it
     return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")
+
+
+STREAMED_FROM_BYTES = 1_048_576
+"""A shorter body is held, as all others are."""
+MOST_STREAMED_BYTES = 537_919_488
+"""512 MiB of a file, as OpenAI takes it (API reference, files), and a form."""
+_UPLOADS = re.compile(r"/(?:files|uploads/[^/]+/parts)")
+"""The paths of forms that have a file in them and no id."""
+
+
+def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
+    """Returns whether nobody here has to read the body of a relayed request.
+
+    JSON may ask for a response in the background. Where tenants share an account, forms may name objects, but for uploads. A
+    request that is signed, or sent again under a renewed credential, has to be there whole.
+    """
+    target = policy.passthrough
+    if target is None or policy.providers[target.provider].auth is not None or b"json" in content_type.lower():
+        return False
+    return policy.objects is None or policy.objects.is_open or _UPLOADS.fullmatch(path) is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from gateway.core.errors import InvalidRequest
 
@@ -123,6 +123,19 @@ class Spliced:
         for part in self._parts:
             for start in range(0, len(part), size):
                 yield bytes(part[start : start + size])
+
+
+class StreamedBody(bytes):
+    """A body that nobody here reads: it goes from the client to the provider piece by piece, once. To others it is empty."""
+
+    length: int
+    chunks: AsyncIterator[bytes]
+
+    def __new__(cls, length: int, chunks: AsyncIterator[bytes]) -> Self:
+        """`chunks` yields `length` bytes."""
+        made = super().__new__(cls)
+        made.length, made.chunks = length, chunks
+        return made
 
 
 def pieces_of(body: bytes | Spliced, size: int) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ async def test_what_is_not_ours_is_made_at_the_provider(start: StartGateway, tmp
     async with ObjectsProvider() as provider:
         gateway = await start(lambda _: with_jobs(tmp_path, **config)(provider.url))
         async with gateway.sdk(api_key=WEB_KEY) as sdk, gateway.sdk(api_key=NIGHTLY_KEY) as other:
-            file = await sdk.files.create(file=("a.jsonl", b"x" * 200_000), purpose="assistants")
+            file = await sdk.files.create(file=("a.jsonl", b"x" * 2_000_000), purpose="assistants")
             batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
             assert (await sdk.files.retrieve(file.id)).id == file.id
             assert (await sdk.batches.retrieve(batch.id)).id == batch.id
@@ -79,5 +79,5 @@ async def test_what_is_not_ours_is_made_at_the_provider(start: StartGateway, tmp
             with pytest.raises(openai.NotFoundError):
                 await other.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
         made = [body for method, path, _, body in provider.seen if (method, path) == ("POST", "/v1/files")]
-        assert [body.count(b"x" * 200_000) for body in made] == [1]
+        assert [body.count(b"x" * 2_000_000) for body in made] == [1]
         await gateway.stop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Sized
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -216,6 +216,16 @@ class AsgiCycle(RequestResponseCycle):
         """As a `Cycle`'s."""
         self.disconnected = True
         self.message_event.set()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yields the body as it comes. When the client leaves it waits: whoever reads is stopped by then."""
+        while True:
+            message: Any = await self.receive()
+            if message["type"] != "http.request":
+                await self.connection.loop.create_future()
+            yield message["body"]
+            if not message["more_body"]:
+                return
 
     def give_back(self, read: bytes) -> None:
         """Lets whoever reads the body next begin with these bytes, which somebody has read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from typing import Any
@@ -23,6 +23,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, ServedRequest
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, InvalidRequest, ShuttingDown
+from gateway.core.http.writing import AsgiCycle
 from gateway.core.intake import parse
 from gateway.core.intake.patience import (
     FEWEST_MOMENTS,
@@ -41,7 +42,7 @@ from gateway.core.openai.usage import other_model_field
 from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
 from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
-from gateway.core.types import Endpoint, Server
+from gateway.core.types import Endpoint, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.runs.http.run_object import RunParts, without_own_baggage
@@ -210,6 +211,9 @@ class Intake:
     async def wait(self, served: ServedRequest) -> Call:
         """The call of a request that `take` has let in. Raises GatewayError, ClientGone."""
         cycle, policy = served.cycle, served.policy
+        streamed = self._streamed(served) if isinstance(cycle, AsgiCycle) and cycle.endpoint.request == "any" else None
+        if streamed is not None:
+            return self._call(served, streamed, Peeked(""))
         limit = policy.server.most_bytes(cycle.endpoint)
         announced = cycle.index.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
@@ -224,6 +228,33 @@ class Intake:
         else:
             peeked = await self.large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
         return self._call(served, body, peeked)
+
+    def _streamed(self, served: ServedRequest) -> StreamedBody | None:
+        """Returns the body of a relayed request that nobody has to read; None: it is read, or too long."""
+        cycle, server = served.cycle, served.policy.server
+        announced = cycle.index.get(b"content-length", b"")
+        length = int(announced) if announced.isdigit() and len(announced) < 18 else 0
+        most = server.max_body_bytes or passthrough.MOST_STREAMED_BYTES
+        if not isinstance(cycle, AsgiCycle) or not passthrough.STREAMED_FROM_BYTES < length <= most:
+            return None
+        path, kind = passthrough.passthrough_path(cycle.scope), cycle.index.get(b"content-type", b"")
+        if not passthrough.is_streamed(served.policy, path, kind):
+            return None
+        return StreamedBody(length, self._timed(served, cycle.pieces(), server.body_timeout_s))
+
+    async def _timed(
+        self, served: ServedRequest, pieces: AsyncIterator[bytes], timeout_s: float
+    ) -> AsyncIterator[bytes]:
+        """Yields the pieces; the client may take `timeout_s` for each, and the provider what its own clocks allow."""
+        while True:
+            served.reading_until = self._clock.monotonic() + timeout_s
+            try:
+                piece = await anext(pieces, None)
+            finally:
+                served.reading_until = None
+            if piece is None:
+                return
+            yield piece
 
     def without_body(self, served: ServedRequest, asked: Peeked) -> Call:
         """The call of a request that was admitted, and says all in its head. Raises GatewayError."""

@@ -21,7 +21,7 @@ from gateway.core.errors import NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import ErrorClass
+from gateway.core.types import ErrorClass, StreamedBody
 from gateway.features.ownership.rules.objects import (
     CHAT,
     MESSAGES,
@@ -328,7 +328,8 @@ class Ownership:
             return
         named = {id: NamedId(id, "", is_known_place=True) for id in ids_in_path(concern, call.query)}
         at_known_places = 0
-        if concern.method not in ("GET", "HEAD", "DELETE") or call.body:
+        is_read = not isinstance(call.body, StreamedBody)  # an upload names no object
+        if is_read and (concern.method not in ("GET", "HEAD", "DELETE") or call.body):
             content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
             is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
             parsed = call.parsed if is_parsed else None

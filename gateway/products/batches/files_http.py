@@ -286,7 +286,11 @@ class FileRoutes:
         tenant = tenant_of(self._policies, request)
         form = UploadForm(index.get(b"content-type", b""))
         most, announced = policy.jobs.settings.max_file_bytes, index.get(b"content-length", b"")
-        if announced.isdigit() and (len(announced) > 18 or int(announced) > most + MOST_FIELD_BYTES + 1024):
+        if (
+            policy.passthrough is None
+            and announced.isdigit()
+            and (len(announced) > 18 or int(announced) > most + MOST_FIELD_BYTES + 1024)
+        ):
             raise too_large(most)
         upload = await self._files.begin(tenant)
         try:

@@ -114,6 +114,11 @@ class OriginPool:
 
     # Getting a connection.
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another connection may be opened now."""
+        return self.slots_taken < self._max_connections
+
     def take_idle(self) -> Http1Connection | None:
         """Return the connection used last, closing those that idled too long."""
         while self._idle:

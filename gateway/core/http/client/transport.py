@@ -126,7 +126,9 @@ class Http1Transport(httpx.AsyncBaseTransport):
             pool = self._pools.get(origin) or self._open_pool(origin)
             if not self._is_sweeping_fast:
                 self._sweep_fast()
-            connection = pool.take_idle() or await pool.connect(timeouts)
+            # A body that can be sent once goes over a new connection, if there may be one: a kept one may turn out to be dead.
+            kept = None if outgoing.body is None and pool.has_room else pool.take_idle()
+            connection = kept or await pool.connect(timeouts)
             while True:
                 exchange = connection.start(outgoing, timeouts, signs)
                 try:

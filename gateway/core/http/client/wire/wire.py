@@ -34,6 +34,7 @@ from gateway.core.types import (
     Phase,
     RawHeaders,
     Spliced,
+    StreamedBody,
     UpstreamFailed,
     pieces_of,
 )
@@ -174,12 +175,15 @@ class Wire:
         lines = [b"%b: %b\r\n" % header for header in outgoing.headers if header[0] not in set_here]
         if self._auth is None and outgoing.credential is not None:
             lines.append(b"%b: %b\r\n" % self._pass_on(outgoing.credential))
-        if body or outgoing.method != "GET":
-            lines.append(b"content-length: %d\r\n" % len(body))
+        length, stream = len(body), None
+        if not length and isinstance(body, StreamedBody):
+            length, stream = body.length, _Pieces(body)
+        if length or outgoing.method != "GET":
+            lines.append(b"content-length: %d\r\n" % length)
         head = b"%b%b\r\n" % (address.head, b"".join(lines))
         if self._own is None:
             return self._send_over_httpx(outgoing, address, head, timeouts)
-        request = EncodedRequest(head, body, None, len(body), outgoing.method != "HEAD")
+        request = EncodedRequest(head, body if stream is None else None, stream, length, outgoing.method != "HEAD")
         return self._own.exchange(request, timeouts, address.origin, outgoing.signs, self)
 
     def on_message(self, exchange: Exchange) -> None:
@@ -203,7 +207,7 @@ class Wire:
             outgoing.method,
             address.url,
             headers=headers,
-            stream=httpx.ByteStream(body) if isinstance(body, bytes) else _Pieces(body),
+            stream=_Pieces(body) if isinstance(body, Spliced | StreamedBody) else httpx.ByteStream(body),
             extensions={"timeout": timeouts.as_extension(), "signs": outgoing.signs},
         )
         try:
@@ -284,12 +288,16 @@ def _timeouts(clocks: Clocks, first_byte_s: float) -> WireTimeouts:
 
 
 class _Pieces(httpx.AsyncByteStream):
-    """A body that is not in one place, for transports that are not ours."""
+    """A body that is not in one place."""
 
-    def __init__(self, body: Spliced) -> None:
+    def __init__(self, body: Spliced | StreamedBody) -> None:
         self._body = body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if isinstance(self._body, StreamedBody):
+            async for piece in self._body.chunks:
+                yield piece
+            return
         for piece in pieces_of(self._body, PIECE_BYTES):
             yield piece
 
