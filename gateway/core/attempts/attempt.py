@@ -288,8 +288,10 @@ class Attempts:
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
-        if isinstance(last, FirstAnswer) and last.error_class is ErrorClass.AUTH and not call.attempts[-1].is_callers:
-            return _credential_refused(call, last)
+        if isinstance(last, FirstAnswer) and last.error_class is ErrorClass.AUTH:
+            refused = next(one for one in reversed(call.attempts) if one.target == last.target.name)
+            if not refused.is_callers:
+                return _credential_refused(call, last, refused)
         if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
             return last
         if isinstance(last, FirstAnswer):
@@ -367,9 +369,8 @@ _OF_THE_REFUSAL = frozenset(
 """Headers of a refused credential's answer that do not hold for what the client gets."""
 
 
-def _credential_refused(call: Call, last: FirstAnswer) -> FirstAnswer:
+def _credential_refused(call: Call, last: FirstAnswer, attempt: Attempt) -> FirstAnswer:
     """Returns what the client gets for a 401 that means the gateway's own credential; the provider's words go to the log."""
-    attempt = call.attempts[-1]
     said = (error_object(last.body) or {}).get("message")
     if attempt.detail is None and isinstance(said, str):
         attempt.detail = said[:MOST_WORDS]

@@ -77,3 +77,19 @@ async def test_another_target_serves_as_before() -> None:
     reply, _ = await bench.serve()
 
     assert reply.status == 200
+
+
+async def test_it_is_told_of_the_target_that_said_it() -> None:
+    """Not of a later one that ruled itself out: a model that is not there is no news beside it."""
+    missing = (
+        b'{"error":{"message":"no such model","type":"invalid_request_error","param":null,"code":"model_not_found"}}'
+    )
+    upstreams = [ScriptedUpstream(refusal()), ScriptedUpstream(whole(missing, 404))]
+    bench = Bench(upstreams, fallbacks=1)
+    call = bench.call()
+
+    reply = await bench.pipeline.handle(call)
+
+    told = orjson.loads(reply.body)["error"]
+    assert (reply.status, told["code"]) == (502, ProviderCredentialRefused.code)
+    assert [one.detail is not None for one in call.attempts] == [True, False]

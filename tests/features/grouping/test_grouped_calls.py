@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -115,6 +117,21 @@ def lengths(reply: Reply) -> list[int]:
 def play(story: Callable[[Stage], Any], rules: GroupRules | None = RULES, **options: Any) -> Any:
     """Tells a story on a stage."""
     return run(lambda clock: story(Stage(clock, rules, options)))
+
+
+def test_base64_is_packed_for_each_of_a_group() -> None:
+    """Where the provider answers with numbers; calls that ask for these go in a group of their own."""
+
+    async def story(stage: Stage) -> None:
+        packs = [{"model": "m", "input": text, "encoding_format": "base64"} for text in ("a", "bb")]
+        answers = await asyncio.gather(*(stage.ask("", body=body) for body in packs), stage.ask("c"), stage.ask("dd"))
+
+        assert stage.provider.sizes == [2, 2]
+        packed = [orjson.loads(reply.body)["data"][0]["embedding"] for _, reply in answers[:2]]
+        assert [struct.unpack("<f", b64decode(one)) for one in packed] == [(1.0,), (2.0,)]
+        assert [lengths(reply) for _, reply in answers[2:]] == [[1], [2]]
+
+    play(story)
 
 
 def test_calls_within_the_window_are_one_request() -> None:
