@@ -165,7 +165,7 @@ class SseRelay:
         self._chunks = answer.chunks
         self._cutter = sse.EventCutter()
         self._strips = strip_usage
-        self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage)
+        self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage, headers=call.headers)
         self._held = b""
         self._first = b""
         self._plain = 0

@@ -359,3 +359,12 @@ async def test_a_call_comes_back_as_it_was_given(spoken: str, text: str) -> None
     _, body = await bench.serve(**bench.asking("chat", more={"messages": turns}))
     assert heard("chat", body).error is None
     assert bench.account.outcome == "ok"
+
+
+async def test_an_anthropic_ping_is_a_line_for_a_go_caller_of_chat_completions() -> None:
+    """The comment that it becomes, in the middle of the answer."""
+    bench = Ways(["messages"], [stream_of("messages", *STREAMS["messages"])])
+    _, body = await bench.serve(**bench.asking("chat", headers=[(b"x-stainless-lang", b"go")]))
+    assert body.count(b": ping\ndata: {") == 1
+    assert b": ping\n\n" not in body
+    assert heard("chat", body.replace(b": ping\n", b"")).is_ended

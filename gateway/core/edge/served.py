@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.core.errors import Forbidden
 from gateway.core.http.writing import AnyCycle, begin_stream, write_chunk
+from gateway.core.openai.sse import comment_end
 from gateway.core.render import named_request, new_request_id
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class ServedRequest(Serving):
         cycle = self.cycle
         if self.started or cycle.disconnected or cycle.transport.is_closing():
             return False
-        comment = b": %b\n\n" % text
+        comment = b": %b%b" % (text, comment_end(cycle.index))
         if not self.kept_alive:
             self.kept_alive = True
             own_id = self.request_id.encode()

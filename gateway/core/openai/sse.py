@@ -134,6 +134,23 @@ def is_silent(event: bytes) -> bool:
     return all(line.partition(b":")[0] in _FIELDS for line in event.splitlines())
 
 
+def comment_end(index: Mapping[bytes, bytes]) -> bytes:
+    """Returns what ends a comment for the client with these headers: the line, and an empty one as behind an event.
+
+    The official Go SDKs take that empty line for an event without data (openai-go before 3.99), the line alone for what it
+    is, as the standard has it; clients that split a stream at empty lines need both.
+    """
+    is_go = index.get(b"x-stainless-lang") == b"go" or b"/Go " in index.get(b"user-agent", b"")
+    return b"\n" if is_go else b"\n\n"
+
+
+def told_silently(event: bytes, index: Mapping[bytes, bytes]) -> bytes:
+    """Returns an event without data, such as a provider's comment, for the client with these headers."""
+    if comment_end(index) == b"\n\n":
+        return event
+    return b"".join([line + b"\n" for line in event.splitlines() if line.startswith(b":")])
+
+
 def is_whole(event: bytes) -> bool:
     """Returns whether an event lacks only its blank line: its data is `[DONE]` or a JSON object."""
     data = event_data(event).strip()

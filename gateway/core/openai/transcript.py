@@ -23,7 +23,7 @@ from gateway.core.openai.sse import (
     says_nothing,
 )
 from gateway.core.openai.usage import find_usage, read_usage, told_later
-from gateway.core.types import ErrorClass, Usage
+from gateway.core.types import ErrorClass, RawHeaders, Usage
 
 # Tells which calls make a model think before it answers, so that minutes without output are usual.
 #
@@ -98,6 +98,7 @@ class Transcript:
         "_form",
         "_has_done",
         "_head",
+        "_headers",
         "_long_tail",
         "_number",
         "_strips",
@@ -112,9 +113,13 @@ class Transcript:
         "usage_event",
     )
 
-    def __init__(self, form: Form, *, strips_usage: bool = False) -> None:
-        """`strips_usage`: take out what only asking for usage has added, the extra event and `"usage":null`."""
+    def __init__(self, form: Form, *, strips_usage: bool = False, headers: RawHeaders = ()) -> None:
+        """`strips_usage`: take out what only asking for usage has added, the extra event and `"usage":null`.
+
+        `headers` are the client's, for how it wants comments.
+        """
         self._form = form
+        self._headers = headers
         self._strips = strips_usage
         self._has_done = False
         self._head = b""
@@ -200,7 +205,7 @@ class Transcript:
             return b""
         error = sse.error_in(event)
         if not data and error is None and sse.is_silent(event):
-            return event
+            return sse.told_silently(event, dict(self._headers))
         parsed = sse.json_object(data)
         if parsed is not None:
             self._note(parsed)

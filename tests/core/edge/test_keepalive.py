@@ -555,6 +555,22 @@ async def test_the_sdk_reads_a_chat_that_was_kept_alive(fails: bool) -> None:
             assert [chunk.choices[0].delta.content async for chunk in stream] == ["hi", "hi"]
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("header", ["x-stainless-lang: go", "user-agent: OpenAI/Go 3.40.0", "x-stainless-lang: python"])
+async def test_the_go_sdk_gets_comments_without_an_empty_line(path: str, header: str) -> None:
+    """It takes that for an event without data, and gives up (openai-go before 3.99); others need it."""
+    gate, end = asyncio.Event(), b"\n\n" if "python" in header else b"\n"
+    async with front(slow(gate, EVENT, DONE)) as gateway, connect(gateway.url) as peer:
+        peer.send(ask(path, header))
+        await gateway.waiting()
+        for _ in range(2):
+            gateway.pass_time()
+        await head_of(peer)
+        assert [await chunk_of(peer), await chunk_of(peer)] == [b": waiting for p0/m" + end] * 2
+        gate.set()
+        assert (await body_of(peer)).startswith(b"data: ")
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_sdk_reads_a_response_that_was_kept_alive(fails: bool) -> None:
     """With the events of the Responses API."""

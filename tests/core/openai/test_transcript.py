@@ -347,6 +347,22 @@ def test_a_providers_error_is_followed_by_the_failed_response() -> None:
     assert failed["response"]["instructions"] is None
 
 
+@rows(
+    "event,told",
+    [
+        (b": ping\n\n", b": ping\n"),
+        (b": a\r\n: b\r\n\r\n", b": a\n: b\n"),
+        (b"event: ping\n\n", b""),
+        (b"retry: 5\n: c\n\n", b": c\n"),
+    ],
+)
+def test_a_providers_comments_are_lines_for_the_go_sdk(event: bytes, told: bytes) -> None:
+    """It takes the empty line behind one, or behind a name without data, for an event."""
+    for headers, expected in (((), event), (((b"x-stainless-lang", b"go"),), told)):
+        said = Transcript("chat", headers=headers)
+        assert said.read(event + DELTA) == expected + DELTA
+
+
 @rows("reason", ["error", "insufficient_system_resource", "abort"])
 def test_a_finish_reason_that_means_failure_is_followed_by_an_error(reason: str) -> None:
     """The chunk is passed on, and SDKs are told in a way that they understand."""

@@ -12,6 +12,7 @@ import orjson
 
 from gateway.core.call import Call, Reply
 from gateway.core.edge.served import EVENT_STREAM, ServedRequest
+from gateway.core.openai.sse import comment_end
 from gateway.features.runs.step import not_a_step
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls.ports import ServeCall
@@ -21,7 +22,8 @@ from gateway.products.jobs.service.job_request import read_option_headers
 from gateway.products.responses.rules.response_object import BackgroundRefused, read_asked, shown
 from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
 
-COMMENT = b": nothing new\n\n"
+COMMENT = b": nothing new"
+"""What is said where there is nothing; `comment_end` ends it."""
 LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 
@@ -63,7 +65,8 @@ class ResponseEndpoint:
         own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", served.request_id.encode())]
         if call.stream:
             following = await self._service.follow(job.id, call.tenant, -1)
-            events = self._events(following.blocks, call.tenant)
+            comment = COMMENT + comment_end(served.cycle.index)
+            events = self._events(following.blocks, call.tenant, comment)
             return Reply(200, [*EVENT_STREAM, *own], chunks=events, close=events.aclose, pass_on=following.pass_on)
         return await self._object(job, own)
 
@@ -74,10 +77,12 @@ class ResponseEndpoint:
             return Reply(200, headers, body)
         return Reply(200, [*headers, LOOK_AGAIN], orjson.dumps(shown(job)))
 
-    async def _events(self, blocks: AsyncIterator[bytes | None], tenant: str) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, blocks: AsyncIterator[bytes | None], tenant: str, comment: bytes
+    ) -> AsyncGenerator[bytes, None]:
         with self.readers.counted(tenant):
             async for block in blocks:
-                yield COMMENT if block is None else block
+                yield comment if block is None else block
 
 
 def _is_providers(call: Call) -> bool:

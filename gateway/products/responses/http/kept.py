@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.writing import WholeResponse
+from gateway.core.openai.sse import comment_end
 from gateway.core.render import new_request_id
 from gateway.core.snapshot.snapshot import Policies
 from gateway.products.jobs.http.events import EventReaders, FollowedEvents
@@ -81,17 +82,16 @@ class ResponseRoutes:
         after = _starting_after(request)
         events = await self._responses.follow(response_id, tenant, after)
         headers = {"cache-control": "no-cache", "x-request-id": new_request_id()}
+        blocks = _blocks(events.blocks, COMMENT + comment_end(dict(request.headers.raw)))
         if request.method == "HEAD":
             return head_alone(headers, "text/event-stream")
         self._readers.refuse_more(tenant)
-        return FollowedEvents(
-            self._readers, tenant, _blocks(events.blocks), headers=headers, media_type="text/event-stream"
-        )
+        return FollowedEvents(self._readers, tenant, blocks, headers=headers, media_type="text/event-stream")
 
 
-async def _blocks(events: AsyncIterator[bytes | None]) -> AsyncIterator[bytes]:
+async def _blocks(events: AsyncIterator[bytes | None], comment: bytes) -> AsyncIterator[bytes]:
     async for block in events:
-        yield COMMENT if block is None else block
+        yield comment if block is None else block
 
 
 def _starting_after(request: Request) -> int:
