@@ -18,6 +18,7 @@ from tests.rows import rows
 
 Json = dict[str, Any]
 SCHEMA: Json = {"type": "object", "properties": {"x": {"type": "integer"}}}
+USER: Json = {"role": "user", "content": "go"}
 DOCS: Json = {
     "type": "namespace",
     "name": "mcp__docs__",
@@ -264,3 +265,25 @@ def test_claude_at_bedrock_gets_no_search() -> None:
     alone = {**body, "model": "m", "tools": [search], "tool_choice": {"type": "auto"}}
     _, sent, _ = pair.request(orjson.dumps(alone), facts, 0.0, lambda: "id")
     assert not orjson.loads(sent).keys() & {"tools", "tool_choice"}
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.speaks != "messages"])
+def test_a_tool_that_is_loaded_late_is_told_of_in_words(name: str) -> None:
+    """Coding agents search their tools by themselves: what they have found is there from the start elsewhere."""
+    use = {"type": "tool_use", "id": "a", "name": "ToolSearch", "input": {"query": "q"}}
+    found = {
+        "type": "tool_result",
+        "tool_use_id": "a",
+        "content": [{"type": "tool_reference", "tool_name": "mcp__docs__search"}],
+    }
+    late = {"name": "mcp__docs__search", "input_schema": SCHEMA, "defer_loading": True}
+    body = {
+        "model": "m",
+        "max_tokens": 99,
+        "messages": [USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}],
+        "tools": [{"name": "ToolSearch", "input_schema": SCHEMA}, late],
+    }
+    sent, lost = made("messages", name, body)
+    assert How.REFUSED not in lost.values()
+    assert lost["messages.tool_reference"] is How.APPROXIMATED
+    assert b"The tool mcp__docs__search can be called." in orjson.dumps(sent)

@@ -33,7 +33,10 @@ def _blocks(depth: int) -> Form:
     return form(
         "",
         "",
-        {"text": text, **dict.fromkeys(("image", "document", "search_result", "tool_use", "tool_result"), usual)},
+        {
+            "text": text,
+            **dict.fromkeys(("image", "document", "search_result", "tool_reference", "tool_use", "tool_result"), usual),
+        },
     )
 
 

@@ -69,6 +69,7 @@ _SAID_OF_BLOCKS: Final = {
     "search_result": frozenset(("source", "title", "content", "citations")),
     "tool_use": frozenset(("id", "name", "input")),
     "tool_result": frozenset(("tool_use_id", "content", "is_error")),
+    "tool_reference": frozenset(("tool_name",)),
     "thinking": frozenset(("thinking", "signature")),
     "redacted_thinking": frozenset(("data",)),
 }
@@ -250,6 +251,10 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
         _add_gap_of_thought(found, block, facts)
     elif kind in _SOURCES:
         _add_gaps_of_file(found, kind, block, facts)
+    elif kind == "tool_reference":
+        found.append(
+            Gap("messages.tool_reference", How.APPROXIMATED, "tools that are loaded late are there from the start")
+        )
     elif kind == "search_result":
         found.append(Gap("messages.search_result", How.APPROXIMATED, "it becomes text"))
         _add_gap_of_citing(found, block, facts)

@@ -56,6 +56,9 @@ class Parts:
             made = self._document(block, place)
         elif kind == "search_result":
             made = _found(block, place)
+        elif kind == "tool_reference":  # a tool that is loaded late there is a usual one here
+            name = ids.name_for(text_at(block.get("tool_name"), f"{place}.tool_name"), self._facts)
+            made = [{"type": "text", "text": f"The tool {name} can be called."}]
         if not made:
             raise InvalidRequest(f"'{place}' is no block that this model's provider takes.", param=place)
         return [*made[:-1], self.marked(block, made[-1])]
