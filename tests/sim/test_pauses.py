@@ -38,7 +38,10 @@ def test_a_storm_of_retry_after_is_sat_out(tells: TellsLimits) -> None:
 
 
 def test_a_storm_that_spares_some_is_sat_out() -> None:
-    """Half of all requests are refused for 60 s: once that is over, the backlog drains at the full rate again."""
+    """Half of all requests are refused for 60 s: once that is over, the backlog drains at the full rate again.
+
+    The rate that the refusals seem to show is one a second by then; twenty seconds without a refusal disprove it.
+    """
     world = World([requests_site(faults=[Fault(0.0, 60.0, 429, retry_after_s=5.0, share=0.5)])])
     oracle = Oracle(world)
     world.clock.start(burst(world, Caller("batch"), 1000))
@@ -47,7 +50,7 @@ def test_a_storm_that_spares_some_is_sat_out() -> None:
 
     assert world.score.count("ok") == 1000
     assert oracle.wrongs == []
-    assert finished_s(world) <= 60 + 5 + 1.5 * 1000 / RATE
+    assert finished_s(world) <= 60 + 20 + 1.5 * 1000 / RATE
 
 
 @pytest.mark.parametrize("tells", ["headers", "nothing"])

@@ -70,6 +70,9 @@ class Watch(Protocol):
     def told_to_wait(self, target: str, seconds: float | None) -> None:
         """The gateway has read a 429."""
 
+    def let_in(self, target: str, sent_at: float) -> None:
+        """It answers a call that was sent at this time."""
+
 
 class _Loop:
     """All that admission asks of an event loop."""
@@ -183,7 +186,7 @@ class World:
                 await until(clock.now + reach_s)
             answer = provider.ask(call.demand, clock.now)
             if answer.status == 200:
-                await self._answer(call, provider, answer)
+                await self._answer(call, target, provider, answer)
                 return "ok"
             await until(clock.now + answer.after_s)
             last = answer.status
@@ -193,12 +196,14 @@ class World:
         is_late = not last and (not failed or (call.deadline_is_callers and clock.now >= call.deadline))
         return "deadline_exceeded" if is_late else "failed"
 
-    async def _answer(self, call: SimCall, provider: Provider, answer: Answer) -> None:
+    async def _answer(self, call: SimCall, target: Target, provider: Provider, answer: Answer) -> None:
         """The provider is at work; the slot there is given back even when the client leaves."""
         clock, demand = self.clock, call.demand
         try:
             await until(clock.now + answer.after_s)
             self.admission.outcomes.answered(call, answer.headers)
+            if self.watch is not None:
+                self.watch.let_in(target.name, call.granted_at)
             if answer.lasts_s:
                 await until(clock.now + answer.lasts_s)
         finally:
