@@ -137,7 +137,7 @@ async def test_a_binary_answer_is_returned_as_it_came(start: StartGateway) -> No
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422, 500, 503, 529])
 async def test_a_providers_error_is_returned_as_it_came(start: StartGateway, status: int) -> None:
-    """Status and bytes, when there is no other target and another try would not help."""
+    """Status and bytes, when there is no other target and another try would not help; of a 401 see refused credentials."""
     body = b'{ "error" : {"message":"no \\u00e9","type":"t","param":null,"code":"c", "extra": [1.0]}}\n'
     answer = whole(body).replace(b"200 OK", b"%d Whatever\r\nx-should-retry: false" % status)
 
