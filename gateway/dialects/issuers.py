@@ -140,7 +140,7 @@ class ProvidersPlace(NamedTuple):
     kind: str
     base_url: str
     account: str = ""
-    """The account of the config's credential (see `account_of`); empty: callers bring their own."""
+    """Whose the config's credential is (see `Issuers.account_of`); empty: callers bring their own."""
 
 
 def issuer_of(place: ProvidersPlace, language: str, credential: bytes | None) -> str:
@@ -155,12 +155,6 @@ def issuer_of(place: ProvidersPlace, language: str, credential: bytes | None) ->
     if place.kind != "openai":
         return host
     return f"{host} {place.account or _hashed(credential or b'')}"
-
-
-def account_of(key: str | None, headers: Sequence[tuple[str, str]]) -> str:
-    """Returns the account of a credential: its organization, where a header of the config names one, else the key's own."""
-    told = next((value for name, value in headers if name.lower() == _ORGANIZATION), key)
-    return _hashed(told.encode()) if told else ""
 
 
 def _hashed(secret: bytes) -> str:
@@ -246,8 +240,17 @@ class Issuers:
     def __init__(self) -> None:
         self.places: set[ProvidersPlace] = set()
         """Where conversations may go; what is signed needs to be remembered where there are several."""
+        self._accounts: dict[str, str] = {}
         self._issuers: OrderedDict[str, str] = OrderedDict()
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def account_of(self, provider: str, key: str | None, headers: Sequence[tuple[str, str]]) -> str:
+        """Returns the account of a provider's credential: its organization, where a header of the config names one; else the
+        provider in the config stands for it, whatever its key becomes, and all that have the same key."""
+        organization = next((value for name, value in headers if name.lower() == _ORGANIZATION), None)
+        if organization is not None or key is None:
+            return organization or ""
+        return self._accounts.setdefault(_hashed(key.encode()), provider)
 
     def remember(self, proof: str, issuer: str) -> None:
         """Takes a proof for one of this issuer's."""
@@ -280,7 +283,8 @@ def proofs_in(body: bytes, language: str) -> Iterator[str]:
     """Yields the proofs in a request or a whole answer, without reading all of it."""
     for key in _OF_PROOF.get(language, ()):
         for at in _places(body, key):
-            found = _FIELD.match(body, at)
+            is_field = body.startswith(b'"', at + len(key))
+            found = _FIELD.match(body, at) if is_field else None
             end = -1 if found is None else _end_of_text(body, found.end())
             if found is None or not 0 < end - found.end() < _MOST_PROOF_BYTES:
                 continue

@@ -50,7 +50,6 @@ from gateway.dialects.issuers import (
     ProofReader,
     ProvidersPlace,
     Taken,
-    account_of,
     fitted,
     hints_of,
     issuer_of,
@@ -451,9 +450,8 @@ class Languages:
 
     def conversing(self, upstream: Upstream, provider: Provider, kind: str) -> Upstream:
         """Returns the wire of a provider of this kind as conversations use it."""
-        place = ProvidersPlace(
-            provider.dialect, kind, provider.base_url, account_of(provider.api_key, provider.headers)
-        )
+        account = self._issuers.account_of(provider.name, provider.api_key, provider.headers)
+        place = ProvidersPlace(provider.dialect, kind, provider.base_url, account)
         self._issuers.places.add(place)
         return ConversationWire(upstream, place, self._issuers)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.core.snapshot.snapshot import Model, OnLoss, Provider, Target
 from gateway.core.types import Outgoing, UpstreamFailed
-from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, account_of, language_at, proofs_in
+from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, language_at, proofs_in
 from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Languages
 from tests.dialects.ways import CALLERS, MODELS, TABLES, TOOL
@@ -456,13 +456,16 @@ async def test_who_wants_nothing_lost_hears_the_refusal() -> None:
     assert len(server.sent) == 1
 
 
-async def test_one_organization_may_have_several_keys() -> None:
-    """The header `OpenAI-Organization` says so; without it each key is an account of its own."""
-    same = account_of("sk-1", [("OpenAI-Organization", "org")]), account_of("sk-2", [("openai-organization", "org")])
+def test_an_account_outlives_its_key_and_may_have_several() -> None:
+    """A provider of the config is an account; the header `OpenAI-Organization` makes several one, and so does one key."""
+    account_of = Issuers().account_of
 
-    assert same[0] == same[1]
-    assert account_of("sk-1", []) != account_of("sk-2", [])
-    assert account_of(None, []) == ""
+    assert account_of("a", "sk-1", []) == account_of("a", "sk-2", []) == account_of("b", "sk-1", []) == "a"
+    assert account_of("c", "sk-3", []) != "a"
+    assert account_of("a", "sk-1", [("OpenAI-Organization", "o")]) == account_of(
+        "c", "sk-3", [("openai-organization", "o")]
+    )
+    assert account_of("a", None, []) == ""
 
 
 @given(st.data(), st.sampled_from(["responses", "messages", "generate", "chat", "converse"]))
@@ -476,6 +479,12 @@ def test_proofs_are_found_however_a_stream_is_cut(data: st.DataObject, language:
     found = [one for start, end in pairwise([0, *cuts, len(body)]) for one in reader.feed(body[start:end])]
 
     assert set(found) == {proof} == set(proofs_in(body, language))
+
+
+def test_what_is_only_named_alike_is_no_proof() -> None:
+    body = b'{"input":{"database":"x","data":1,"signature_key":"y","text":"\\"signature\\":\\"z\\""},"signature":"s"}'
+
+    assert list(proofs_in(body, "messages")) == ["s"]
 
 
 def test_what_is_known_of_proofs_is_bounded() -> None:
