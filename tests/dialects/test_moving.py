@@ -369,6 +369,23 @@ async def test_a_conversation_moves_to_another_provider_and_back(first: str, ask
     assert found == dict.fromkeys(found, ([], [], True))
 
 
+@pytest.mark.parametrize("asked", CALLERS)
+@pytest.mark.parametrize("after", ["openai 2", "anthropic", "kimi", "vertex", "strict", "mistral"])
+async def test_a_conversation_moves_where_nothing_is_remembered(after: str, asked: str) -> None:
+    """As between workers: what is refused is left out, and each turn is answered."""
+    for first in (name for name, place in PLACES.items() if place.signs and name != after):
+        bench = Moving(first, after)
+        one, other = bench.servers
+        history: list[Any] = [BEGIN[asked]]
+        for turn, server in enumerate((one, other, one), start=1):
+            bench.languages._issuers._issuers.clear()
+            one.is_down, other.is_down = server is other, server is one
+            server.turn = turn
+            await bench.say(asked, history)
+
+        assert len(one.refused) + len(other.refused) <= 2
+
+
 RESPONSE_TURN: Json = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"}
 RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "ok"}
 
