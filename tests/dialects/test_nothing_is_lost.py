@@ -75,9 +75,9 @@ _RESPONSES = {
     "input?*?.status=*": "it tells of the answer that the item came in",
     "parallel_tool_calls=True": "so it is without",
     "input?function_call_output?.name*": "its call has it",
-    "tools?WebSearch*.type=*": "the target has one search, or none",
-    "tools?WebSearchTool?.external_web_access=True": "so it is without",
-    "tools?namespace?.tools?*.strict=False": "so it is without",
+    "*tools?WebSearch*.type=*": "the target has one search, or none",
+    "*tools?WebSearchTool?.external_web_access=True": "so it is without",
+    "*tools?*?.strict=False": "so it is without",
     "reasoning*.effort=none": "a model that does not think needs no word for it",
     "service_tier=auto": "so it is without",
     "service_tier=default": "so it is where there are no others",
@@ -139,7 +139,7 @@ _HUBS = {"thinking": "reasoning_details", "redacted_thinking": "reasoning_detail
 """What chat completions call it that other callers say, where the second of two conversions tells of it."""
 
 
-_SEARCH = re.compile(r"tools\[(?:web_?search|Tool\]\.googleSearch)", re.IGNORECASE)
+_SEARCH = re.compile(r"(?:.*\.)?tools\[(?:web_?search|Tool\]\.googleSearch)", re.IGNORECASE)
 """The places of a provider's own search, which has one name in all languages' gaps."""
 
 

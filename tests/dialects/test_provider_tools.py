@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.types import How
 from gateway.dialects.openai.namespaces import flattened, qualified
 from gateway.dialects.registry import pair_of
+from tests.dialects.odd import odd_bodies
 from tests.dialects.test_nothing_is_lost import TARGETS, Heard, Target
 from tests.dialects.ways import STREAMS
 from tests.rows import rows
@@ -287,3 +288,79 @@ def test_a_tool_that_is_loaded_late_is_told_of_in_words(name: str) -> None:
     assert How.REFUSED not in lost.values()
     assert lost["messages.tool_reference"] is How.APPROXIMATED
     assert b"The tool mcp__docs__search can be called." in orjson.dumps(sent)
+
+
+FINDER: Json = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": SCHEMA}
+FOUND: Json = {"type": "function", "name": "found", "parameters": SCHEMA, "defer_loading": True}
+LATE: list[Json] = [
+    {"type": "additional_tools", "role": "developer", "tools": [DOCS]},
+    USER,
+    {"type": "tool_search_call", "execution": "client", "call_id": "s", "arguments": {"x": 1}},
+    {"type": "tool_search_output", "execution": "client", "call_id": "s", "status": "completed", "tools": [FOUND]},
+    {"type": "tool_search_output", "execution": "client", "call_id": "s", "status": "completed", "tools": [FOUND]},
+]
+"""What Codex sends with its newest models: tools that come with the input, and those that it has searched."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_tools_that_come_late_are_there_from_the_start(name: str) -> None:
+    """Those of the input, and those that the caller has found; its search is a function, its calls and results are pairs."""
+    sent, lost = made("responses", name, {"model": "m", "input": LATE[:-1], "tools": [PLAIN, FINDER]})
+    told = orjson.dumps(sent)
+    assert How.REFUSED not in lost.values()
+    assert lost["input.additional_tools"] is lost["tools.tool_search"] is How.APPROXIMATED
+    assert b"These tools can be called now: found" in told
+    tools = orjson.dumps(sent.get("tools") or sent["toolConfig"])
+    for one in (b'"shell"', b'"tool_search"', b'"mcp__docs__search"', b'"found"'):
+        assert tools.count(one) == 1
+
+
+def test_a_tool_that_is_loaded_again_is_there_once() -> None:
+    """Providers refuse two of one name; the later one holds."""
+    newer = {"type": "additional_tools", "role": "developer", "tools": [{**FOUND, "description": "new"}]}
+    sent = flattened({"input": [*LATE[1:-1], newer], "tools": [FINDER]}).body
+    assert [(one["name"], one.get("description")) for one in sent["tools"]] == [
+        ("tool_search", "Finds tools."),
+        ("found", "new"),
+    ]
+
+
+def test_a_search_of_tools_comes_back_as_one() -> None:
+    """Whole and streamed, with its arguments as an object; a server's own is left out with what it has found."""
+    heard = way("responses", "a server of its kind")
+    asking = heard._translator.request({"model": "m", "input": "x", "tools": [FINDER]}, heard._facts, 0.0, lambda: "id")
+    call = {"id": "c", "type": "function", "function": {"name": "tool_search", "arguments": '{"x":1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    whole = heard._translator.answer(asking, {"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    reader = heard._translator.reader(asking)
+    said = b""
+    for delta in ({"tool_calls": [{"index": 0, **call}]}, {}):
+        finish = None if delta else "tool_calls"
+        said += reader.feed(
+            b"data: %b\n\n" % orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+        )
+    events = [
+        orjson.loads(line[6:])
+        for line in (said + reader.feed(b"data: [DONE]\n\n")).splitlines()
+        if line[:6] == b"data: "
+    ]
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        assert [(one["type"], one["execution"], one["call_id"], one["arguments"]) for one in output] == [
+            ("tool_search_call", "client", "c", {"x": 1})
+        ]
+    kinds = [one["type"].removeprefix("response.") for one in events]
+    assert kinds == ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
+    servers = [{"type": "tool_search_call", "execution": "server", "arguments": {}}, {**LATE[3], "execution": "server"}]
+    sent, lost = made(
+        "responses", "Claude", {"model": "m", "input": [USER, *servers], "tools": [{"type": "tool_search"}]}
+    )
+    assert [tool["name"] for tool in sent["tools"]] == ["found"]
+    left_out = ("tools.tool_search", "input.tool_search_call", "input.tool_search_output")
+    assert {lost[one] for one in left_out} == {How.DROPPED}
+
+
+@given(odd_bodies("input", "tools", "type", "execution", "call_id", "arguments", "namespace", "name", "tool_choice"))
+def test_any_tools_are_put_in_one_list(body: Json) -> None:
+    """Nothing is raised, whatever comes; what was put in one is a list already."""
+    flat = flattened(body)
+    assert flattened(flat.body).names == {} or flat.body is body

@@ -52,6 +52,18 @@ _SEARCH: Final = form(
     user_location=form("tools.other", "type city country region timezone"),
 )
 _SEARCHES: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
+_TOOLS: Final = form(
+    "tools.other",
+    "",
+    {
+        "function": _TOOL,
+        "custom": _TOOL,
+        "namespace": form("tools.other", "type name description", tools=_TOOL),
+        "tool_search": form("tools.other", "type description execution parameters"),
+        **dict.fromkeys(_SEARCHES, _SEARCH),
+    },
+)
+_LOADED: Final = form("input.other", "type id role call_id execution status arguments", tools=_TOOLS)
 RESPONSES: Final = form(
     "",
     "model stream temperature top_p user metadata service_tier safety_identifier store background conversation"
@@ -62,21 +74,13 @@ RESPONSES: Final = form(
         " ".join(_ITEM.fields),
         {
             **dict.fromkeys(("message", *_CALLS, *(f"{kind}_output" for kind in _CALLS)), _ITEM),
+            **dict.fromkeys(("additional_tools", "tool_search_call", "tool_search_output"), _LOADED),
             "reasoning": form("input.other", "type id status encrypted_content", content=_WORDS, summary=_WORDS),
         },
         content=_PART,
         output=_PART,
     ),
-    tools=form(
-        "tools.other",
-        "",
-        {
-            "function": _TOOL,
-            "custom": _TOOL,
-            "namespace": form("tools.other", "type name description", tools=_TOOL),
-            **dict.fromkeys(_SEARCHES, _SEARCH),
-        },
-    ),
+    tools=_TOOLS,
     tool_choice=form("tool_choice.other", " ".join(_CHOSEN.fields), tools=_CHOSEN),
     text=form("text.other", "verbosity", format=form("text.other", "type name schema strict description")),
     reasoning=form("reasoning.other", "effort context generate_summary mode summary"),

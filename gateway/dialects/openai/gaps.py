@@ -85,6 +85,8 @@ _ITEMS: Final = frozenset(
 )
 PASSED_OVER: Final[Mapping[str, str]] = {
     "compaction_trigger": "the target shortens no conversations",
+    "tool_search_call": "all tools are there from the start",
+    "tool_search_output": "all tools are there from the start",
     "web_search_call": "what a provider has searched for is of use to itself",
 }
 """Items that a conversation goes on without, and why."""

@@ -25,7 +25,7 @@ from gateway.dialects.base import (
     written_by_ttl,
 )
 from gateway.dialects.issuers import CarriedProofs
-from gateway.dialects.openai.namespaces import qualified
+from gateway.dialects.openai.namespaces import TOOL_SEARCH, qualified
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.products.responses.rules.response_object import ECHOED
@@ -343,7 +343,9 @@ class OpenCall(Growing):
         self.id = self.name = ""
         self.is_custom = False
         self.is_wrapped = False
-        """It is of a tool with free text that went out as a function, so its text is known at its end only."""
+        """It is of a tool that went out as a function, so what it is called with is known at its end only."""
+        self.is_search = False
+        """It searches tools, of which no events tell what it is called with."""
         self.place = -1
 
     @property
@@ -354,16 +356,18 @@ class OpenCall(Growing):
     def open(self, name: str, place: int) -> Json:
         """Returns its item as it is at first."""
         self.name, self.place = name, place
-        self.is_wrapped = name in self._sent.custom_tools and not self.is_custom
-        self.is_custom |= self.is_wrapped
+        self.is_search = self._sent.namespaces.get(name) == ("", TOOL_SEARCH)
+        self.is_wrapped = (name in self._sent.custom_tools and not self.is_custom) or self.is_search
+        self.is_custom |= self.is_wrapped and not self.is_search
         self.id = self.id or call_id(self._sent, self.index)
         item = call_item(self._sent, place, self.id, name, "", is_custom=self.is_custom)
         self.begin(f"response.{self.telling}.delta", {"item_id": item["id"], "output_index": place})
-        return item | {"status": "in_progress", "input" if self.is_custom else "arguments": ""}
+        empty = {"input": ""} if self.is_custom else {"arguments": {} if self.is_search else ""}
+        return item | {"status": "in_progress", **empty}
 
     def done(self) -> Json:
         said = "".join(self.pieces)
-        text = free_text(said) if self.is_wrapped else said
+        text = free_text(said) if self.is_wrapped and not self.is_search else said
         return call_item(self._sent, self.place, self.id, self.name, text, is_custom=self.is_custom)
 
 
@@ -586,6 +590,9 @@ class ChatAsResponses(ConvertingReader):
 
     def _close_call(self, made: list[bytes], call: OpenCall) -> None:
         done = self._items[call.place] = self._ended(call.done(), call.place)
+        if call.is_search:
+            made.append(self._event("response.output_item.done", output_index=call.place, item=done))
+            return
         text = done["input" if call.is_custom else "arguments"]
         if call.is_wrapped or not call.pieces:  # nothing was told yet: deltas and whole are equal
             made.append(self._event(f"response.{call.telling}.delta", **call.where, delta=text))

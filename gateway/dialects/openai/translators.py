@@ -23,7 +23,6 @@ from gateway.dialects.openai import gaps
 from gateway.dialects.openai.chat.chat_request import ENCRYPTED, LEAST_TOKENS, chat_of_response, responses_body
 from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
 from gateway.dialects.openai.fitting import fitted
-from gateway.dialects.openai.namespaces import GAP as NAMESPACE_GAP
 from gateway.dialects.openai.namespaces import FlatRequest, flattened
 from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
 from gateway.dialects.openai.responses_request import chat_body, custom_tools
@@ -55,7 +54,7 @@ class ResponsesOverChat:
 def _gaps_of_response(body: Json, flat: FlatRequest, facts: ServerFacts) -> Sequence[Gap]:
     """`flat` is the request without namespaces."""
     found = gaps.gaps_at_top(flat.body, facts)
-    found += [] if flat.body.get("tools") is body.get("tools") else [NAMESPACE_GAP]
+    found += [*flat.gaps]
     found += gaps.gaps_of_tools(flat.body, facts)
     return once(found + gaps.gaps_of_input(flat.body, facts) + gaps.gaps_of_options(body, facts))
 
