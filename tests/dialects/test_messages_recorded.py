@@ -31,8 +31,6 @@ NOT_SAID = {
     "responsesToolSearchInputParam",
     "textEditorToolParam",
     "textEditorToolV3Param",
-    "webSearchToolAdvancedParam",
-    "webSearchUserLocationParam",
 }
 """Cases with tools that run at Anthropic, which the table of gaps refuses by their names."""
 EACH = {"model", "max_completion_tokens"}

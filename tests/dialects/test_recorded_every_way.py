@@ -53,13 +53,9 @@ NOT_SAID: dict[tuple[str, str], set[str]] = {
     ("chat", "responses"): {_SEVERAL},
     ("chat", "messages"): {_SEVERAL, _VIDEO},  # which know no video
     ("chat", "converse"): {_SEVERAL, _VIDEO, _PLACE},  # which fetches no pictures
-    **{("responses", spoken): {
-        "responsesAdditionalToolsMultipleToolsParam", "responsesProgrammaticToolCallingToolsParam",
-        "responsesToolSearchInputParam",
-    } for spoken in TARGETS},  # tools that run at OpenAI
+    **{("responses", spoken): {"responsesProgrammaticToolCallingToolsParam"} for spoken in TARGETS},  # which run at OpenAI
     **{("messages", spoken): {
-        "responsesToolSearchInputParam", "textEditorToolParam", "textEditorToolV3Param", "webSearchToolAdvancedParam",
-        "webSearchUserLocationParam",
+        "responsesToolSearchInputParam", "textEditorToolParam", "textEditorToolV3Param",
     } for spoken in TARGETS},  # tools that run at Anthropic, or that it knows by their names
 }  # fmt: skip
 """The cases that cannot be said to a target; their gaps name the fields."""
@@ -108,11 +104,13 @@ DIFFERING = (
               "input messages contents metadata prompt_cache_key system user store"),
     Differing("one of the two has a bound, or another one",
               "jsonSchemaFormatParam metadataParam parallelToolCallsDisabledParam promptCacheKeyParam reasoningWithOutput "
-              "simpleRequest textFormatJsonSchemaParam toolCallRequest toolChoiceRequiredParam",
+              "simpleRequest textFormatJsonSchemaParam toolCallRequest toolChoiceRequiredParam responsesToolSearchInputParam",
               "max_tokens max_output_tokens inferenceConfig"),
     Differing("one of the two has a bound, a temperature, or closed its schema",
               "jsonSchemaFormatParam jsonSchemaMinimumMaximumParam textFormatJsonSchemaParam toolCallRequest "
-              "toolChoiceAutoParam toolChoiceRequiredParam topPParam", "generationConfig"),
+              "toolChoiceAutoParam toolChoiceRequiredParam topPParam webSearchToolAdvancedParam", "generationConfig"),
+    Differing("tools that come late are there from the start, and a search is bounded in words that only one of them has",
+              "responsesToolSearchInputParam webSearchToolAdvancedParam", "messages tools"),
     Differing("one of the two has OpenAPI's kind of schema, is strict, or describes itself",
               "exclusiveMinimumToolParam parallelToolCallsDisabledParam toolCallRequest toolChoiceAutoParam "
               "toolChoiceRequiredParam", "tools"),
