@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 from hypothesis import given
@@ -117,3 +117,31 @@ def test_the_walk_is_total(body: Json) -> None:
     for one in (CHAT, RESPONSES):
         assert isinstance(one, Form)
         known_part(body, one, set())
+
+
+class CountedName(str):
+    """A name of a field that counts how often it is looked up or put."""
+
+    __slots__ = ()
+    looked_up: ClassVar[list[str]] = []
+
+    def __hash__(self) -> int:
+        self.looked_up.append(self)
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+
+def test_many_unknown_fields_are_left_out_in_one_pass() -> None:
+    """Of one object, and of many in a list; each one made everything before and behind it be copied."""
+    body: Json = {CountedName(f"a{number}"): 1 for number in range(300)}
+    CountedName.looked_up.clear()
+
+    assert known_part(body, TREE, set()) == {}
+    assert len(CountedName.looked_up) <= 4 * 300
+
+    several = [{"x": number, "z": 1} for number in range(300)]
+    made = known_part({"several": several}, TREE, set())
+    assert made == {"several": [{"x": number} for number in range(300)]}
+    assert several[0] == {"x": 0, "z": 1}

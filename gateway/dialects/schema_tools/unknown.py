@@ -52,11 +52,13 @@ def known_part(value: Json, known: Form, lost: set[str]) -> Json:
             if known.gap:
                 if given not in _NOTHING:
                     lost.add(known.gap)
-                made = {one: said for one, said in made.items() if one != name}
+                made = dict(value) if made is value else made  # copied once, however much is unknown
+                del made[name]
         elif (kind_of_value is list or kind_of_value is dict) and (inner := fields[name]) is not None:
             part = known_part(given, inner, lost) if kind_of_value is dict else _known_items(given, inner, lost)
             if part is not given:
-                made = {**made, name: part}
+                made = dict(value) if made is value else made
+                made[name] = part
     return made
 
 
@@ -64,7 +66,8 @@ def _known_items(items: list[object], known: Form, lost: set[str]) -> list[objec
     made = items
     for number, one in enumerate(items):
         if type(one) is dict and (part := known_part(one, known, lost)) is not one:
-            made = [*made[:number], part, *made[number + 1 :]]
+            made = [*items] if made is items else made
+            made[number] = part
     return made
 
 
