@@ -20,7 +20,7 @@ import orjson
 
 from gateway.core.openai.json_edit import insert_field, replace_field, value_end
 from gateway.core.openai.sse import json_object
-from gateway.core.types import Edit, Gap, How
+from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.in_answer.ids import MOST_ID, shortened
 from gateway.dialects.base import Json, object_of, objects, text_of
 
@@ -57,6 +57,9 @@ _FITTING: Final = re.compile(
 """A schema whose `properties` stand behind nothing but plain values, as most do."""
 _SCHEMA: Final = re.compile(rb'"parameters"\s*:\s*(?=\{)')
 _ID: Final = re.compile(rb'"(?:tool_)?call_id"\s*:\s*("(?:[^"\\]|\\.){%d,}")' % MOST_ID)
+_MOST_SCHEMAS_AROUND: Final = 8
+"""A schema inside so many others stays as it is."""
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 FITTED: Final[Mapping[str, tuple[bytes, int]]] = {
     "chat": (b'"tool_call_id', MOST_ID),
     "responses": (b'"call_id', MOST_CALL_ID),
@@ -74,18 +77,28 @@ def fitted(body: bytes, language: str, kind: str) -> bytes:
         return with_stand_ins(body)
     if kind not in OPENAIS_KINDS or language not in FITTED:
         return body
-    made, kept = [], 0
+    made, kept, ends = [], 0, [0] * _MOST_SCHEMAS_AROUND
     for at in _places(body, _PARAMETERS):
-        if at >= kept and (edit := _with_properties(body, at)) is not None:
-            made += [body[kept : edit[0]], edit[2]]
-            kept = edit[1]
+        # The ends of the last schemas, the innermost last: each byte is read that often at most, however they are nested.
+        if at < max(kept, ends[0]) or _FITTING.match(body, at) or (found := _SCHEMA.match(body, at)) is None:
+            continue
+        start = found.end()
+        end = value_end(body, start)
+        ends = [*[one for one in ends if one > at], end]
+        ends = [0] * (_MOST_SCHEMAS_AROUND - len(ends)) + ends
+        if (schema := _with_properties(body[start:end])) is not None:
+            made += [body[kept:start], schema]
+            kept = end
     body = b"".join([*made, body[kept:]]) if made else body
     key, most = FITTED[language]
-    for written in {found.group(1) for at in _places(body, key) if (found := _ID.match(body, at)) is not None}:
-        id = _read(written)
-        if isinstance(id, str) and len(id) > most:
-            body = body.replace(written, orjson.dumps(shortened(id, most)))
-    return body
+    shorter: dict[bytes, bytes] = {}
+    for at in _places(body, key):
+        found = _ID.match(body, at)
+        if found is not None and (text := found.group(1)) not in shorter:
+            id = _read(text)
+            if isinstance(id, str) and len(id) > most:
+                shorter[text] = orjson.dumps(shortened(id, most))
+    return _STRING.sub(lambda one: shorter.get(one.group(), one.group()), body) if shorter else body
 
 
 def _places(body: bytes, key: bytes) -> Iterator[int]:
@@ -96,18 +109,13 @@ def _places(body: bytes, key: bytes) -> Iterator[int]:
         at = body.find(key, at + len(key))
 
 
-def _with_properties(body: bytes, at: int) -> Edit | None:
-    """Returns the edit that a tool's schema needs; None: it has properties, or is no schema."""
-    if _FITTING.match(body, at) is not None or (found := _SCHEMA.match(body, at)) is None:
-        return None
-    start = found.end()
-    end = value_end(body, start)
-    written = body[start:end]
+def _with_properties(written: bytes) -> bytes | None:
+    """Returns a tool's schema with properties; None: it has some, or is no schema."""
     schema = object_of(_read(written))
     if schema.get("type") != "object" or isinstance(schema.get("properties"), dict):
         return None
     edit = replace_field if "properties" in schema else insert_field
-    return start, end, edit(written, "properties", b"{}")
+    return edit(written, "properties", b"{}")
 
 
 def _read(written: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.snapshot.snapshot import Model, Provider, Target
+from gateway.dialects import issuers
 from gateway.dialects.anthropic.in_answer.ids import MOST_ID
 from gateway.dialects.issuers import MOST_CALL_ID, CarriedProofs, carried_in, fitted
 from gateway.dialects.registry import pair_of
@@ -149,6 +151,45 @@ async def test_a_long_id_of_a_call_is_shortened_alike_in_call_and_result(kind: s
     assert sent[0][0] == sent[0][1] == sent[1][0] == sent[1][1]
     assert len(sent[0][0]) == MOST_CALL_ID
     assert sent[0][2:] == ["y" * MOST_CALL_ID] * 2
+
+
+@pytest.mark.parametrize("language", ["chat", "responses"])
+def test_many_long_ids_are_shortened_in_one_pass(language: str) -> None:
+    """Also one with an escape in it; a text that only has such an id in it stays."""
+    name = "tool_call_id" if language == "chat" else "call_id"
+    ids = [str(number) + "é\n"[number % 2] + "x" * 80 for number in range(300)]
+    told = f'an "{ids[0]}" in a text'
+    body = orjson.dumps([{"id": id, name: id, "content": told} for id in ids])
+    passes = 0
+
+    def count(_frame: object, event: str, function: object) -> None:
+        nonlocal passes
+        passes += event == "c_call" and getattr(function, "__name__", "") in ("replace", "sub")
+
+    sys.setprofile(count)
+    try:
+        made = orjson.loads(fitted(body, language, "openai"))
+    finally:
+        sys.setprofile(None)
+
+    assert passes == 1
+    assert all(one["id"] == one[name] and len(one["id"]) <= 64 and one["content"] == told for one in made)
+    assert len({one["id"] for one in made}) == len(ids)
+
+
+def test_nested_schemas_are_read_a_few_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep they are: each one was read once for every one around it."""
+    depth, read = 100, list[int]()
+    body = b'{"parameters":{"a":{},"b":' * depth + b"0" + b"}}" * depth
+
+    def counted(written: bytes) -> Any:
+        read.append(len(written))
+        return orjson.loads(written)
+
+    monkeypatch.setattr(issuers, "_read", counted)
+
+    assert fitted(body, "chat", "openai") is body
+    assert sum(read) <= 8 * len(body)
 
 
 async def test_a_long_id_is_shortened_in_chat_completions_too() -> None:
