@@ -19,6 +19,8 @@ import orjson
 LARGE_BYTES = 1_000_000
 """A longer piece is written anew in a thread, so that others do not wait."""
 _ASKS: Final = re.compile(rb'(?<!\\)"encoding_format"\s*:\s*"base64"')
+_KEY: Final = b'"embedding"'
+_UNFINISHED: Final = re.compile(rb'"embedding"\s*(?::\s*(?:\[[-+.0-9eE,\s]*)?)?')
 _VECTOR: Final = re.compile(rb'("embedding"\s*:\s*)(\[[-+.0-9eE,\s]*\])')
 
 
@@ -41,16 +43,25 @@ def with_base64(answer: bytes) -> bytes:
 
 
 async def chunks_with_base64(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields the same of an answer that comes in pieces; holds no more than one vector and one piece."""
+    """Yields the same of an answer that comes in pieces; holds no more than one vector of numbers and one piece."""
     held = b""
     async for chunk in chunks:
         held += chunk
-        end = held.rfind(b"]") + 1  # no vector goes on behind it
+        end = _unfinished_at(held)
         if end:
             yield with_base64(held[:end]) if end < LARGE_BYTES else await to_thread(with_base64, held[:end])
             held = held[end:]
     if held:
         yield held
+
+
+def _unfinished_at(text: bytes) -> int:
+    """Returns where a vector of numbers begins, or may begin, that goes on behind the end; the end where none does."""
+    at = text.rfind(_KEY)
+    if at < 0 or _UNFINISHED.fullmatch(text, at) is None:
+        at = text.rfind(b'"', max(0, len(text) - len(_KEY) + 1))
+        at = at if at >= 0 and _KEY.startswith(text[at:]) else len(text)
+    return at if len(text) - at < LARGE_BYTES else len(text)  # no vector is that long
 
 
 def _packed_match(found: re.Match[bytes]) -> bytes:

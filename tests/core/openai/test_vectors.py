@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.vectors import chunks_with_base64, with_base64
+from gateway.core.openai.vectors import LARGE_BYTES, chunks_with_base64, with_base64
 from gateway.core.types import Endpoint
 from tests.rows import rows
 from tests.support.flow import JSON, Bench, ScriptedUpstream, whole
@@ -59,6 +59,26 @@ async def test_numbers_are_packed_wherever_the_answer_is_cut(given_vectors: list
     for one in (*whole_answer["data"], *changed["data"]):
         del one["embedding"]
     assert changed == whole_answer
+
+
+async def test_vectors_in_base64_are_not_held() -> None:
+    """They have no end of a list behind them, for which all of a long answer was held."""
+    body = answer(["A" * 4000] * 50)
+
+    lengths = [len(piece) async for piece in chunks_with_base64(pieces(body, 1000))]
+
+    assert sum(lengths) == len(body)
+    assert max(lengths) <= 1000 + len(b'"embedding"')
+
+
+async def test_numbers_without_an_end_are_not_held() -> None:
+    """Whatever a server sends as a vector, memory is bounded."""
+    body = b'{"embedding":[' + b"1," * LARGE_BYTES
+
+    lengths = [len(piece) async for piece in chunks_with_base64(pieces(body, 65_536))]
+
+    assert sum(lengths) == len(body)
+    assert max(lengths) <= LARGE_BYTES + 65_536
 
 
 @rows("vector", [[None, 1.0], [[1.0], [2.0]], {"1": 2.0}, ["a"], "AACAPw=="])
