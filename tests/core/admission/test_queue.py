@@ -544,6 +544,25 @@ def test_a_pause_with_many_answers_does_not_fill_the_heap() -> None:
     assert stage.went() == [(held.seq, 500.0)]
 
 
+def test_the_next_chance_of_a_line_outlives_a_tidied_heap() -> None:
+    """The heap is tidied while the line looks for its next call: by one that is put aside until its own pause is over."""
+    stage = Stage()
+    other, line = stage.line("other", max_concurrency=1), stage.drained()
+    running = reservation.reserve(other.gate, Cost(), stage.clock.now)
+    assert running is not None
+    for _ in range(1200):  # whose moments are void once they go
+        stage.hold(other)
+    refused, waiting = stage.hold(line, seq=1), stage.hold(line, seq=2)
+    refused.tickets[0].option.opens_at = stage.clock.now + 5
+    other.gate.configure(Limits(), PACED, stage.clock.now)
+    stage.queue.freed(other)
+    stage.queue.freed(line)
+
+    stage.clock.advance(2)
+
+    assert stage.went()[1200:] == [(waiting.seq, 1.0)]
+
+
 # -- Bounds
 
 

@@ -257,17 +257,20 @@ class WakeUps(Generic[DueT]):
 
     def put(self, moment: float, item: DueT) -> None:
         """Notes a moment; to be followed by `arm`, once all are noted."""
-        self.compact()
         heappush(self._heap, (moment, self._next(), item))
 
-    def compact(self) -> None:
-        """Drops the void moments once they are the most: O(1) for each that was ever put, and little is held on to."""
+    def _compact(self) -> None:
+        """Drops the void moments once they are the most: O(1) for each that was ever put, and little is held on to.
+
+        Not before all are noted: a line that is looking for its next call may take back the moment that it had.
+        """
         if len(self._heap) > 2 * self._most_live() + _SPARE:
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]
             heapify(self._heap)
 
     def arm(self) -> None:
         """Sets the timer to the next moment. A moment that has become void only wakes it for nothing."""
+        self._compact()
         if not self._heap or self._heap[0][0] >= self._timer_at:
             return
         if self._timer is not None:
@@ -386,7 +389,6 @@ class DelayQueue:
         """The call is given up; it is not woken."""
         if not held.is_gone:
             self._serve_all(self._remove(held))
-            self._wakeups.compact()
             self._wakeups.arm()
 
     def freed(self, line: WaitingLine) -> None:
