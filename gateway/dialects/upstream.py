@@ -312,7 +312,7 @@ class ConversationWire:
             outgoing = replace(outgoing, body=body)
         answer = await self._inner.send(outgoing)
         if answer.status in REFUSALS:
-            return await self._without_history(outgoing, body, language, issuer, answer)
+            answer = await self._without_history(outgoing, body, language, issuer, answer)
         if answer.status == 200 and self._is_watched and signs(language, self._place.kind):
             return SignedAnswer(answer, language, partial(self._issuers.remember, issuer=issuer))
         return answer

@@ -412,6 +412,21 @@ async def test_a_proof_that_nobody_remembers_is_refused_once_and_then_left_out()
     assert "id" not in orjson.loads(bytes(server.sent[1].body))["input"][1]
 
 
+async def test_an_answer_to_the_second_try_is_remembered_too() -> None:
+    """What it is signed with does not go to the next provider, which would refuse it."""
+    bench = Moving("openai", "azure")
+    one, other = bench.servers
+    history = [BEGIN["responses"], thought("gAAAA" * 40), RESPONSE_TURN, RESULT]
+    await bench.say("responses", history)
+    del history[1]
+    one.is_down = True
+
+    told = await bench.say("responses", history)
+
+    assert (len(one.refused), other.refused) == (1, [])
+    assert told["x-gateway-lossy"] == "input.reasoning(dropped)"
+
+
 async def test_an_item_whose_reasoning_is_missed_goes_without_its_id() -> None:
     """OpenAI pairs what it keeps by ids; a client that has cut its history has no reasoning to leave out."""
     bench = Moving("openai")
