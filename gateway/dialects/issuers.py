@@ -272,6 +272,8 @@ class Issuers:
         """Returns whether a proof is known to be of no use to this issuer."""
         if proof.startswith(OUR_MARK):
             return True
+        if proof == STAND_IN:
+            return False  # a word that all know: whoever has told it, as a tool's argument too, has not signed it
         known_by = _known_by(proof)
         return self._issuers.get(known_by, issuer) != issuer or (known_by, issuer) in self._refused
 

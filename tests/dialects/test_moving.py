@@ -519,6 +519,16 @@ def test_what_is_only_named_alike_is_no_proof() -> None:
     assert list(proofs_in(body, "messages")) == ["s"]
 
 
+def test_the_word_for_no_signature_is_nobodys() -> None:
+    """Any caller can have a model tell it, as an argument of a tool, or a provider refuse it."""
+    issuers = Issuers()
+    for proof in proofs_in(b'{"type":"tool_use","input":{"data":"%b"}}' % STAND_IN.encode(), "messages"):
+        issuers.remember(proof, "anthropic")
+        issuers.refuse(proof, "gemini")
+
+    assert not issuers.is_foreign(STAND_IN, "gemini")
+
+
 def test_what_is_known_of_proofs_is_bounded() -> None:
     issuers = Issuers()
     for number in range(MOST_PROOFS + 1):
