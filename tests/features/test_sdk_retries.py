@@ -14,7 +14,7 @@ from gateway.core.edge.served import Serving as Serving_
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Key
-from gateway.core.types import ErrorClass
+from gateway.core.types import ErrorClass, StreamedBody
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
@@ -43,6 +43,24 @@ async def turns(count: int = 12) -> None:
 def nobody_runs(bench: Bench) -> bool:
     running = bench.pipeline._running
     return not any(running._buckets) and not running._ends and len(asyncio.all_tasks()) == 1
+
+
+async def test_an_upload_that_nobody_reads_repeats_no_other() -> None:
+    """Two files under way look alike here; the second must not get the answer of the first."""
+
+    async def pieces(file: bytes) -> AsyncGenerator[bytes, None]:
+        yield file
+
+    _, script = gated()
+    bench = Bench([ScriptedUpstream(script, gated()[1])])
+
+    first = await begin(bench, id="req_1", body=StreamedBody(3, pieces(b"one")))
+    again = await begin(bench, id="req_2", body=StreamedBody(3, pieces(b"two")), sdk_retry=1)
+
+    assert len(bench.upstreams[0].sent) == 2
+    for serving in (first, again):
+        serving.cancel()
+    await asyncio.gather(first, again, return_exceptions=True)
 
 
 async def test_a_retry_gets_the_answer_of_the_call_it_repeats() -> None:
