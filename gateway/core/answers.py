@@ -277,6 +277,7 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
     frames, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         await answer.aclose()
+    frames = frames.removeprefix(BYTE_ORDER_MARK)
     error = next((found for event in split_events(frames) if (found := first_error(event)) is not None), None)
     if error is not None:
         return _streamed_error(target, answer, error, clock)

@@ -80,6 +80,15 @@ async def test_a_text_completion_is_gathered() -> None:
     assert orjson.loads(body)["choices"][0]["text"] == "ab"
 
 
+async def test_a_byte_order_mark_before_an_unwanted_stream_is_no_part_of_it() -> None:
+    """It was a 502 after several tries that were paid for."""
+    bench = Ways(["chat"], [stream(b"\xef\xbb\xbf", *STREAMS["chat"])])
+
+    _, body = await bench.serve(**bench.asking("chat", stream=False))
+
+    assert said("chat", orjson.loads(body)).endswith('so{"x":1}')
+
+
 @pytest.mark.parametrize("asked", CALLERS)
 async def test_half_a_stream_is_no_answer(asked: str) -> None:
     """Nothing has reached the client: the next target serves it."""
