@@ -555,7 +555,8 @@ def _plain_turn(messages: list[Any], is_left: IsLeft, _taken: Taken, gaps: dict[
         thoughts = [one for one in objects(content) if "reasoningContent" in one and is_left(_proof_at_converse(one))]
         if thoughts and isinstance(content, list):
             gaps["reasoning"] = Gap("messages.reasoning_details", How.DROPPED, NOT_ITS_OWN)
-            message = {**message, "content": [one for one in content if one not in thoughts]}
+            gone = set(map(id, thoughts))
+            message = {**message, "content": [one for one in content if id(one) not in gone]}
         if not thoughts or message["content"]:
             kept.append(message)
     return kept

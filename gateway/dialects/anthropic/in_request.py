@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -320,7 +321,8 @@ def _without(message: Any, is_left: Callable[[str], bool]) -> Any:
     thoughts = [one for one in objects(content) if one.get("type") in THOUGHTS and is_left(signature_of(one))]
     if not thoughts:
         return message
-    left = [block for block in content or () if not any(block is one for one in thoughts)]
+    gone = set(map(id, thoughts))
+    left = [block for block in content or () if id(block) not in gone]
     return {**message, "content": left} if left else None
 
 
@@ -347,18 +349,21 @@ def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]
     """
     if type(messages) is not list or not any(type(one) is dict and one.get("role") == "system" for one in messages):
         return messages, []
-    add = list.append if is_taken else _tell_user
+    own: set[int] = set()
+    add = list.append if is_taken else partial(_tell_user, own=own)
     made: list[Any] = []
     waiting: list[Json] = []
-    is_moved = False
+    is_moved = is_calling = False
     for message in messages:
         role = object_of(message).get("role")
-        if role == "system" and made and _calls(made[-1]):
+        if role == "system" and is_calling:
             waiting.append(message)
-        elif role == "system":
+            continue
+        is_calling = _calls(message)
+        if role == "system":
             add(made, message)
         elif not is_taken and role == "user" and _is_told(made):
-            made[-1] = {"role": "user", "content": [*made[-1]["content"], *_blocks_of(message)]}
+            _append_to_last(made, _blocks_of(message), own)
         else:
             made.append(message)
             if waiting and role != "assistant":
@@ -373,8 +378,9 @@ def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]
 
 def _calls(message: Any) -> bool:
     """Returns whether tools are called in a turn."""
-    blocks = objects(object_of(message).get("content"))
-    return object_of(message).get("role") == "assistant" and any(one.get("type") == "tool_use" for one in blocks)
+    turn = object_of(message)
+    blocks = objects(turn.get("content")) if turn.get("role") == "assistant" else ()
+    return any(one.get("type") == "tool_use" for one in blocks)
 
 
 def _is_told(made: list[Any]) -> bool:
@@ -384,7 +390,15 @@ def _is_told(made: list[Any]) -> bool:
     return type(last) is dict and text_of(last.get("text")).startswith(_TOLD)
 
 
-def _tell_user(made: list[Any], message: Json) -> None:
+def _append_to_last(made: list[Any], blocks: list[Any], own: set[int]) -> None:
+    """Puts blocks behind those of the last turn; `own` are the turns that are copies, by identity: one is copied once."""
+    if id(made[-1]) not in own:
+        made[-1] = {**made[-1], "content": [*_blocks_of(made[-1])]}
+        own.add(id(made[-1]))
+    made[-1]["content"] += blocks
+
+
+def _tell_user(made: list[Any], message: Json, own: set[int]) -> None:
     """Puts instructions behind what the user has said, or into a turn of the user's; what is no text stays as it is."""
     given = _blocks_of(message)
     texts = [block for block in given if type(block) is dict and type(block.get("text")) is str]
@@ -392,7 +406,7 @@ def _tell_user(made: list[Any], message: Json) -> None:
     if len(texts) < len(given):
         made.append(message)
     elif made and object_of(made[-1]).get("role") == "user":
-        made[-1] = {**made[-1], "content": [*_blocks_of(made[-1]), *blocks]}
+        _append_to_last(made, blocks, own)
     elif blocks:
         made.append({"role": "user", "content": blocks})
 

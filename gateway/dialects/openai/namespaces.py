@@ -65,12 +65,13 @@ def flattened(body: Json) -> FlatRequest:
     grouped = [one for one in objects(given) if one.get("type") == "namespace"]
     plain = {text_of(one.get("name")) for one in objects(given) if one.get("type") != "namespace"}
     flat: dict[_Qualified, str] = {}
+    taken = set(plain)
     for group in grouped:
         for tool in objects(group.get("tools")):
-            _add((text_of(group.get("name")), text_of(tool.get("name"))), flat, plain)
+            _add((text_of(group.get("name")), text_of(tool.get("name"))), flat, taken)
     for item in objects(items):
         if item.get("type") in _CALLS:
-            _add((text_of(item.get("namespace")), text_of(item.get("name"))), flat, plain)
+            _add((text_of(item.get("namespace")), text_of(item.get("name"))), flat, taken)
     searches = [one for one in objects(given) if one.get("type") == TOOL_SEARCH]
     if any(map(_is_clients, [*searches, *(one for one in objects(items) if one.get("type") in _SEARCHING)])):
         flat["", TOOL_SEARCH] = TOOL_SEARCH if TOOL_SEARCH not in plain else OPENAIS.of(f":{TOOL_SEARCH}")
@@ -126,14 +127,14 @@ def _flat_item(item: Any, flat: Mapping[_Qualified, str]) -> list[Any]:
     return [{"type": "function_call_output", "output": told, **made}]
 
 
-def _add(qualified: _Qualified, flat: dict[_Qualified, str], plain: set[str]) -> None:
-    """Puts the name for one tool in `flat`: no two tools have the same."""
+def _add(qualified: _Qualified, flat: dict[_Qualified, str], taken: set[str]) -> None:
+    """Puts the name for one tool in `flat`, and among those that are taken: no two tools have the same."""
     if not all(qualified) or qualified in flat:
         return
     namespace, name = qualified
     joined = OPENAIS.of(f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}")
-    is_taken = joined in plain or joined in flat.values()
-    flat[qualified] = OPENAIS.of(f"{namespace}:{name}") if is_taken else joined
+    flat[qualified] = OPENAIS.of(f"{namespace}:{name}") if joined in taken else joined
+    taken.add(flat[qualified])
 
 
 def _ungrouped(tool: Any, flat: Mapping[_Qualified, str]) -> list[Any]:

@@ -6,6 +6,7 @@ completions pair calls with their results by message (BerriAI/litellm#22578). A 
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, Final
 
 import orjson
@@ -99,7 +100,7 @@ class _Messages:
         self._end_turn()
         self._want_no_result()
         self._show_pictures()
-        return self._made
+        return self._made if self._facts.takes_developer else _with_one_instruction(self._made)
 
     def _take(self, item: Any, place: str) -> None:
         if not isinstance(item, dict):
@@ -144,13 +145,8 @@ class _Messages:
 
     def _instruct(self, content: Any) -> None:
         """Takes instructions for a server whose templates have them once, at the beginning; others are a user's words."""
-        last = self._made[-1] if self._made else {}
-        if not self._made:
+        if not self._made or self._made[-1]["role"] == self._system:
             self._made.append({"role": self._system, "content": content})
-        elif last["role"] == self._system and isinstance(last["content"], str) and isinstance(content, str):
-            last["content"] += f"\n\n{content}"
-        elif last["role"] == self._system:
-            last["content"] = [*_as_parts(last["content"]), *_as_parts(content)]
         else:
             told = "".join(part["text"] for part in _as_parts(content) if part["type"] == "text")
             self._made.append({"role": "user", "content": f"<system>{told}</system>"})
@@ -238,6 +234,22 @@ class _Messages:
         shown, self._pictures = self._pictures, []
         if shown:
             self._made.append({"role": "user", "content": shown})
+
+
+def _with_one_instruction(messages: list[Json]) -> list[Json]:
+    """Returns messages with the instructions at their beginning put together; the list itself where there is one at most."""
+    first = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(first) < 2:
+        return messages
+    texts = [content for message in first if isinstance(content := message["content"], str)]
+    # Texts are one text up to the first that has parts, from where on all are parts.
+    begin = next((number for number, one in enumerate(first) if not isinstance(one["content"], str)), len(first))
+    told: Any = "\n\n".join(texts[:begin])
+    if begin < len(first):
+        told = _as_parts(told) if begin else []
+        for message in first[begin:]:
+            told += _as_parts(message["content"])
+    return [{"role": "system", "content": told}, *messages[len(first) :]]
 
 
 def _as_parts(content: Any) -> list[Json]:
