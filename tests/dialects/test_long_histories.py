@@ -75,11 +75,36 @@ def flatten(number: int) -> object:
     return flat
 
 
-@rows("work", [leave_out_thoughts, leave_out_reasoning, tell_user, wait_for_results, flatten])
+def choose(number: int) -> object:
+    function = {"type": "function", "name": "f", "parameters": {}}
+    spaces = [{"type": "namespace", "name": f"n{one}", "tools": [function]} for one in range(number)]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "namespace", "name": one["name"]} for one in spaces],
+    }
+    flat = flattened({"input": "x", "tools": spaces, "tool_choice": choice})
+    assert len(flat.body["tool_choice"]["tools"]) == number
+    return flat
+
+
+@rows("work", [leave_out_thoughts, leave_out_reasoning, tell_user, wait_for_results, flatten, choose])
 def test_the_work_grows_as_the_history_does(work: Callable[[int], object]) -> None:
     once, twice = events_of(lambda: work(300)), events_of(lambda: work(600))
 
     assert twice < 2.5 * once
+
+
+def test_a_namespace_that_is_chosen_again_and_again_is_chosen_once() -> None:
+    """Each time all of its tools were put there: a body of a megabyte became more than there is memory."""
+    functions = [{"type": "function", "name": f"f{one}", "parameters": {}} for one in range(50)]
+    space: Json = {"type": "namespace", "name": "n", "tools": functions}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "n"}] * 50}
+
+    flat = flattened({"input": "x", "tools": [space], "tool_choice": choice})
+
+    names = [one["name"] for one in flat.body["tool_choice"]["tools"]]
+    assert names == [f"n__f{one}" for one in range(50)]
 
 
 @rows(

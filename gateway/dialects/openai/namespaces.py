@@ -169,23 +169,27 @@ def _renamed(item: Any, flat: Mapping[_Qualified, str]) -> Any:
 
 def _chosen(choice: Json, flat: Mapping[_Qualified, str], plain: set[str]) -> Json:
     """Returns the choice of a tool, or of several, by their names in the list."""
+    by_namespace: dict[str, list[str]] = {}
+    by_name: dict[str, str] = {}
+    for (space, own), joined in flat.items():
+        by_namespace.setdefault(space, []).append(joined)
+        by_name.setdefault(own, joined)
+
+    def allowed(tool: Json) -> list[Json]:
+        """Returns a tool, or all of the namespace that it is; a tool's own name may stand without its namespace."""
+        name, namespace = text_of(tool.get("name")), text_of(tool.get("namespace"))
+        if tool.get("type") == "namespace" and name in by_namespace:
+            # Once: a body that repeats it could make more of itself than there is memory.
+            joined_names, by_namespace[name] = by_namespace[name], []
+            return [{"type": "function", "name": joined} for joined in joined_names]
+        if tool.get("type") == "namespace" or (name in plain and not namespace):
+            return [tool]
+        found = flat.get((namespace, name)) if namespace else by_name.get(name)
+        return [tool] if found is None else [{"type": tool.get("type"), "name": found}]
+
     if choice.get("type") == "allowed_tools":
-        return {
-            **choice,
-            "tools": [one for tool in objects(choice.get("tools")) for one in _allowed(tool, flat, plain)],
-        }
-    return _allowed(choice, flat, plain)[0]
-
-
-def _allowed(tool: Json, flat: Mapping[_Qualified, str], plain: set[str]) -> list[Json]:
-    """Returns a tool that is chosen, or all of the namespace that is; a tool's own name may stand without its namespace."""
-    name, namespace = text_of(tool.get("name")), text_of(tool.get("namespace"))
-    if tool.get("type") == "namespace":
-        return [{"type": "function", "name": joined} for (space, _), joined in flat.items() if space == name] or [tool]
-    if name in plain and not namespace:
-        return [tool]
-    found = [joined for (space, own), joined in flat.items() if own == name and namespace in ("", space)]
-    return [{"type": tool.get("type"), "name": found[0]}] if found else [tool]
+        return {**choice, "tools": [one for tool in objects(choice.get("tools")) for one in allowed(tool)]}
+    return allowed(choice)[0]
 
 
 def qualified(item: Json, names: Mapping[str, _Qualified]) -> Json:
