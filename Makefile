@@ -11,7 +11,7 @@ ASKED      := $(filter command environment,$(origin PYTHON))
 BENCH_VENV := $(if $(ASKED),.venv-$(subst /,-,$(patsubst /%,%,$(PYTHON))),$(VENV))
 MEASURE     = $(MAKE) -s --no-print-directory VENV=$(BENCH_VENV) $(BENCH_VENV)/.bench && $(BENCH_VENV)/bin/python -m
 
-.PHONY: run test lint fmt types check bench bench-peers bulk instructions sim known soak audit lock clean help
+.PHONY: run test lint fmt types check bench bench-peers bulk agents instructions sim known soak audit lock clean help
 .DEFAULT_GOAL := help
 
 help:            ## what you can do here
@@ -53,6 +53,9 @@ known: $(VENV)/.dev ## known cases of provider trouble, straight and through the
 
 bulk: $(VENV)/.dev ## bulk programs of others (each installed in its own environment), straight and through the gateway: bulk-results/, half an hour
 	@$(BIN)/python -m tests.bulk $(BULK)
+
+agents: $(VENV)/.dev ## real clients and agents (each installed in its own environment), keys of two tenants, a strict target of each language
+	@$(BIN)/python -m tests.agents $(AGENTS)
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out, and ten times the examples of each property
 	@$(BIN)/pytest -m soak --timeout 3600

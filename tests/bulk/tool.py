@@ -79,7 +79,7 @@ def install(tool: Tool, *, is_fresh: bool = False) -> str | None:
     shutil.rmtree(tool.environment, ignore_errors=True)
     tool.environment.mkdir(parents=True)
     for command in _steps(tool):
-        problem = _problem_of(command)
+        problem = problem_of(command)
         if problem is not None:
             return problem
     mark.write_text(pins)
@@ -103,7 +103,8 @@ def _steps(tool: Tool) -> list[list[str]]:
     ]
 
 
-def _problem_of(command: Sequence[str]) -> str | None:
+def problem_of(command: Sequence[str]) -> str | None:
+    """Runs a step of an installation; returns why it failed."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
     except FileNotFoundError:

@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import cast
 
 import openai
 import pytest
@@ -156,6 +157,18 @@ async def test_tools_that_the_last_message_names_are_called_together(client: Asy
     weather, time = ("get_weather", '{"city":"emulated","days":1}'), ("get_time", "{}")
     assert told(both) == told(streamed) == [weather, time]
     assert (told(alone), told(again)) == ([weather], [time])
+
+
+async def test_a_turn_of_its_own_comes_back_whole_to_a_strict_one(start_server: StartServer) -> None:
+    """With its refusal and its annotations, as clients send a turn back."""
+    server = await start_server(EmulatorConfig(strict=True))
+    async with AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0, http_client=plain_http()) as client:
+        turn = (await client.chat.completions.create(model="gpt-4o", messages=MESSAGES)).choices[0].message
+        history = [*MESSAGES, cast(ChatCompletionMessageParam, turn.model_dump()), *MESSAGES]
+        answer = await client.chat.completions.create(model="gpt-4o", messages=history)
+
+    assert turn.annotations == []
+    assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_structured_output_fits_its_schema(client: AsyncOpenAI) -> None:

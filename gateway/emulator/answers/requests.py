@@ -285,7 +285,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
             f"{_BOTH} audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens"
             " modalities n prediction presence_penalty reasoning_effort seed stop verbosity web_search_options",
             messages=_known(
-                "role name refusal tool_call_id audio",
+                "role name refusal tool_call_id audio annotations",  # the last is of its own answers, which come back whole
                 content=_known(
                     "type text refusal",
                     image_url=_known("url detail"),
