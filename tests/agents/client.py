@@ -42,7 +42,9 @@ class Client:
     @property
     def version(self) -> str:
         """The pinned version of `package`."""
-        pinned = re.search(rf'{re.escape(self.package)}(?:==|": ")([^"\s]+)', self.pins.read_text())
+        pinned = re.search(
+            rf'(?:^|"){re.escape(self.package)}(?:==|": ")([^"\s]+)', self.pins.read_text(), re.MULTILINE
+        )
         return pinned[1] if pinned else "unknown"
 
     @property
@@ -63,6 +65,13 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             Client("openai-node", "openai", "chat, Responses"),
             Client("anthropic", "anthropic", "Messages"),
             Client("google-genai", "google-genai", "Gemini's"),
+            Client("codex", "@openai/codex", "Responses"),
+            Client("claude-code", "@anthropic-ai/claude-code", "Messages"),
+            Client("gemini-cli", "@google/gemini-cli", "Gemini's"),
+            Client("pydantic-ai", "pydantic-ai-slim", "all four"),
+            Client("openai-agents", "openai-agents", "Responses, chat"),
+            Client("langgraph", "langgraph", "chat, Responses, Messages"),
+            Client("vercel-ai", "ai", "Responses, chat, Messages"),
         )
     }
 )

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -68,7 +67,10 @@ class Outcome:
 
 
 def config_of(base_url: str) -> dict[str, Any]:
-    """Returns a gateway's config: a model named after each target, `NAME-long` beside it, and keys of two tenants."""
+    """Returns a gateway's config: keys of two tenants, and for each target models that are named after it.
+
+    `NAME-long` refuses each prompt; `gpt-5.5-NAME` and its like are the same as `NAME` for agents that know models by names.
+    """
     config: dict[str, Any] = {
         "keys": [{"name": f"{tenant}-key", "key": key, "tenant": tenant} for tenant, key in _KEYS.items()],
         "providers": {},
@@ -78,6 +80,8 @@ def config_of(base_url: str) -> dict[str, Any]:
         url = base_url if target.provider["dialect"] == "openai" else base_url.removesuffix("/v1")
         config["providers"][name] = {**target.provider, "base_url": url, "api_key": "sk-of-the-provider"}
         config["models"][name] = {"targets": [f"{name}/{target.model}"]}
+        for family in ("gpt-5.5", "claude-sonnet-4-5", "gemini-2.5-pro"):
+            config["models"][f"{family}-{name}"] = config["models"][name]
         config["models"][f"{name}-long"] = {"targets": [f"{name}/{target.long_model}"]}
     return config
 
@@ -119,7 +123,6 @@ def environ_of(client: Client, target: str, tenant: str, url: str, home: Path) -
         "PYTHONPATH": str(CLIENTS_FOLDER),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHON": sys.executable,
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "GATEWAY_URL": url,

@@ -149,6 +149,17 @@ async def test_tools_that_come_along_are_called(client: AsyncOpenAI, choice: Any
         assert item.call_id.startswith("call_")
 
 
+async def test_a_tool_that_the_last_message_names_is_called_in_its_namespace(client: AsyncOpenAI) -> None:
+    """Before the first one."""
+    space: Any = {"type": "namespace", "name": "mcp__clock", "description": "Clock", "tools": [CLOCK]}
+
+    response = await client.responses.create(model="gpt-4o", input="call get_time now", tools=[WEATHER, space])
+
+    (item,) = response.output
+    assert isinstance(item, ResponseFunctionToolCall)
+    assert (item.name, item.to_dict()["namespace"]) == ("get_time", "mcp__clock")
+
+
 async def test_a_tools_output_is_answered_in_prose(client: AsyncOpenAI) -> None:
     """Even where a tool is required: else no loop of tools would ever end."""
     response = await client.responses.create(

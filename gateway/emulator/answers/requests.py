@@ -305,8 +305,8 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
             stream_options=_STREAM,
         ),
         "responses": _known(
-            f"{_BOTH} access_programs background context_management conversation image include instructions max_output_tokens"
-            " max_tool_calls previous_response_id prompt truncation",
+            f"{_BOTH} access_programs background client_metadata context_management conversation image include instructions"
+            " max_output_tokens max_tool_calls previous_response_id prompt truncation",
             input=_known(
                 "type id status role name call_id namespace phase async caller created_by arguments input action"
                 " encrypted_content summary",

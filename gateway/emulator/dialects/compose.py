@@ -17,6 +17,11 @@ Ending = Literal["stop", "length", "tool_calls", "content_filter"]
 _THOUGHT_TOKENS = 12
 
 
+def is_mentioned(tool: str, text: str) -> bool:
+    """Tells whether the text has the tool's name as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(tool)}(?!\w)", text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolWish:
     """The tools that may be called, by name with their schemas; `named` must be, `is_asked`: one of them should be.
@@ -33,7 +38,7 @@ class ToolWish:
         """Returns the names to call; with `is_result` the last message brings a tool's result, and asks for no more."""
         if self.named is not None:
             return [] if is_result else [self.named]
-        mentioned = [name for name in self.schemas if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", request.echo)]
+        mentioned = [name for name in self.schemas if is_mentioned(name, request.echo)]
         if not mentioned and self.is_asked and not is_result:
             mentioned = list(self.schemas)[:1]
         return mentioned if self.is_parallel else mentioned[:1]

@@ -13,6 +13,7 @@ from typing import Any
 from gateway.emulator.answers.chat import shaped
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
+from gateway.emulator.dialects.compose import is_mentioned
 from gateway.emulator.responses.writer import Draft, Writer, stream_of
 
 
@@ -20,7 +21,7 @@ def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | 
     """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given."""
     draft = _draft(request, writer)
     opened = _response(request, writer)
-    item = _call_item(writer, draft) if draft.tool is not None else _message_item(writer, draft)
+    item = _call_item(request, writer, draft) if draft.tool is not None else _message_item(writer, draft)
     closed = _closed(request, draft, opened, item, writer.created())
     if request.is_stream:
         return stream_of(draft.pieces, opened, closed, item)
@@ -58,7 +59,9 @@ def _draft(request: CheckedRequest, writer: Writer) -> Draft:
 
 
 def _wanted_tool(request: CheckedRequest) -> Mapping[str, Any] | None:
-    """Returns the function to call: the one that `tool_choice` names, else the first; None once a call's output has come in.
+    """Returns the function to call; None once a call's output has come in.
+
+    It is the one that `tool_choice` names, else one that the last message names, in a namespace, too, else the first one.
 
     Unlike with chat, tools alone are reason enough: that is what the suites of the Responses API expect of `auto`.
     """
@@ -69,7 +72,18 @@ def _wanted_tool(request: CheckedRequest) -> Mapping[str, Any] | None:
         return None
     names = set(_names(wish))
     functions = [tool for tool in _tools(request) if tool.get("type") == "function"]
-    return next((tool for tool in functions if not names or tool.get("name") in names), None)
+    mentioned = [tool for tool in _functions(request) if is_mentioned(str(tool.get("name")), request.echo)]
+    return next((tool for tool in [*mentioned, *functions] if not names or tool.get("name") in names), None)
+
+
+def _functions(request: CheckedRequest) -> Iterator[Mapping[str, Any]]:
+    """Returns all functions, those of a namespace with its name as their `namespace`."""
+    for tool in _tools(request):
+        if tool.get("type") == "function":
+            yield tool
+        elif tool.get("type") == "namespace":
+            inner = [one for one in tool.get("tools") or () if isinstance(one, dict) and one.get("type") == "function"]
+            yield from ({**one, "namespace": tool.get("name")} for one in inner)
 
 
 def _names(wish: object) -> Iterator[str]:
@@ -161,7 +175,9 @@ def _message_item(writer: Writer, draft: Draft) -> dict[str, Any]:
     return {"id": writer.new_id("msg_"), "type": "message", "status": status, "role": "assistant", "content": [part]}
 
 
-def _call_item(writer: Writer, draft: Draft) -> dict[str, Any]:
+def _call_item(request: CheckedRequest, writer: Writer, draft: Draft) -> dict[str, Any]:
+    called = next((tool for tool in _functions(request) if tool.get("name") == draft.tool), {})
+    space = {"namespace": called["namespace"]} if "namespace" in called else {}
     return {
         "id": writer.new_id("fc_"),
         "type": "function_call",
@@ -169,6 +185,7 @@ def _call_item(writer: Writer, draft: Draft) -> dict[str, Any]:
         "call_id": writer.new_id("call_"),
         "name": draft.tool,
         "arguments": draft.text,
+        **space,
     }
 
 

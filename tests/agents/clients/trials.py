@@ -41,7 +41,7 @@ def is_stream(pieces: list[str]) -> None:
 
 def is_too_long(error: BaseException | str, status: int | None = 400) -> None:
     """Raises ValueError unless the error is a 400 that says, in the words of the target, that a prompt is too long."""
-    if status != 400 or not re.search(TOO_LONG, str(error)):
+    if status != 400 or not re.search(TOO_LONG, str(error), re.IGNORECASE):
         raise ValueError(f"not the 400: {status} {error}")
 
 
