@@ -15,6 +15,9 @@ from tests.bulk.tool import ROOT, problem_of
 CLIENTS_FOLDER = ROOT / "tests" / "agents" / "clients"
 ENVIRONMENTS = ROOT / ".venv-agents"
 TRIALS = ("tool", "stream", "error")
+_PINS = ("requirements.txt", "package.json", "go.mod", "pom.xml")
+_PROGRAMS = ("run.py", "run.mjs", "main.go", "Main.java")
+_BEFORE, _AFTER = r"(?:^|[\"\s>])", r"(?:==|\": \"| v|</artifactId>\s*<version>)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,31 @@ class Client:
     @property
     def pins(self) -> Path:
         """The file that pins what is installed."""
-        npm = self.folder / "package.json"
-        return npm if npm.exists() else self.folder / "requirements.txt"
+        return next(file for file in map(self.folder.joinpath, _PINS) if file.exists())
 
     @property
     def version(self) -> str:
         """The pinned version of `package`."""
-        pinned = re.search(
-            rf'(?:^|"){re.escape(self.package)}(?:==|": ")([^"\s]+)', self.pins.read_text(), re.MULTILINE
-        )
-        return pinned[1] if pinned else "unknown"
+        found = re.search(rf"{_BEFORE}{re.escape(self.package)}{_AFTER}([\w.]+)", self.pins.read_text(), re.MULTILINE)
+        return found[1] if found else "unknown"
+
+    @property
+    def program(self) -> Path:
+        """The program that uses the client."""
+        return next(file for file in map(self.folder.joinpath, _PROGRAMS) if file.exists())
 
     @property
     def command(self) -> list[str]:
         """What runs the program."""
-        script = self.environment / "run.mjs"
-        if script.exists():
-            return ["node", str(script)]
+        match self.program.suffix:
+            case ".mjs":
+                return ["node", str(self.environment / "run.mjs")]
+            case ".go":
+                return [str(self.environment / "client")]
+            case ".java":
+                return ["java", "-cp", f"{self.environment / 'classes'}:{self.environment / 'jars'}/*", "Main"]
         python = self.environment / "bin" / "python"
-        return [str(python) if python.exists() else sys.executable, str(self.folder / "run.py")]
+        return [str(python) if python.exists() else sys.executable, str(self.program)]
 
 
 CLIENTS: Mapping[str, Client] = MappingProxyType(
@@ -63,11 +72,17 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         for client in (
             Client("openai", "openai", "chat, Responses"),
             Client("openai-node", "openai", "chat, Responses"),
+            Client("openai-go", "github.com/openai/openai-go/v3", "chat, Responses"),
+            Client("openai-java", "openai-java", "chat, Responses"),
             Client("anthropic", "anthropic", "Messages"),
+            Client("anthropic-node", "@anthropic-ai/sdk", "Messages"),
             Client("google-genai", "google-genai", "Gemini's"),
+            Client("google-genai-node", "@google/genai", "Gemini's"),
             Client("codex", "@openai/codex", "Responses"),
             Client("claude-code", "@anthropic-ai/claude-code", "Messages"),
             Client("gemini-cli", "@google/gemini-cli", "Gemini's"),
+            Client("opencode", "opencode-ai", "chat, Responses, Messages"),
+            Client("aider", "aider-chat", "chat, Messages"),
             Client("pydantic-ai", "pydantic-ai-slim", "all four"),
             Client("openai-agents", "openai-agents", "Responses, chat"),
             Client("langgraph", "langgraph", "chat, Responses, Messages"),
@@ -78,26 +93,45 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
 
 
 def install(client: Client, *, is_fresh: bool = False) -> str | None:
-    """Installs what the client pins, unless that is there; returns why it failed."""
-    mark, pins = client.environment / ".installed", client.pins.read_text()
-    if is_fresh or not mark.exists() or mark.read_text() != pins:
-        shutil.rmtree(client.environment, ignore_errors=True)
-        client.environment.mkdir(parents=True)
-        for command in _steps(client):
-            problem = problem_of(command)
-            if problem is not None:
-                return problem
-        mark.write_text(pins)
-    if (script := client.folder / "run.mjs").exists():  # Node looks for what it imports beside the file itself
-        shutil.copy(script, client.environment)
-        shutil.copy(CLIENTS_FOLDER / "trials.mjs", client.environment)
+    """Installs what the client pins, and builds its program, unless that is there; returns why it failed."""
+    home, program = client.environment, client.program
+    mark, made_of = home / ".installed", client.pins.read_text() + program.read_text()
+    is_installed = mark.exists() and mark.read_text().startswith(client.pins.read_text())
+    if is_fresh or not is_installed:
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+    elif mark.read_text() == made_of:
+        return None
+    for file in (*client.folder.iterdir(), CLIENTS_FOLDER / "trials.mjs"):
+        shutil.copy(file, home)  # Node looks for what it imports beside the file itself
+    for command in [*([] if is_installed and not is_fresh else _install_steps(client)), *_build_steps(client)]:
+        problem = problem_of(command)
+        if problem is not None:
+            return problem
+    mark.write_text(made_of)
     return None
 
 
-def _steps(client: Client) -> list[list[str]]:
+def _install_steps(client: Client) -> list[list[str]]:
     home = str(client.environment)
-    if client.pins.name == "package.json":
-        shutil.copy(client.pins, client.environment)
-        return [["nice", "npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", home]]
-    pip = [f"{home}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    return [[sys.executable, "-m", "venv", home], ["nice", *pip, "-r", str(client.pins)]]
+    match client.pins.name:
+        case "package.json":
+            return [["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", home]]
+        case "pom.xml":
+            return [
+                ["mvn", "-q", "-B", "-f", f"{home}/pom.xml", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
+            ]
+        case "requirements.txt":
+            pip = [f"{home}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            return [[sys.executable, "-m", "venv", home], [*pip, "-r", str(client.pins)]]
+    return []
+
+
+def _build_steps(client: Client) -> list[list[str]]:
+    home = str(client.environment)
+    match client.program.suffix:
+        case ".go":
+            return [["go", "build", "-C", home, "-o", "client", "."]]
+        case ".java":
+            return [["javac", "-d", f"{home}/classes", "-cp", f"{home}/jars/*", f"{home}/Main.java"]]
+    return []

@@ -36,7 +36,8 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "chat": Target({"dialect": "openai", "speaks": ["chat"]}, "gpt-5.1", "gpt-5-mini"),
         "responses": Target({"dialect": "openai", "speaks": ["responses"]}, "gpt-5.1", "gpt-5-mini"),
-        "messages": Target({"dialect": "anthropic"}, "claude-sonnet-4-5", "claude-haiku-4-5"),
+        # Claude Code sends turns with `role: system`, which older models refuse.
+        "messages": Target({"dialect": "anthropic"}, "claude-opus-5", "claude-opus-4-8"),
         "generate": Target({"dialect": "gemini"}, "gemini-2.5-flash", "gemini-2.5-flash-lite"),
         "converse": Target(
             {"dialect": "bedrock", "region": "us-east-1"},

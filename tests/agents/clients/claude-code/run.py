@@ -38,7 +38,7 @@ def answer_of(events: list[dict]) -> str:
 def tool() -> None:
     (Path.cwd() / "emulated").write_text("a file")
     for model in (trials.MODEL, KNOWN_MODEL):
-        events = events_of("Use Read now.", model)
+        events = events_of("Use Read now.", model, "--tools", "Read")
         answer_of(events)
         if not any(
             block["type"] == "tool_result"
