@@ -57,8 +57,11 @@ _OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
 """What the operator has to mend: the provider says it best."""
 MOST_TRIALS = 10
 """Of one call, where each of them was answered with a 500 or 409."""
-MOST_TRIALS_BESIDE_SERVED = 3
-"""Of one call, where others are served that were sent after a failure of its: it may be the call's own content."""
+FEW_TRIALS = 3
+"""Of one call, where others are served that were sent after a failure of its: it may be the call's own content.
+
+And where a target has never answered anybody: its address may be wrong.
+"""
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
 SOON_S = 0.01
@@ -340,8 +343,9 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
     most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
-    if _was_served_since(call, attempt, answers):
-        most = MOST_TRIALS_BESIDE_SERVED
+    is_never_reached = error_class == ErrorClass.CONNECTION and not answers  # more likely a wrong address than an outage
+    if is_never_reached or _was_served_since(call, attempt, answers):
+        most = FEW_TRIALS
     return sum([one.is_trial for one in call.attempts]) < most
 
 

@@ -34,6 +34,9 @@ _FIRST_MARGIN = 0.25
 """What estimates may be short of, before it is known how good they are."""
 
 
+_FEW_TOKENS = 100.0  # what a call of two words errs by is no measure for one of thousands
+
+
 class Calibration:
     """What one model's finished calls taught: real to estimated input, and how long its answers get.
 
@@ -51,7 +54,7 @@ class Calibration:
         self.expected_output = first_output
         """The 90th percentile of this model's answers, in tokens; `first_output` before any was seen."""
         self.error = 0.0
-        """Mean of |real - estimated| / real, of corrected estimates."""
+        """Mean of |real - estimated| / the greater of both, of corrected estimates; a call of few tokens errs by few."""
         self._outputs = DecayingHistogram(1.0, _OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE, share=0.9)
 
     def expect(self, first_output: int) -> None:
@@ -88,7 +91,8 @@ class Calibration:
             return
         self.count += 1
         share = max(1 / self.count, 0.05)
-        error = abs(real_input - estimated * self.ratio) / real_input
+        expected = estimated * self.ratio
+        error = abs(real_input - expected) / max(real_input, expected, _FEW_TOKENS)
         self.error += share * (error - self.error)
         ratio = min(max(real_input / estimated, 0.25), 4.0)
         self._log_ratio += share * (log(ratio) - self._log_ratio)

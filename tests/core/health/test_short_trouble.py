@@ -163,10 +163,10 @@ def test_a_single_call_does_not_wait_for_an_address_that_has_never_answered() ->
     async def story(clock: LoopClock) -> None:
         city = City([Provider(refuses())], clock)
 
-        told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
-
-        assert told.result == "no_target_available"
-        assert told.took_s < 3.0
+        for most_s in (3.0, 12.0, 12.0):  # the later ones meet a breaker that has opened meanwhile
+            told = await city.call(deadline=clock.now + PATIENCE_S, **PATIENT)
+            assert told.result == "no_target_available"
+            assert told.took_s < most_s
         await city.settle()
 
     run(story)

@@ -271,3 +271,15 @@ def test_contents_of_geminis_count_by_their_words() -> None:
     shown = {"contents": [{"parts": parts}]}
     assert estimate_input_tokens(orjson.dumps(words), words) in range(200, 215)
     assert estimate_input_tokens(orjson.dumps(shown), shown) in range(800, 900)
+
+
+def test_a_call_of_two_words_does_not_make_large_estimates_doubtful() -> None:
+    """Seven tokens estimated and one counted is an error of six, not of six times as many."""
+    calibration = Calibration()
+    for _ in range(5):
+        calibration.observe(11_250, 9000, 10)
+    before = calibration.error
+
+    calibration.observe(7, 1, 10)
+
+    assert calibration.error <= before + 0.01
