@@ -233,7 +233,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
     if call.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
-            if not call.stream and call.endpoint.tokens == "both":
+            if not call.stream:
                 return await _gather(call, target, answer, clock)
             return await _open_stream(call, target, answer, clock)
         return await _open_json(call, target, answer, clock)
@@ -282,7 +282,7 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
     if error is not None:
         return _streamed_error(target, answer, error, clock)
     name, body = call.endpoint.name, None
-    if is_whole:
+    if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
         body = as_whole(name, frames) if len(frames) <= LARGE_BYTES else await asyncio.to_thread(as_whole, name, frames)
     if body is None:
         told = "the provider sent a stream in place of the whole answer, and it cannot be put together"

@@ -89,6 +89,18 @@ async def test_a_byte_order_mark_before_an_unwanted_stream_is_no_part_of_it() ->
     assert said("chat", orjson.loads(body)).endswith('so{"x":1}')
 
 
+@pytest.mark.parametrize("name", ["embeddings", "moderations", "images"])
+async def test_a_stream_of_what_has_no_stream_is_no_answer(name: str) -> None:
+    """Clients of these endpoints read one object: the next target serves the call."""
+    endpoint = Endpoint(name, f"/{name}", sse="other", tokens="input")
+    data = b'{"object":"list","data":[{"embedding":[1]}],"usage":{"prompt_tokens":1,"total_tokens":1}}'
+    bench = Bench([ScriptedUpstream(stream(*STREAMS["chat"])), ScriptedUpstream(whole(data))])
+
+    reply, body = await bench.serve(endpoint=endpoint, path=endpoint.path)
+
+    assert (reply.status, body) == (200, data)
+
+
 @pytest.mark.parametrize("asked", CALLERS)
 async def test_half_a_stream_is_no_answer(asked: str) -> None:
     """Nothing has reached the client: the next target serves it."""
