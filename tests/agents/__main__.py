@@ -14,8 +14,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.agents.client import CLIENTS, Client, install
+from tests.agents.client import CLIENTS, TRIALS, Client, install
 from tests.agents.trial import TARGETS, TENANTS, Outcome, gateway, run
+
+
+def ordered(outcome: Outcome) -> list[str]:
+    """Returns the names of a run's trials, those that all clients have before others."""
+    return sorted(outcome.trials, key=lambda name: (TRIALS.index(name) if name in TRIALS else len(TRIALS), name))
 
 
 def head(targets: Sequence[str]) -> str:
@@ -29,7 +34,7 @@ def row(client: Client, targets: Sequence[str], outcomes: Sequence[Outcome]) -> 
     cells = [client.name, client.version, client.speaks]
     for target in targets:
         here = [outcome for outcome in outcomes if outcome.target == target]
-        good = {name: all(each.trials[name] is None for each in here) for each in here for name in each.trials}
+        good = {name: all(each.trials[name] is None for each in here) for each in here for name in ordered(each)}
         wrong = [name for name, is_good in good.items() if not is_good]
         wrong += ["refused"] if any(each.refused for each in here) else []
         well = ", ".join(name for name, is_good in good.items() if is_good)
