@@ -343,7 +343,9 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     if call.model.retries.attempts <= 1 or rule is None or rule.attempts <= 1:
         return False  # whoever forbids a second try forbids it here, too
     most = inf if error_class in (ErrorClass.CONNECTION, ErrorClass.OVERLOADED) else MOST_TRIALS
-    is_never_reached = error_class == ErrorClass.CONNECTION and not answers  # more likely a wrong address than an outage
+    is_never_reached = (
+        error_class == ErrorClass.CONNECTION and not answers
+    )  # more likely a wrong address than an outage
     if is_never_reached or _was_served_since(call, attempt, answers):
         most = FEW_TRIALS
     return sum([one.is_trial for one in call.attempts]) < most
