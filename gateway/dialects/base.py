@@ -296,7 +296,7 @@ def finish_in(choice: Json) -> str:
     return _FINISHES.get(known) or (known if known in _OWN_FINISHES else word) or "stop"
 
 
-def told_finish(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Json:
+def finish_fields(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Json:
     """Returns why a choice of a chat completion ended; a word that OpenAI has none for beside it, as OpenRouter does.
 
     A conversion that follows gets the word itself, for its language's own mark. Clients check OpenAI's words strictly.

@@ -144,7 +144,7 @@ def comment_end(index: Mapping[bytes, bytes]) -> bytes:
     return b"\n" if is_go else b"\n\n"
 
 
-def told_silently(event: bytes, index: Mapping[bytes, bytes]) -> bytes:
+def event_without_data(event: bytes, index: Mapping[bytes, bytes]) -> bytes:
     """Returns an event without data, such as a provider's comment, for the client with these headers."""
     if comment_end(index) == b"\n\n":
         return event

@@ -205,7 +205,7 @@ class Transcript:
             return b""
         error = sse.error_in(event)
         if not data and error is None and sse.is_silent(event):
-            return sse.told_silently(event, dict(self._headers))
+            return sse.event_without_data(event, dict(self._headers))
         parsed = sse.json_object(data)
         if parsed is not None:
             self._note(parsed)

@@ -362,7 +362,7 @@ def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]
         is_calling = _calls(message)
         if role == "system":
             add(made, message)
-        elif not is_taken and role == "user" and _is_told(made):
+        elif not is_taken and role == "user" and _ends_with_instructions(made):
             _append_to_last(made, _blocks_of(message), own)
         else:
             made.append(message)
@@ -383,11 +383,11 @@ def _calls(message: Any) -> bool:
     return any(one.get("type") == "tool_use" for one in blocks)
 
 
-def _is_told(made: list[Any]) -> bool:
+def _ends_with_instructions(made: list[Any]) -> bool:
     """Returns whether the last turn is the user's and ends with instructions, so that what the user says next belongs to it."""
     content = object_of(made[-1]).get("content") if made else None
     last = content[-1] if isinstance(content, list) and content else None
-    return type(last) is dict and text_of(last.get("text")).startswith(_TOLD)
+    return type(last) is dict and text_of(last.get("text")).startswith(_INSTRUCTIONS)
 
 
 def _append_to_last(made: list[Any], blocks: list[Any], own: set[int]) -> None:
@@ -402,7 +402,7 @@ def _tell_user(made: list[Any], message: Json, own: set[int]) -> None:
     """Puts instructions behind what the user has said, or into a turn of the user's; what is no text stays as it is."""
     given = _blocks_of(message)
     texts = [block for block in given if type(block) is dict and type(block.get("text")) is str]
-    blocks = [{**block, "text": f"{_TOLD}{block['text']}</system>"} for block in texts if block["text"]]
+    blocks = [{**block, "text": f"{_INSTRUCTIONS}{block['text']}</system>"} for block in texts if block["text"]]
     if len(texts) < len(given):
         made.append(message)
     elif made and object_of(made[-1]).get("role") == "user":
@@ -429,7 +429,7 @@ def without_system_turns(body: bytes) -> tuple[bytes, list[Gap]]:
     return (written({**parsed, "messages": made}, body), lost) if lost else (body, [])
 
 
-_TOLD: Final = "<system>"
+_INSTRUCTIONS: Final = "<system>"
 _ERROR: Final = "Error: "
 _BETWEEN_THOUGHTS: Final = "\n\n"
 

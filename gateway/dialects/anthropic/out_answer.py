@@ -21,10 +21,10 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     count_in,
+    finish_fields,
     object_of,
     objects,
     text_of,
-    told_finish,
     written_by_ttl,
 )
 from gateway.dialects.schema_tools.tools import with_own_name
@@ -82,7 +82,7 @@ def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
     finish = finish_of(body.get("stop_reason"), has_calls=bool(calls))
     if finish == "content_filter":
         message["refusal"] = refusal_of(body)
-    choice = {"index": 0, "message": message, "logprobs": None, **told_finish(sent, finish, has_calls=bool(calls))}
+    choice = {"index": 0, "message": message, "logprobs": None, **finish_fields(sent, finish, has_calls=bool(calls))}
     keep_message(content, sent.memory)
     usage = object_of(body.get("usage"))
     made = {**head(sent, body, "chat.completion"), "choices": [choice]}
@@ -376,7 +376,7 @@ class MessagesAsChat(ConvertingReader):
         refusal = refusal_of(self._end) if finish == "content_filter" else None
         if refusal:
             made += self._delta({"refusal": refusal})
-        told = told_finish(self._sent, finish, has_calls=self._calls > 0)
+        told = finish_fields(self._sent, finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
         if self._tells_usage and self._usage:
             made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})

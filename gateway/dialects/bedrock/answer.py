@@ -20,10 +20,10 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     count_in,
+    finish_fields,
     object_of,
     objects,
     text_of,
-    told_finish,
     written_by_ttl,
 )
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
@@ -55,7 +55,7 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
         said.take(place, object_of(block))
     finish = finish_of(body.get("stopReason"), has_calls=bool(said.calls))
     keep_content(content, sent.memory)
-    told = told_finish(sent, finish, has_calls=bool(said.calls))
+    told = finish_fields(sent, finish, has_calls=bool(said.calls))
     choice = {"index": 0, "message": said.message(), "logprobs": None, **told}
     made = {**head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
     usage = object_of(body.get("usage"))
@@ -523,7 +523,7 @@ class ConverseAsChat:
             made += self._delta({"annotations": self._citations})
         if self._head is not None:
             self._head |= tier_of(self._sent, said)
-        told = told_finish(self._sent, self._finish, has_calls=self._calls > 0)
+        told = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
         usage = object_of(said.get("usage"))
         if self._tells_usage and usage:

@@ -18,10 +18,10 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     count_in,
+    finish_fields,
     object_of,
     objects,
     text_of,
-    told_finish,
 )
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
@@ -446,7 +446,7 @@ def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
         "index": candidate.index,
         "message": message,
         "logprobs": logprobs_of(said),
-        **told_finish(sent, candidate.finish, has_calls=candidate.calls > 0),
+        **finish_fields(sent, candidate.finish, has_calls=candidate.calls > 0),
     }
 
 
@@ -685,7 +685,7 @@ class GenerateAsChat(ConvertingReader):
         told = b""
         if refusal:
             told = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), _AFTER)
-        ended = told_finish(self._sent, finish, has_calls=has_calls)
+        ended = finish_fields(self._sent, finish, has_calls=has_calls)
         return told + self._chunk({"choices": [{"index": index, "delta": {}, **ended}]})
 
     def _fail(self, error: Json) -> bytes:

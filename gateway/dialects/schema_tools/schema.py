@@ -79,7 +79,7 @@ class RequestedForm(NamedTuple):
     gaps: tuple[Gap, ...] = ()
 
 
-def asked_form(
+def requested_form(
     response_format: object, facts: ServerFacts, *, has_description: bool, is_call_forced: bool
 ) -> RequestedForm:
     """Returns how a target that answers by strict schemas alone is asked for a form of chat completions.

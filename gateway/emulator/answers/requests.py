@@ -278,7 +278,6 @@ _STREAM = _known("include_usage include_obfuscation")
 _NAMED = _known("name")
 _FUNCTION = _known("name description parameters strict")
 _GRAMMAR = _known("syntax definition")
-_CHOICE = _known("type name mode server_label")
 KNOWN: Mapping[str, Known] = MappingProxyType(
     {
         "chat/completions": _known(

@@ -37,7 +37,7 @@ from gateway.dialects.anthropic.out_thoughts import (
 )
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, text_of
 from gateway.dialects.memory import id_of_call
-from gateway.dialects.schema_tools.schema import asked_form
+from gateway.dialects.schema_tools.schema import requested_form
 from gateway.dialects.schema_tools.tools import ToolResult, Turn, is_call_forced, safe_id, turns
 
 UNKNOWN_OUTPUT: Final = 8192
@@ -185,7 +185,7 @@ class ChatOptions:
 
     def _form(self) -> None:
         asked, is_forced = self._body.get("response_format"), is_call_forced(self._body)
-        form = asked_form(asked, self._facts, has_description=False, is_call_forced=is_forced)
+        form = requested_form(asked, self._facts, has_description=False, is_call_forced=is_forced)
         self.instruction = form.instruction
         self.gaps += form.gaps
         if form.schema is not None:

@@ -28,7 +28,7 @@ from gateway.dialects.anthropic.out_thoughts import NOTHING, OpenTurn, has_forei
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
 from gateway.dialects.memory import TurnMemory, VisibleTurn
 from gateway.dialects.schema_tools.media import URLS, Media, data_url, file_of
-from gateway.dialects.schema_tools.schema import asked_form
+from gateway.dialects.schema_tools.schema import requested_form
 from gateway.dialects.schema_tools.tools import is_call_forced
 
 # Parts of a chat completion's messages as Converse's content blocks, and the points at which its cache of prompts is to keep.
@@ -298,7 +298,7 @@ class ConverseOptions:
 
     def _form(self) -> None:
         asked, is_forced = self._body.get("response_format"), is_call_forced(self._body)
-        form = asked_form(asked, self._facts, has_description=True, is_call_forced=is_forced)
+        form = requested_form(asked, self._facts, has_description=True, is_call_forced=is_forced)
         self.instruction = form.instruction
         self.gaps += form.gaps
         if form.schema is not None:
