@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 from gateway.core.errors import InvalidRequest
 
@@ -208,9 +208,41 @@ class Endpoint:
     """The longest body that a provider takes there, with room for what is around a file; `server.max_body` goes before it."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsageParts:
+    """The parts of a usage that may have prices of their own, and quantities that are billed by another unit than tokens.
+
+    Tokens are parts of `Usage.input`, `.output` or `.cached`, and overlap only where it says so; 0: none, or not reported.
+    """
+
+    audio_input: int = 0
+    audio_output: int = 0
+    audio_cached: int = 0
+    """The part of `audio_input` that was read from the provider's cache."""
+    image_input: int = 0
+    image_output: int = 0
+    image_cached: int = 0
+    """The part of `image_input` that was read from the provider's cache."""
+    video_input: int = 0
+    video_output: int = 0
+    reasoning: int = 0
+    """The part of the output that is reasoning, of whatever modality."""
+    searches: int = 0
+    """Searches of the web that the provider made."""
+    characters: int = 0
+    """Characters of text that were spoken."""
+    audio_s: float = 0.0
+    """Seconds of sound that were transcribed or spoken."""
+    images: int = 0
+    """Pictures that were made."""
+
+
+ALL_TEXT: Final = UsageParts()
+
+
 @dataclass(slots=True)
 class Usage:
-    """The tokens of one call; `cached` is the part of `input` read from a cache, `estimated` if the provider told none."""
+    """The tokens of one call; `cached` is the part of `input` read from a cache, `estimated` if the provider reported none."""
 
     input: int
     output: int
@@ -220,6 +252,9 @@ class Usage:
     """The part of `input` that the provider put into its cache for later calls, where it tells."""
     cache_written_1h: int = 0
     """The part of `cache_written` that stays there for an hour, where the provider has several prices."""
+    parts: UsageParts = ALL_TEXT
+    tier: str = ""
+    """The provider's word for how the call was processed, from the answer: `default`, `flex`, `priority`, `batch`, `fast` …"""
 
 
 @dataclass(slots=True)
