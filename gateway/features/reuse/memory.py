@@ -77,7 +77,8 @@ _VALUES = attrgetter(*_NAMES)
 _ALL_NAMES = [one.name for one in fields(Kept)]
 _ALL_VALUES = attrgetter(*_ALL_NAMES)
 _USAGE = _ALL_NAMES.index("usage")
-_COUNTS = attrgetter(*(one.name for one in fields(Usage)))
+_COUNTS = attrgetter("input", "output", "cached", "estimated", "cache_written", "cache_written_1h")
+"""Of a usage, what is kept: its parts and its tier only say what it costs, and `cost_usd` is kept beside it."""
 
 
 def about(kept: Kept) -> bytes:
