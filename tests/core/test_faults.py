@@ -48,6 +48,7 @@ RATE = {"kind": "requests", "code": "rate_limit_exceeded"}
 QUOTA = says(429, kind="insufficient_quota", code="insufficient_quota")
 NO_MODEL = says(404, kind="invalid_request_error", code="model_not_found")
 BAD_KEY = says(401, kind="invalid_request_error", code="invalid_api_key")
+BAD_KEY_BY_WORDS = says(403, kind="invalid_request_error", code="invalid_api_key")
 TOO_LONG = says(400, kind="invalid_request_error", code="context_length_exceeded")
 IN_BAND = error_of("server_error")
 IN_BAND_RATE = error_of("rate_limit_error", "rate_limit_exceeded")
@@ -370,6 +371,21 @@ ROWS = [
         "401 of the caller's own credential",
         [[BAD_KEY], [OK]],
         [bad("p0:401", 401, "invalid_api_key", outcome="auth")] * 2,
+        accounts=("",),
+    ),
+    Row(
+        "403 whose words refuse the only credential",
+        [[BAD_KEY_BY_WORDS]],
+        [
+            replace(
+                bad("p0:403", 502, "provider_credential_refused", outcome="auth"), moves=("p0 open",), left="p0 open"
+            )
+        ],
+    ),
+    Row(
+        "403 whose words refuse the caller's own credential",
+        [[BAD_KEY_BY_WORDS], [OK]],
+        [bad("p0:403", 403, "invalid_api_key", outcome="auth")] * 2,
         accounts=("",),
     ),
     # A model that the config names and the provider does not know.

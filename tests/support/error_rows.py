@@ -198,7 +198,44 @@ FREE_DAY = "GenerateRequestsPerDayPerProjectPerModel-FreeTier"
 TGI_LONG = "`inputs` tokens + `max_new_tokens` must be <= 4096."
 GEMINI_QUOTA = "You exceeded your current quota, please check your plan and billing details."
 
+REFUSED_CREDENTIALS = {
+    "API key not valid. Please pass a valid API key.": (400,),  # Gemini
+    "API key expired. Please renew the API key.": (400,),
+    "Your API key was reported as leaked. Please use another API key.": (403,),
+    "Method doesn't allow unregistered callers (callers without established identity).": (403,),
+    "Incorrect API key provided: na***ys. You can obtain an API key from https://console.x.ai.": (400, 403),  # xAI
+    "Invalid API key": (400, 403),
+    "Invalid API-key provided.": (400,),  # DashScope
+    "invalid x-api-key": (400, 403),  # Anthropic
+    "invalid api token": (403,),  # Cohere
+    "Invalid access token.": (403,),  # Databricks
+    "Access denied due to invalid subscription key or wrong API endpoint.": (403,),  # Azure
+    "Key based authentication is disabled for this resource.": (403,),
+    "The security token included in the request is invalid.": (400, 403),  # AWS
+    "The security token included in the request is expired": (403,),
+}
+"""What providers say when they refuse a credential, and the statuses other than 401 that it comes with."""
+
 DEFAULT_ROWS = [
+    *(
+        told(kind, status, openai(words), AUTH, scope="key")
+        for words, statuses in REFUSED_CREDENTIALS.items()
+        for status in statuses
+        for kind in ("other", "openai", "gemini", "vertex", "bedrock", "azure", "anthropic", "xai")
+    ),
+    *(told("other", status, openai("m", None, "invalid_api_key"), AUTH, scope="key") for status in (400, 403)),
+    *(told("other", status, anthropic("authentication_error"), AUTH, scope="key") for status in (400, 403)),
+    *(
+        told("gemini", 403, google(403, "PERMISSION_DENIED", "m", {"reason": reason}), AUTH, scope="key")
+        for reason in ("API_KEY_SERVICE_BLOCKED", "API_KEY_IP_ADDRESS_BLOCKED", "CONSUMER_SUSPENDED")
+    ),
+    told("gemini", 400, google(400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."), AUTH),
+    told("azure", 403, openai("m", None, "AuthenticationTypeDisabled"), AUTH, scope="key"),
+    # The words of a request, repeated, are no news of the credential.
+    told("other", 400, openai("Unrecognized request argument supplied: invalid api key"), BAD),
+    told("other", 400, openai("tools.0.invalid api key: Extra inputs are not permitted"), BAD),
+    told("other", 400, openai("Unknown name \"api key not valid\" at 'tools[0]': Cannot find field."), BAD),
+    told("other", 403, openai("You have insufficient permissions. Missing scopes: model.request"), PERM),
     *(told("other", status, "", error_class) for status, error_class in BY_STATUS.items()),
     told("other", 502, "<html><h1>502 Bad Gateway</h1>cloudflare</html>", SRV),
     told("other", 200, openai("m", "authentication_error", None), AUTH, scope="key"),
