@@ -22,7 +22,7 @@ from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import Attempt, Gap, RawHeaders, Usage, shown
+from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, shown
 from gateway.features.runs.table.table import RunTable
 
 # What a call is estimated to use and to cost, by what its targets have answered to calls before it.
@@ -336,9 +336,28 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
 
 
 def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
-    """What was lost on the way to a provider, by name: that belongs to the answer, whoever gets it."""
-    told = ", ".join(f"{gap.field}({gap.how})" for gap in gaps)
-    return b"x-gateway-lossy", told[:MOST_SHOWN].encode("ascii", "replace")
+    """Returns what was lost on the way to a provider, by name: that belongs to the answer, whoever gets it.
+
+    The gravest goes first: what was dropped before what was changed, and tools before other fields. Entries that have no
+    room are counted at the end: `+3 more`.
+    """
+    ordered = sorted(gaps, key=lambda gap: (gap.how is How.APPROXIMATED, not gap.field.startswith("tool"), gap.field))
+    entries = [f"{gap.field}({gap.how})" for gap in ordered]
+    told = ", ".join(entries)
+    if len(told) > MOST_SHOWN:
+        told = _shortened(entries)
+    return b"x-gateway-lossy", told.encode("ascii", "replace")
+
+
+def _shortened(entries: list[str]) -> str:
+    """Returns the first entries that have room, and how many more there are."""
+    room, shown = MOST_SHOWN - len(f"+{len(entries)} more"), 0
+    for entry in entries:
+        room -= len(entry) + len(", ")
+        if room < 0:
+            break
+        shown += 1
+    return ", ".join([*entries[:shown], f"+{len(entries) - shown} more"])
 
 
 def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is_served: bool) -> None:

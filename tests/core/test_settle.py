@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Timer
-from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
+from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
-from gateway.core.types import Attempt, Clocks, Endpoint, Upstream, Usage
+from gateway.core.types import Attempt, Clocks, Endpoint, Gap, How, Upstream, Usage
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -211,3 +211,28 @@ def test_overhead_is_never_negative(received: float, spans: list[tuple[float, fl
     ]
 
     assert overhead_s(new_call(received, attempts), now) >= 0.0
+
+
+def test_the_header_of_losses_has_whole_entries_the_gravest_first() -> None:
+    """What was dropped goes before what was changed, and tools before other fields; the rest is counted."""
+    few = [Gap("a", How.APPROXIMATED, ""), Gap("b", How.DROPPED, ""), Gap("tools.x", How.DROPPED, "")]
+    many = [*few, *(Gap(f"input.field_{number}", How.APPROXIMATED, "") for number in range(9))]
+
+    assert lossy_header(few)[1] == b"tools.x(dropped), b(dropped), a(approximated)"
+    assert lossy_header(many)[1] == (
+        b"tools.x(dropped), b(dropped), a(approximated), input.field_0(approximated), input.field_1(approximated), "
+        b"input.field_2(approximated), input.field_3(approximated), input.field_4(approximated), +4 more"
+    )
+
+
+@BOUNDED
+@given(st.lists(st.tuples(st.text("ab.", min_size=1, max_size=150), st.sampled_from(How)), min_size=1, max_size=40))
+def test_the_header_of_losses_is_short_and_leaves_nothing_uncounted(lost: list[tuple[str, How]]) -> None:
+    """At most 200 bytes, each entry whole."""
+    told = lossy_header([Gap(field, how, "") for field, how in lost])[1].decode()
+    entries = told.split(", ")
+    more = int(entries.pop()[1:].removesuffix(" more")) if entries[-1].startswith("+") else 0
+
+    assert len(told) <= 200
+    assert len(entries) + more == len(lost)
+    assert set(entries) <= {f"{field}({how})" for field, how in lost}

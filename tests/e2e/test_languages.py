@@ -65,8 +65,8 @@ async def test_a_coding_agent_at_a_provider_of_chat(start: StartGateway) -> None
         "get_weather",
     )
     assert raw.headers["x-gateway-lossy"] == (
-        "other(dropped), prompt_cache_key(dropped), text.verbosity(dropped), tools.namespace(approximated),"
-        " tools.web_search(dropped)"
+        "tools.web_search(dropped), other(dropped), prompt_cache_key(dropped), text.verbosity(dropped),"
+        " tools.namespace(approximated)"
     )
     sent = orjson.loads(gateway.received()[0]["body"])
     assert sent.keys() == {"model", "messages", "tools", "tool_choice"}
