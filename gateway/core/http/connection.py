@@ -145,6 +145,9 @@ class ClientConnection(HttpToolsProtocol):
         self._loose_bytes = 0
         """Received since the last request was complete, or since the last byte of a body: head, trailers, heads of chunks."""
         self._piece_bytes = 0
+        self._unparsed: bytes | None = None
+        """The last read, while a request of it waits for its turn: `_parsed_bytes` of it have been parsed."""
+        self._parsed_bytes = 0
         self._dropped_bytes = 0
         self._coding: bytes | None = None
         """The request's transfer coding."""
@@ -175,7 +178,10 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
         # They lead back to here. A call that was held for long has grown too old for the collector to come by soon.
         self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
-        self.cycle = None
+        self.cycle = self._unparsed = None
+        for waiting in self.pipeline:
+            waiting.scope["state"] = {}  # through which the scope of ASGI leads to its request, and that back to here
+        self.pipeline.clear()
         if self.on_gone is not None:
             self.on_gone()
 
@@ -184,7 +190,7 @@ class ClientConnection(HttpToolsProtocol):
         transport = self.transport
         self.connections.discard(self)
         self._reading_stopped = True
-        self.on_gone = self.cycle = None
+        self.on_gone = self.cycle = self._unparsed = None
         self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -228,6 +234,8 @@ class ClientConnection(HttpToolsProtocol):
             self._give_refusal(cycle)
         else:
             self._start(cycle)
+        if self._unparsed is not None:
+            self.data_received(b"")  # there is room for the next request that it holds
 
     def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
         """Close the connection if its request head takes too long, if it idles, or if its client takes nothing.

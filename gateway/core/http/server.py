@@ -135,6 +135,9 @@ MAX_REST_BYTES = 128 * 1024 * 1024
 """Of a body whose request has been answered: read and dropped up to here, so that its client sees the answer."""
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 """Of what is sent behind a refused request: as above."""
+UNCUT_BYTES = 2048
+"""A read of up to so many bytes is parsed at once, whatever number of small requests it holds."""
+BLANK_LINE = b"\r\n\r\n"
 
 
 class GatewayProtocol(ClientConnection):
@@ -143,7 +146,30 @@ class GatewayProtocol(ClientConnection):
     def data_received(self, data: bytes) -> None:
         if self._reading_stopped:
             self._drop(len(data), MAX_DROPPED_BYTES)
-            return
+        elif len(data) <= UNCUT_BYTES and self._unparsed is None:
+            self._parse(data)
+        else:
+            self._unparsed = data if self._unparsed is None else self._unparsed + data
+            self._parse_ahead()
+
+    def _parse_ahead(self) -> None:
+        """Parse on until a request waits for its turn; what follows it stays bytes until then.
+
+        Every head ends with a blank line (RFC 9112, 2.1), so what is parsed at once, up to the next one, has at most one.
+        """
+        while self._unparsed is not None and not self.pipeline:
+            data, start = self._unparsed, self._parsed_bytes
+            end = data.find(BLANK_LINE, start) + len(BLANK_LINE)
+            if start < end < len(data):
+                self._parsed_bytes = end
+            else:
+                end, self._unparsed, self._parsed_bytes = len(data), None, 0
+            if self._reading_stopped:
+                self._drop(end - start, MAX_DROPPED_BYTES)
+            else:
+                self._parse(data[start:end])
+
+    def _parse(self, data: bytes) -> None:
         self._piece_bytes = len(data)
         self._loose_bytes += len(data)
         offered_at = None
@@ -310,7 +336,7 @@ class GatewayProtocol(ClientConnection):
             self._reading_stopped = True
             return
         self.parser = httptools.HttpRequestParser(_BodyReader(self))
-        self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)))
+        self._parse(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)))
 
     def end_of_last_body(self) -> None:
         """The body of a request that is the connection's last is complete."""

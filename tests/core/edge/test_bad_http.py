@@ -6,6 +6,7 @@ the next request begins.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import orjson
@@ -13,7 +14,7 @@ import pytest
 
 from tests.core.edge.test_bad_bodies import survives
 from tests.e2e.conftest import StartGateway
-from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post
+from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post, until
 
 CHAT = "/v1/chat/completions"
 BODY = orjson.dumps(chat())
@@ -419,6 +420,49 @@ async def test_pipelined_requests_are_answered_in_their_order(gateway: Running) 
 
     assert statuses == [200 if number % 10 else 400 for number in range(1000)]
     assert [orjson.loads(one["body"])["user"] for one in gateway.received()][-1] == "999"
+
+
+async def test_one_request_at_most_is_parsed_ahead_of_its_turn(gateway: Running) -> None:
+    """47: the thousands behind it stay bytes, and go with a client that leaves."""
+    requests = get("/healthz") * 5_000
+    async with connect(gateway.url) as peer:
+        assert (await peer.exchange(get("/healthz"))).status == 200
+        (connection,) = gateway.connections
+        connection.data_received(requests)
+        assert len(connection.pipeline) == 1
+        await peer.response()
+        assert len(connection.pipeline) <= 1
+        peer.close()
+        await until(lambda: not gateway.connections)
+
+    assert not connection.pipeline
+    assert connection._unparsed is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_pipelined_requests_are_answered_however_their_bytes_come(gateway: Running, seed: int) -> None:
+    """47: whole and chunked bodies, blank lines in bodies, between requests, and cut by the pieces."""
+    draw = random.Random(seed)
+    kinds = (
+        get("/healthz"),
+        post(CHAT, orjson.dumps(chat()) + b"\r\n\r\n" * 700),
+        b"\r\n" + get("/nothing"),
+        chunked(GOOD_CHUNK, end=b"0\r\na: b\r\n\r\n"),
+        post(CHAT, orjson.dumps(chat(user="u" * 70_000))),
+    )
+    expected = (200, 200, 404, 200, 200)
+    order = draw.choices(range(len(kinds)), k=40)
+    sent = b"".join(kinds[number] for number in order)
+    async with connect(gateway.url) as peer:
+        start = 0
+        while start < len(sent):
+            size = draw.choice((1, 3, 100, 3_000, 300_000))
+            peer.send(sent[start : start + size])
+            await peer.writer.drain()
+            start += size
+        statuses = [(await peer.response()).status for _ in order]
+
+    assert statuses == [expected[number] for number in order]
 
 
 async def test_a_body_announced_for_later_is_awaited_after_100_continue(gateway: Running) -> None:
