@@ -97,6 +97,7 @@ PURE = (
     "gateway.core.openai.bodies",
     "gateway.core.openai.headers",
     "gateway.core.openai.json_edit",
+    "gateway.core.openai.media",
     "gateway.core.openai.sse",
     "gateway.core.openai.transcript",
     "gateway.core.openai.usage",

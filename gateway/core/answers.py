@@ -16,9 +16,10 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
-from gateway.core.ledger import estimated_usage
+from gateway.core.ledger import estimated_usage, media_usage
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.core.openai.json_edit import find_fields, insert_field, remove_fields
+from gateway.core.openai.media import read_media_answer
 from gateway.core.openai.sse import (
     BYTE_ORDER_MARK,
     FAILED_REASONS,
@@ -29,7 +30,7 @@ from gateway.core.openai.sse import (
     json_object,
     split_events,
 )
-from gateway.core.openai.usage import find_usage, read_usage
+from gateway.core.openai.usage import estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot.snapshot import Target
@@ -67,6 +68,8 @@ _OF_THE_BODY = frozenset((b"content-type", b"content-encoding", b"content-length
 MAY_MEAN_PATH = frozenset((400, 404, 405))
 HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
+COMPLETED = frozenset(("embeddings", "images"))
+"""Endpoints whose whole answers, or their usage, get what they lack."""
 PASSING_CODES = ("server_error", "rate_limit_exceeded", "vector_store_timeout")
 """Why a response has failed, where another attempt may do better."""
 
@@ -135,8 +138,11 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
-        if call.endpoint.name == "embeddings" and opened.relay is None and opened.diagnosis is None:
-            await _complete_embeddings(call, opened)
+        if call.endpoint.name in COMPLETED and opened.relay is None and opened.diagnosis is None:
+            if call.endpoint.name == "embeddings":
+                await _complete_embeddings(call, opened)
+            else:
+                opened.usage = media_usage(call, target, opened.usage)
         provided_id = attempt.upstream_request_id
         if provided_id is not None and not provided_id.isascii():
             attempt.upstream_request_id = provided_id.translate(None, NOT_ASCII) or None
@@ -321,13 +327,16 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
-        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, count_tokens=True))
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
-        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body))
-    error = _error_inside(answer_object(body) or {}, call.endpoint.name)
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body, count_tokens=True))
+    parsed = answer_object(body) or {}
+    error = _error_inside(parsed, call.endpoint.name)
     if error is None:
-        return FirstAnswer(target, status, headers, body)
+        written = estimate_tokens(str(parsed.get("text", "")).encode("utf-8", "surrogatepass"))
+        usage = media_usage(call, target, read_media_answer(parsed), written)
+        return FirstAnswer(target, status, headers, body, usage=usage)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
     return FirstAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
 

@@ -14,9 +14,11 @@ from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
-from gateway.core.errors import MAX_RETRY_AFTER_S, GatewayError, InternalError, ShuttingDown
+from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
+from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
+from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
@@ -40,6 +42,8 @@ class CostEstimates:
 
     def usage(self, call: Call, target: Target) -> Usage:
         """Returns what an attempt at the target is estimated to use."""
+        if call.endpoint.name in MEDIA:
+            return media_usage(call, target, None)
         learned = self._gates.line(target, call).gate.calibration
         output = 0
         if call.endpoint.tokens == "both":
@@ -49,12 +53,15 @@ class CostEstimates:
 
     def usd(self, call: Call, target: Target) -> float | None:
         """Returns what an attempt at the target is estimated to cost; None: not priced."""
-        usage = self.usage(call, target)
-        return token_cost_usd(target.find_rates(upstream_model(call, target)), usage.input, usage.output)
+        return cost_usd(call, target, self.usage(call, target))
 
     def price(self, call: Call, budget_usd: float) -> Price:
         """Returns what the call may cost its key: at the dearest of the model's own targets, where some are priced."""
         prices = []
+        if call.endpoint.name in MEDIA:
+            costs = [cost_usd(call, target, media_usage(call, target, None)) for target in call.model.targets]
+            usd = max([usd for usd in costs if usd is not None], default=0.0)
+            return Price(usd, usd, usd)
         answers = answers_of(call)
         for target in call.model.targets if call.endpoint.request != "any" and call.endpoint.tokens != "none" else ():
             rates = target.find_rates(upstream_model(call, target))
@@ -71,6 +78,19 @@ class CostEstimates:
                 )
                 prices.append(price)
         return max(prices, key=lambda price: price.most, default=FREE)
+
+    def refuse_unpriced(self, call: Call) -> None:
+        """Raises Forbidden where a key with a budget would have media made or read at a price that is not known."""
+        if call.endpoint.name not in MEDIA or call.key.allow_unpriced:
+            return
+        for target in call.model.plan:
+            if self.usd(call, target) is None:
+                raise Forbidden(
+                    f"The key '{call.key.name}' has a budget, and what {call.endpoint.name} cost at {target.name} is not "
+                    "known; set 'price' at the target, or allow it with 'allow_unpriced: true' at the key.",
+                    param="model",
+                    code="unpriced_endpoint",
+                )
 
     def price_unfinished(self, call: Call) -> None:
         """Prices the attempt in flight of a call that is given up: a provider works on it, and wants to be paid."""
@@ -228,6 +248,19 @@ def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
     if call.large is not None and call.large.tokens >= 0:
         return Usage(call.large.tokens, output_tokens, estimated=True)
     return estimate_usage(call.body, output_tokens)
+
+
+def media_usage(call: Call, target: Target, told: Usage | None, written: int | None = None) -> Usage:
+    """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
+
+    `told` is what the provider has reported. The usage is marked as estimated where an estimate costs anything. `written` are
+    the tokens of the text that came back, as estimated; None: it is not known.
+    """
+    name, body = call.endpoint.name, call.body
+    asked = {} if call.endpoint.request != "json" else call.parsed or json_object(body) or {}
+    certain = certain_usage(name, told, body, asked)
+    estimated = estimated_media_usage(name, certain, body, asked, written)
+    return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
 
 
 def known_usd(attempts: Sequence[Attempt]) -> float | None:

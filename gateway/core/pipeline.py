@@ -28,14 +28,17 @@ from gateway.core.ledger import (
     answer_headers,
     estimated_usage,
     lossy_header,
+    media_usage,
     says_retry,
     with_retry_advice,
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
+from gateway.core.openai.media import MEDIA
 from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
+from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import PASSING, Usage
 from gateway.dialects.http.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
@@ -66,8 +69,10 @@ def _half() -> float:
     return 0.5
 
 
-def _streamed(call: Call, outcome: str, told: Usage | None, output_tokens: int) -> Usage | None:
+def _streamed(call: Call, target: Target, outcome: str, told: Usage | None, output_tokens: int) -> Usage | None:
     """Returns the usage of a stream that has ended, with what was counted of it where the provider has not told it."""
+    if call.endpoint.name in MEDIA:
+        return media_usage(call, target, told, output_tokens)
     if told is None:
         return estimated_usage(call, output_tokens)
     if outcome != "ok" and call.endpoint.sse == "messages" and told.output < output_tokens:
@@ -278,7 +283,7 @@ class Pipeline:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
                 self._deferred.cut(call)
-            usage = _streamed(call, outcome, usage, output_tokens)
+            usage = _streamed(call, opened.target, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.openai.json_edit import UNREAD
-from gateway.core.types import Endpoint, Usage
+from gateway.core.types import Endpoint, Usage, UsageParts
 
 # The needs of a call, and the capabilities of a target.
 #
@@ -184,6 +184,7 @@ def other_model_field(names: Iterable[str]) -> str | None:
 _BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
+_MOST_SECONDS = 1e7
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
@@ -217,6 +218,9 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
     """
     if "totalTokenCount" in usage or "promptTokenCount" in usage:
         return _googles(usage)
+    if usage.get("type") == "duration":  # of a transcription (OpenAI)
+        seconds = read_seconds(usage.get("seconds"))
+        return None if seconds is None else Usage(0, 0, parts=UsageParts(audio_s=seconds))
     input_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
     output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     if (
@@ -233,7 +237,9 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
         written = _count(usage.get("cache_creation_input_tokens")) or 0
         hourly = _hourly(usage.get("cache_creation"), written)
         return Usage(known + read + written, output_tokens or 0, read, cache_written=written, cache_written_1h=hourly)
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = (
+        usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage.get("input_token_details")
+    )
     if not isinstance(details, dict):
         return Usage(known, output_tokens or 0, estimated=usage.get("estimated") is True)
     cached = min(_count(details.get("cached_tokens")) or 0, known)
@@ -281,6 +287,15 @@ def estimate_usage(body: bytes, output_tokens: int) -> Usage:
 def estimate_tokens(text: bytes) -> int:
     """Returns the estimated tokens of an answer without usage."""
     return len(text) // _BYTES_PER_TOKEN
+
+
+def read_seconds(value: object) -> float | None:
+    """Returns how long sound is, which some say as a text; None where it is no sane number."""
+    try:
+        seconds = float(value) if type(value) in (int, float, str) else -1.0  # type: ignore[arg-type]  # one of these
+    except (ValueError, OverflowError):
+        return None
+    return seconds if 0 <= seconds < _MOST_SECONDS else None
 
 
 def _count(value: object) -> int | None:

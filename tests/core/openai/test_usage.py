@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
-from gateway.core.types import Usage
+from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -138,7 +138,8 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
         ({"prompt_tokens": -1}, None),
         ({"prompt_tokens": "5", "completion_tokens": True}, None),
         ({"prompt_tokens": 2**53}, None),
-        ({"type": "duration", "seconds": 9}, None),
+        ({"type": "duration", "seconds": 9}, Usage(0, 0, parts=UsageParts(audio_s=9.0))),
+        ({"type": "duration", "seconds": "x"}, None),
         ({}, None),
     ],
 )

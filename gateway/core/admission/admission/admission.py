@@ -181,6 +181,7 @@ class Admission:
 
     async def _take_of_key(self, call: Call, now: float) -> None:
         if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+            self.costs.refuse_unpriced(call)
             await self.budgets.reserve(call, self.costs.price(call, call.key.budget_usd_per_day))
         if call.key.name in self.keys.sets:
             cost = self.keys.cost_of(call, estimate_of(call))

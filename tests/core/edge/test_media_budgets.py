@@ -1,0 +1,178 @@
+"""Keys with budgets and endpoints whose unit is not the token: speech, transcriptions, pictures."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.e2e.conftest import StartGateway
+from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post
+from tests.support.raw_server import READ, RawServer
+
+SECRET = f"authorization: Bearer {WEB_KEY}"
+BUDGET_USD = 5.0
+A_DOLLAR = {"input_usd_per_million": 1e6, "output_usd_per_million": 1e6}
+"""Of a token."""
+CALLS = 8
+SPEECH, TRANSCRIPTIONS, IMAGES = "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"
+
+
+def wav(seconds: int, bytes_per_s: int = 100) -> bytes:
+    """A sound file whose head tells how long it is."""
+    head = struct.pack(
+        "<4sIHHIIHH4sI", b"fmt ", 16, 1, 1, bytes_per_s, bytes_per_s, 1, 8, b"data", seconds * bytes_per_s
+    )
+    return (
+        b"RIFF"
+        + struct.pack("<I", 4 + len(head) + seconds * bytes_per_s)
+        + b"WAVE"
+        + head
+        + bytes(seconds * bytes_per_s)
+    )
+
+
+def form(sound: bytes, **fields: str) -> tuple[bytes, str]:
+    parts = [
+        b'--bb\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (k.encode(), v.encode())
+        for k, v in fields.items()
+    ]
+    file = b'--bb\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n%b\r\n--bb--\r\n' % sound
+    return b"".join(parts) + file, "content-type: multipart/form-data; boundary=bb"
+
+
+def json(**fields: Any) -> tuple[bytes, str]:
+    return orjson.dumps(fields), "content-type: application/json"
+
+
+def event(value: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), orjson.dumps(value))
+
+
+TOKENS = {"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_tokens": 59}
+TOLD = {**TOKENS, "input_token_details": {"text_tokens": 0, "audio_tokens": 14}}
+SPOKEN = {"input_tokens": 14, "output_tokens": 101, "total_tokens": 115}
+DONE = event({"type": "transcript.text.done", "text": "hello", "usage": TOLD})
+MP3, TEXT, EVENTS, OBJECT = b"audio/mpeg", b"text/plain", b"text/event-stream", b"application/json"
+Kind = tuple[str, tuple[bytes, str], bytes, bytes]
+"""Path, request, and what the provider answers: its type and its body."""
+KINDS: dict[str, Kind] = {
+    "gpt-4o-transcribe": (
+        TRANSCRIPTIONS,
+        form(wav(2), model="m"),
+        OBJECT,
+        orjson.dumps({"text": "hello", "usage": TOLD}),
+    ),
+    "gpt-4o-transcribe as text": (TRANSCRIPTIONS, form(wav(2), model="m", response_format="text"), TEXT, b"hello\n"),
+    "gpt-4o-transcribe as stream": (
+        TRANSCRIPTIONS,
+        form(wav(2), model="m", stream="true"),
+        EVENTS,
+        event({"type": "transcript.text.delta", "delta": "hello"}) + DONE,
+    ),
+    "whisper-1 of an hour": (
+        TRANSCRIPTIONS,
+        form(wav(3600), model="m"),
+        OBJECT,
+        orjson.dumps({"text": "hello", "usage": {"type": "duration", "seconds": 3600}}),
+    ),
+    "tts-1": (SPEECH, json(model="m", input="x" * 3000, voice="alloy"), MP3, b"\xff\xfb" * 3000),
+    "gpt-4o-mini-tts": (
+        SPEECH,
+        json(model="m", input="x" * 70, voice="alloy", stream_format="sse"),
+        EVENTS,
+        event({"type": "speech.audio.delta", "audio": "AAAA"}) + event({"type": "speech.audio.done", "usage": SPOKEN}),
+    ),
+    "dall-e-3": (
+        IMAGES,
+        json(model="m", prompt="a cat", size="1024x1024"),
+        OBJECT,
+        orjson.dumps({"created": 1, "data": [{"url": "https://x/1.png"}]}),
+    ),
+    "gpt-image-1": (
+        IMAGES,
+        json(model="m", prompt="a cat", size="1024x1024", quality="low"),
+        OBJECT,
+        orjson.dumps({
+            "created": 1,
+            "data": [{"b64_json": "AAAA"}],
+            "usage": {
+                "input_tokens": 8,
+                "input_tokens_details": {"text_tokens": 8, "image_tokens": 0},
+                "output_tokens": 272,
+                "total_tokens": 280,
+            },
+        }),
+    ),
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def serving(start: StartGateway, kind: Kind, price: Any, **key: Any) -> AsyncIterator[Running]:
+    """A gateway whose only model is at a provider that answers like this; its key has a budget."""
+    _, _, content_type, body = kind
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))
+    async with RawServer([[READ, head + body] * CALLS]) as provider:
+        web = {**KEYS[0], "budget_usd_per_day": BUDGET_USD, **key}
+        target = {"provider": "main", "model": "odd", **({} if price is None else {"price": price})}
+        models = {"m": {"targets": [target]}}
+        yield await start(lambda _: config_of(provider.url, keys=[web], models=models))
+
+
+async def trial(running: Running, kind: Kind, calls: int = CALLS) -> tuple[list[str], list[dict[str, Any]]]:
+    """So many calls, one behind the other: what became of each, and the lines of the log."""
+    ends = []
+    path, (body, content_type), *_ = kind
+    for _ in range(calls):
+        async with connect(running.url) as peer:
+            response = await peer.exchange(post(path, body, SECRET, content_type))
+        ends.append("served" if response.status == 200 else response.error["code"])
+    await running.idle()
+    await running.stop()
+    return ends, [record for record in running.records if record["event"] == "call"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_a_key_spends_its_budget_at_most(start: StartGateway, name: str) -> None:
+    async with serving(start, KINDS[name], A_DOLLAR) as running:
+        ends, records = await trial(running, KINDS[name])
+
+    assert ends[-1] == "budget_exceeded", ends
+    assert sum(record["cost_usd"] or 0.0 for record in records) <= 1.05 * BUDGET_USD
+
+
+CENTS = {"input_usd_per_million": 10_000.0, "output_usd_per_million": 10_000.0}
+"""One for each token."""
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "served"),
+    [
+        ("gpt-4o-transcribe", 59, 8),
+        ("gpt-4o-transcribe as stream", 59, 8),
+        ("gpt-4o-mini-tts", 115, 4),
+        ("gpt-image-1", 280, 1),
+    ],
+)
+async def test_a_call_costs_what_its_provider_reports(start: StartGateway, name: str, tokens: int, served: int) -> None:
+    """Until what is left may be too little for one more."""
+    async with serving(start, KINDS[name], CENTS) as running:
+        ends, records = await trial(running, KINDS[name])
+
+    assert ends == ["served"] * served + ["budget_exceeded"] * (CALLS - served)
+    told = [(record["cost_usd"], record["usage_estimated"]) for record in records[:served]]
+    assert told == [(pytest.approx(tokens * 0.01), False)] * served
+
+
+@pytest.mark.parametrize("name", ["whisper-1 of an hour", "tts-1", "dall-e-3", "gpt-4o-mini-tts"])
+async def test_without_a_price_a_budget_cannot_hold(start: StartGateway, name: str) -> None:
+    """So such calls are refused, unless the key may have them."""
+    for key, end in (({}, "unpriced_endpoint"), ({"allow_unpriced": True}, "served")):
+        async with serving(start, KINDS[name], None, **key) as running:
+            ends, records = await trial(running, KINDS[name], 1)
+        assert ends == [end]
+        assert [record["cost_usd"] for record in records] == [None]
