@@ -104,6 +104,8 @@ async def job_lender(url: str) -> AsyncIterator[JobLender]:
 def end_leases(url: str, namespace: str) -> None:
     """Makes all claims as old as if nobody had been heard of for a lease."""
     with Redis.from_url(url) as client:
+        for workers in client.scan_iter(match=f"{namespace}:*:workers", count=1000):
+            client.delete(workers)
         for key in client.scan_iter(match=f"{namespace}:*:r:*", count=1000):
             for pending in client.xpending_range(key, "workers", "-", "+", 1000):
                 entry, worker = pending["message_id"], pending["consumer"]

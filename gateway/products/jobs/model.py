@@ -527,12 +527,16 @@ class ChunkPlan(NamedTuple):
     total: int
     lines_per_chunk: int
     parallel: int
-    """So many chunks wait for workers or run at a time, at most."""
+    """So many chunks for each gateway at work wait or run at a time, at most; 1: one in all."""
 
     @property
     def chunks(self) -> int:
         """Returns the number of chunks."""
         return -(-self.total // self.lines_per_chunk)
+
+    def parallel_for(self, workers: int) -> int:
+        """Returns how many chunks may wait or run while so many gateways share the work."""
+        return self.parallel * workers if self.parallel > 1 else 1
 
 
 class ChunkResult(NamedTuple):

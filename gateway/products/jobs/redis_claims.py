@@ -83,6 +83,8 @@ class RedisSteps:
         """Jobs as they were last seen here: a step that begins with one needs no look, unless it was written since."""
         self._unheard: set[tuple[str, str, int, int]] = set()
         """Writes about claims whose answers were lost."""
+        self.workers = 1
+        """How many gateways share the work, as of the last look."""
 
     def learn(self, job_id: str, seen: RedisJob) -> None:
         """Remembers a job as it was just seen."""
@@ -216,7 +218,7 @@ class RedisSteps:
                     effects.letters.append(LetterChange(told, replays.text))
             effects.following.extend(self._following(kept.job))
 
-        return MemoryPieces(_nothing, _discarded, follow)
+        return MemoryPieces(_nothing, _discarded, follow, self.workers)
 
 
 def thawed(job_id: str, text: bytes) -> RedisJob | None:
@@ -431,7 +433,8 @@ class RedisClaims:
         rooms = [part for ask in asks for part in (quote(ask.segment, safe=""), ask.most)]
         arguments = (self._replica, self._lease_ms, int(is_look), PROMOTED, " ".join(LANES), len(asks), *rooms)
         reply = await self._partitions.run(CLAIM, partition, *arguments)
-        _, _, due, promoted, given, depths, oldest, first, opened = reply
+        _, _, due, promoted, given, depths, oldest, first, opened, workers = reply
+        self._steps.workers = max(1, workers)
         if works is not None:
             works += [self._work(partition, row) for row in given]
         self._see(partition, depths, oldest if is_look else None, first)

@@ -61,6 +61,60 @@ async def test_replicas_share_the_work(two: tuple[Jobs, Jobs]) -> None:
     assert sorted(name for some in works for name in ids(some)) == sorted(f"job-{number}" for number in range(1, 11))
 
 
+async def rounds_of(replicas: list[Jobs], *, joins_at: int = 0) -> tuple[int, list[int]]:
+    """How often all replicas claim and complete chunks until the batch is over, and how many each has done.
+
+    From round `joins_at` on the last replica asks for work, too.
+    """
+    for jobs in replicas[: -1 if joins_at else None]:
+        await jobs.claim_all()  # it is at work
+    await replicas[0].running_batch(total=240, per_chunk=1, parallel=4)
+    rounds, done = 0, [0] * len(replicas)
+    while True:
+        at_work = replicas if rounds >= joins_at else replicas[:-1]
+        given = [await jobs.claim_all() for jobs in at_work]
+        if FINALISE in pieces([work for works in given for work in works]):
+            return rounds, done
+        rounds += 1
+        for number, works in enumerate(given):
+            for work in works:
+                done[number] += 1
+                assert (await replicas[number].run_chunk(work, 1)).is_ours
+
+
+@pytest.mark.parametrize("number", [2, 4])
+async def test_a_batch_is_done_by_all_gateways_at_once(job_lends: JobLender, wall: Wall, number: int) -> None:
+    """Each has as many of its chunks, so that n of them need an n-th of the time of one."""
+    alone, _ = await rounds_of([Jobs(job_lends.make(wall=wall), wall)])
+    all_of_them = [Jobs(job_lends.make(wall=wall, is_replica=place > 0), wall) for place in range(number)]
+    rounds, done = await rounds_of(all_of_them)
+
+    assert done == [240 // number] * number
+    assert rounds <= 1.15 / number * alone
+
+
+async def test_a_gateway_that_joins_has_its_part_of_a_batch(job_lends: JobLender, wall: Wall) -> None:
+    """From the first chunk that ends then."""
+    replicas = [Jobs(job_lends.make(wall=wall, is_replica=place > 0), wall) for place in range(2)]
+    rounds, done = await rounds_of(replicas, joins_at=30)
+
+    assert rounds <= 30 + 15 + 2
+    assert done[1] >= 55
+
+
+async def test_a_dead_gateways_claims_are_dealt_out(job_lends: JobLender, wall: Wall) -> None:
+    """To those that are left, as many to each."""
+    dead, one, other = (Jobs(job_lends.make(wall=wall, is_replica=place > 0), wall) for place in range(3))
+    for _ in range(10):
+        await dead.call()
+    assert len(await dead.claim_all()) == 10
+    let_leases_end(job_lends)
+    await other.claim_all(segment="other")  # it is at work
+    given = [await jobs.claim_all() for jobs in (one, other)]
+
+    assert [len(works) for works in given] == [5, 5]
+
+
 async def test_a_claim_that_is_renewed_is_nobody_elses(two: tuple[Jobs, Jobs], job_lends: JobLender) -> None:
     """Renewing makes it young again."""
     a, b = two
@@ -382,7 +436,7 @@ async def test_a_step_that_somebody_is_ahead_of_is_taken_anew(two: tuple[Jobs, J
     job = await a.get(works[0].job.id)
 
     assert (job.tally.completed, len(job.marks)) == (10, 11)
-    assert sorted(pieces(await b.claim_all())) == list(range(10, 20))
+    assert sorted(pieces([*await b.claim_all(), *await a.claim_all()])) == list(range(10, 20))
 
 
 async def test_an_end_and_a_cancellation_at_once_are_one_end(two: tuple[Jobs, Jobs]) -> None:
@@ -393,7 +447,7 @@ async def test_an_end_and_a_cancellation_at_once_are_one_end(two: tuple[Jobs, Jo
         await asyncio.gather(a.finish(work), b.store.flag(work.job.id, "t", JobFlag.CANCEL))
         assert (await b.get(work.job.id)).state is JobState.SUCCEEDED
 
-    assert len(await b.claim_all(segment=TOLD)) == 20
+    assert len(await a.claim_all(segment=TOLD)) == 20
 
 
 async def test_two_that_look_at_what_is_due_end_it_once(two: tuple[Jobs, Jobs]) -> None:

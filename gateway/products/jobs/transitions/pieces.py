@@ -72,10 +72,13 @@ class MemoryPieces:
         wake: Callable[[], None],
         discard: Callable[[Sequence[str]], None],
         follow: Callable[[MemoryJob, JobEnd, float], None],
+        workers: int = 1,
     ) -> None:
+        """`workers` is the number of gateways that share the work."""
         self._wake = wake
         self._discard = discard
         self._follow = follow
+        self._workers = workers
         self._turns = count()
 
     def ready(self, jobs: Iterable[MemoryJob], segment: str) -> list[tuple[MemoryJob, MemoryPiece]]:
@@ -205,7 +208,8 @@ class MemoryPieces:
         """Puts chunks until enough of them wait or run; FINALISE when there is none left, or the job is to stop."""
         if kept.plan is None:
             return
-        while kept.job.ends_as is None and len(kept.pieces) < kept.plan.parallel and kept.next_chunk < kept.plan.chunks:
+        most = kept.plan.parallel_for(self._workers)
+        while kept.job.ends_as is None and len(kept.pieces) < most and kept.next_chunk < kept.plan.chunks:
             self.put(kept, kept.next_chunk, now, now)
             kept.next_chunk += 1
         self.stop_if_asked(kept, now)

@@ -3,13 +3,14 @@
 -- ready, lanes, number of asks; per ask: segment, most.
 -- Returns now, how many became ready, ids of jobs whose deadlines have passed or that are to end, how many pieces became due,
 -- works (id, piece, fence, claims, text of the job, payload), depths, since when the first of them are ready, when the first
--- of those is ready that wait for their time, and how many jobs are open.
+-- of those is ready that wait for their time, how many jobs are open, and how many workers share the work.
 local worker, lease_ms, is_look, lanes = ARGV[3], ARGV[4], ARGV[5] == '1', tokens_of(ARGV[7])
 -- Behind so many bytes of payloads nothing more is given: an answer that takes too long to arrive is given to nobody.
 local MOST_BYTES, given_bytes = 4194304, 0
 local promoted = promote(tonumber(ARGV[6]))
 write_counts()
 local works = {}
+local workers = tonumber(ARGV[8]) > 0 and at_work(worker) or redis.call('ZCARD', BASE .. ':workers')
 
 -- A piece that must not run: it waits aside until its job has been seen to.
 local function withhold(job, piece)
@@ -38,6 +39,28 @@ local function give(job, piece, was)
   local payload = redis.call('HGET', job.at, 'x') or ''
   given_bytes = given_bytes + #payload
   works[#works + 1] = { job.id, piece.n, string.format('%.0f', piece.fence), piece.claims, job.s, payload }
+end
+
+-- Returns how many pieces of a queue this worker may take besides those that it has: as many as there are for each of those at
+-- work, rounded up. `ready` and `old`: the pieces that wait, and the claims of the dead.
+local function fair_room(queue, ready, old)
+  if workers < 2 then
+    return math.huge
+  end
+  local mine, held = 0, 0
+  for _, way in ipairs({ 'f', 'n' }) do
+    local stream = stream_of(queue, way)
+    local of_each = redis.call('EXISTS', stream) == 1 and redis.call('XPENDING', stream, 'workers')[4] or {}
+    for _, one in ipairs(of_each) do
+      if redis.call('ZSCORE', BASE .. ':workers', one[1]) then
+        held = held + tonumber(one[2])
+      end
+      if one[1] == worker then
+        mine = tonumber(one[2]) + mine
+      end
+    end
+  end
+  return math.ceil((ready + old + held) / workers) - mine
 end
 
 -- Gives what is ready, at most so many; returns how many.
@@ -84,12 +107,15 @@ local function grown_old(stream)
 end
 
 -- Takes over pieces whose leases are over, at most so many; returns how many.
-local function take_over(queue, way, room)
+local function take_over(queue, way, room, ready)
   local stream, given = stream_of(queue, way), 0
   if redis.call('EXISTS', stream) == 0 then
     return 0
   end
   local idle, behind = grown_old(stream)
+  if #idle > 0 and room > 0 then
+    room = math.min(room, fair_room(queue, ready, #idle))
+  end
   for number, pending in ipairs(idle) do
     if number > math.max(10, room) then
       behind = pending[1]
@@ -141,14 +167,18 @@ for at = 9, 7 + 2 * tonumber(ARGV[8]), 2 do
   local numbers = redis.call('HMGET', BASE .. ':depth', unpack(names))
   for place_of, queue in ipairs(queues) do
     if is_look and tonumber(numbers[2 * place_of] or '0') > 0 then
-      room = room - take_over(queue, 'f', room)
-      room = room - take_over(queue, 'n', room)
+      local ready = tonumber(numbers[2 * place_of - 1] or '0')
+      room = room - take_over(queue, 'f', room, ready)
+      room = room - take_over(queue, 'n', room, ready)
     end
   end
   for place_of, queue in ipairs(queues) do
-    if room > 0 and tonumber(numbers[2 * place_of - 1] or '0') > 0 then
-      room = room - claim(queue, 'f', room)
-      room = room - claim(queue, 'n', room)
+    local ready = tonumber(numbers[2 * place_of - 1] or '0')
+    if room > 0 and ready > 0 then
+      local fair = math.min(room, fair_room(queue, ready, 0))
+      local given = claim(queue, 'f', fair)
+      given = given + claim(queue, 'n', fair - given)
+      room = room - given
     end
   end
 end
@@ -159,8 +189,8 @@ if is_look then -- in queues that this worker has no room for, what is to stop m
   for at = 1, #there, 2 do
     local queue = string.match(there[at], '^(.*):c$')
     if queue and there[at + 1] ~= '0' and not is_asked[string.match(queue, '^[^/]*')] then
-      take_over(queue, 'f', 0)
-      take_over(queue, 'n', 0)
+      take_over(queue, 'f', 0, 0)
+      take_over(queue, 'n', 0, 0)
     end
   end
 end
@@ -204,4 +234,4 @@ if is_look then
 end
 local open = redis.call('HGET', BASE .. ':open', '*') or '0'
 local first = is_look and redis.call('ZRANGE', BASE .. ':later', 0, 0, 'WITHSCORES')[2] or ''
-return { moment, readied, due, promoted, works, depths, oldest, first, open }
+return { moment, readied, due, promoted, works, depths, oldest, first, open, workers }

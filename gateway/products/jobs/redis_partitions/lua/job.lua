@@ -7,6 +7,7 @@
 --                 m (somebody else has met it, and relies on it)
 --   BASE:r:QUEUE  stream of ready and claimed pieces, group `workers`; QUEUE:f holds those that go before the others
 --   BASE:seen     hash by stream: up to where claims have been looked at, if there are too many for one look
+--   BASE:workers  zset of workers by when they last asked for work or renewed a claim, in milliseconds of the server's clock
 --   BASE:later    zset of pieces by the time at which they are ready
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
 --   BASE:depth    hash: pieces by queue and state; BASE:open hash: open jobs by tenant, '*' in all
@@ -91,6 +92,15 @@ end
 local function count(job, state, by)
   local name = job.h[QUEUE] .. ':' .. state
   counts[name] = (counts[name] or 0) + by
+end
+
+-- Notes that a worker is at work; after 5 s without a word it does not count. Returns how many are, this one included.
+local function at_work(worker)
+  local real_ms = math.floor(real_us / 1000)
+  redis.call('ZADD', BASE .. ':workers', real_ms, worker)
+  redis.call('ZREMRANGEBYSCORE', BASE .. ':workers', '-inf', real_ms - 5000)
+  redis.call('ZREMRANGEBYSCORE', BASE .. ':workers', '(' .. real_ms, '+inf') -- of before the clock was set back
+  return redis.call('ZCARD', BASE .. ':workers')
 end
 
 -- 'n': in line; 'f': before the others.

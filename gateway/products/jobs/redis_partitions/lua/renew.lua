@@ -1,5 +1,6 @@
 -- Extends claims. ARGV behind the usual: the worker; per claim: id, piece, fence.
 -- Returns now, and for each claim '' if it has ended, else what its job was asked for: its end ('-': none), whether it is paused.
+at_work(ARGV[3])
 local answers = {}
 for at = 4, #ARGV, 3 do
   local job = load(ARGV[at])
