@@ -136,7 +136,7 @@ MAX_REST_BYTES = 128 * 1024 * 1024
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 """Of what is sent behind a refused request: as above."""
 UNCUT_BYTES = 2048
-"""A read of up to so many bytes is parsed at once, whatever number of small requests it holds."""
+"""So many bytes are parsed at once, whatever number of small requests they hold."""
 BLANK_LINE = b"\r\n\r\n"
 
 
@@ -155,12 +155,14 @@ class GatewayProtocol(ClientConnection):
     def _parse_ahead(self) -> None:
         """Parse on until a request waits for its turn; what follows it stays bytes until then.
 
-        Every head ends with a blank line (RFC 9112, 2.1), so what is parsed at once, up to the next one, has at most one.
+        Every head ends with a blank line (RFC 9112, 2.1): what is parsed at once goes to the first one behind UNCUT_BYTES. A
+        body full of blank lines is cut no more often than that.
         """
         while self._unparsed is not None and not self.pipeline:
             data, start = self._unparsed, self._parsed_bytes
-            end = data.find(BLANK_LINE, start) + len(BLANK_LINE)
-            if start < end < len(data):
+            found = data.find(BLANK_LINE, start + UNCUT_BYTES)
+            end = found + len(BLANK_LINE)
+            if found >= 0 and end < len(data):
                 self._parsed_bytes = end
             else:
                 end, self._unparsed, self._parsed_bytes = len(data), None, 0

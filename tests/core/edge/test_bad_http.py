@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
+from gateway.core.http.server import UNCUT_BYTES
 from tests.core.edge.test_bad_bodies import survives
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post, until
 
 CHAT = "/v1/chat/completions"
+PARSED_AHEAD = UNCUT_BYTES // len(get("/healthz")) + 1
 BODY = orjson.dumps(chat())
 
 
@@ -422,16 +424,16 @@ async def test_pipelined_requests_are_answered_in_their_order(gateway: Running) 
     assert [orjson.loads(one["body"])["user"] for one in gateway.received()][-1] == "999"
 
 
-async def test_one_request_at_most_is_parsed_ahead_of_its_turn(gateway: Running) -> None:
+async def test_few_requests_are_parsed_ahead_of_their_turn(gateway: Running) -> None:
     """47: the thousands behind it stay bytes, and go with a client that leaves."""
     requests = get("/healthz") * 5_000
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(get("/healthz"))).status == 200
         (connection,) = gateway.connections
         connection.data_received(requests)
-        assert len(connection.pipeline) == 1
+        assert 0 < len(connection.pipeline) <= PARSED_AHEAD
         await peer.response()
-        assert len(connection.pipeline) <= 1
+        assert len(connection.pipeline) <= PARSED_AHEAD
         peer.close()
         await until(lambda: not gateway.connections)
 
