@@ -325,6 +325,7 @@ class Gateway:
             converse=self._languages.conversing,
             version=version,
             now_wall=self._clock.wall(),
+            wall=self._clock.wall,
             host=self._host,
             told=self._models.told,
         )

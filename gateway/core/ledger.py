@@ -21,7 +21,7 @@ from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usag
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
-from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, token_cost_usd
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, shown
@@ -120,11 +120,13 @@ def _nobody_notes(_call: Call) -> None:
 
 
 def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
-    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
+    """Returns what the call's usage costs in US dollars; None when nothing was used or the price is not known.
+
+    The price is that of the moment: an answer is billed when it is complete (DeepSeek's pricing page, on its hours).
+    """
     if target is None or usage is None:
         return None
-    rates = target.find_rates(upstream_model(call, target))
-    return token_cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written, usage.cache_written_1h)
+    return usage_usd(target.find_rates(upstream_model(call, target)), usage)
 
 
 class Accounts:
@@ -152,8 +154,6 @@ class Accounts:
         self._meter = meter
         self.opened = meter.began
         """To be called when a call has come in."""
-
-    cost_of = staticmethod(cost_usd)
 
     def settle(
         self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
@@ -207,7 +207,7 @@ class Accounts:
             last.ended_at = now
             if outcome != "ok":
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
-        cost = self.cost_of(call, target, usage)
+        cost = cost_usd(call, target, usage)
         is_served = last is not None and cost is not None
         retries_usd = 0.0
         if len(call.attempts) > int(is_served):  # more than the one that served it

@@ -58,7 +58,7 @@ from gateway.features.runs.steps.step_calls import StepCalls
 from gateway.features.runs.table.fuse import RunBudget
 from gateway.features.runs.table.table import RunTable
 from gateway.features.sdk_retries import Ended, Running
-from gateway.products.realtime.service import RealtimeSessions, SessionAccounts
+from gateway.products.realtime.service import RealtimeSessions
 
 SLOW_CLIENT = "slow_client"
 SLOW_CLIENT_S = 5.0
@@ -136,7 +136,7 @@ class Pipeline:
         self.counts = TokenCounts(clock, admission, self._accounts)
         self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
-        self.realtime = RealtimeSessions(clock, SessionAccounts(*ends), self._attempts, admission, self._fuse)
+        self.realtime = RealtimeSessions(clock, Accounts(*ends), self._attempts, admission, self._fuse)
         self.steps = StepCalls(self._clock if kept_clock is None else kept_clock, self._accounts, store, self._paid)
         self._returned = response_headers()
         self._returned_by_many = response_headers(limits=False)

@@ -14,6 +14,7 @@ from math import inf
 
 from gateway.core.retry.balancing import CostRule
 from gateway.core.snapshot.snapshot import Rates
+from gateway.core.types import ALL_TEXT, Usage, UsageParts
 
 UNSEEN_OUTPUT_TOKENS = 4096
 """The output tokens reckoned with where the caller sets no bound and none of the model's answers has been seen."""
@@ -224,25 +225,42 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
-def token_cost_usd(
-    rates: Rates | None,
-    input_tokens: int,
-    output_tokens: int,
-    cached_tokens: int = 0,
-    cache_written: int = 0,
-    cache_written_1h: int = 0,
-) -> float | None:
-    """Returns the price of the tokens in US dollars; None: the model has no price.
+def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
+    """Returns the price of a usage in US dollars, at the service tier that it names; None: not priced.
 
-    `cached_tokens` and `cache_written` are parts of the input: read from the provider's cache, and put into it, of that
-    `cache_written_1h` for an hour.
+    Each token is billed once, at the price of its most specific part: as sound before as cached, as cached before as input.
     """
     if rates is None:
         return None
-    fresh = input_tokens - cached_tokens
-    usd = fresh * rates.input_usd + cached_tokens * rates.cached_input_usd + output_tokens * rates.output_usd
-    if cache_written and rates.cache_write_usd is not None:
-        usd += cache_written * (rates.cache_write_usd - rates.input_usd)
-        if cache_written_1h and rates.cache_write_1h_usd is not None:
-            usd += cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
+    if usage.tier or rates.above:
+        rates = rates.at(usage.input, usage.tier)
+    cached = usage.cached
+    usd = (usage.input - cached) * rates.input_usd + cached * rates.cached_input_usd + usage.output * rates.output_usd
+    if usage.cache_written and rates.cache_write_usd is not None:
+        usd += usage.cache_written * (rates.cache_write_usd - rates.input_usd)
+        if usage.cache_written_1h and rates.cache_write_1h_usd is not None:
+            usd += usage.cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
+    if usage.parts is not ALL_TEXT or rates.request_usd:
+        usd += rates.request_usd + _parts_usd(rates, usage.parts)
+    return usd if usd or rates.prices_tokens else None
+
+
+def _parts_usd(rates: Rates, parts: UsageParts) -> float:
+    """Returns what the parts cost beyond what their tokens cost as text, and what is billed by other units."""
+    usd = parts.searches * rates.search_usd + parts.characters * rates.character_usd + parts.images * rates.image_usd
+    if parts.audio_s:
+        usd += max(parts.audio_s, rates.least_audio_s) * rates.audio_second_usd
+    for tokens, own_usd, text_usd in (
+        (parts.audio_input - parts.audio_cached, rates.audio_input_usd, rates.input_usd),
+        (parts.audio_cached, rates.cached_audio_input_usd, rates.cached_input_usd),
+        (parts.audio_output, rates.audio_output_usd, rates.output_usd),
+        (parts.image_input - parts.image_cached, rates.image_input_usd, rates.input_usd),
+        (parts.image_cached, rates.cached_image_input_usd, rates.cached_input_usd),
+        (parts.image_output, rates.image_output_usd, rates.output_usd),
+        (parts.video_input, rates.video_input_usd, rates.input_usd),
+        (parts.video_output, rates.video_output_usd, rates.output_usd),
+        (parts.reasoning, rates.reasoning_usd, rates.output_usd),
+    ):
+        if own_usd is not None:
+            usd += tokens * (own_usd - text_usd)
     return usd

@@ -258,18 +258,6 @@ class Usage:
 
 
 @dataclass(slots=True)
-class AudioUsage(Usage):
-    """The tokens of a realtime session, with its audio tokens: these have prices of their own."""
-
-    audio_input: int = 0
-    """The part of `input` that is sound."""
-    audio_output: int = 0
-    """The part of `output` that is sound."""
-    audio_cached: int = 0
-    """The part of `cached` that is sound."""
-
-
-@dataclass(slots=True)
 class Kept:
     """A complete answer that can be given again. Times are wall-clock seconds."""
 

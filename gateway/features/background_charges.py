@@ -19,7 +19,7 @@ from gateway.core.call import Call
 from gateway.core.ledger import known_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import read_usage
-from gateway.core.retry_budgets import token_cost_usd
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
 from gateway.core.types import Usage
@@ -67,7 +67,7 @@ class Deferred:
         rates = target.find_rates(upstream_model(call, target))
         if rates is not None and isinstance(id, str):
             retries_usd = known_usd(call.attempts[:-1]) or 0.0
-            expected_usd = token_cost_usd(rates, usage.input, usage.output) or 0.0
+            expected_usd = usage_usd(rates, usage) or 0.0
             charged_usd = max(expected_usd, reserved.usd - retries_usd)
             if len(self._charges) >= MOST:
                 del self._charges[next(iter(self._charges))]
@@ -94,8 +94,7 @@ class Deferred:
         usage = read_usage(reported) if isinstance(reported, dict) else None
         if usage is not None:
             charge = self._charges.pop(id)
-            read = usage.cached, usage.cache_written, usage.cache_written_1h
-            real_usd = token_cost_usd(charge.rates, usage.input, usage.output, *read) or 0.0
+            real_usd = usage_usd(charge.rates, usage) or 0.0
             self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)
 
     async def watched(self, call: Call, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -17,9 +17,10 @@ from gateway.core.retry_budgets import (
     Spending,
     allows_spending,
     attempts_by_cost,
-    token_cost_usd,
+    usage_usd,
 )
 from gateway.core.snapshot.snapshot import Rates
+from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -257,13 +258,37 @@ def test_a_price_is_tokens_times_rates() -> None:
     """What was read from the cache at its own rate; unknown is not nothing."""
     rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
 
-    assert token_cost_usd(rates, 1000, 500) == pytest.approx(0.006)
-    assert token_cost_usd(rates, 1000, 500, cached_tokens=400) == pytest.approx(0.0056)
-    assert token_cost_usd(rates, 0, 0) == 0.0
-    assert token_cost_usd(None, 1000, 500) is None
+    assert usage_usd(rates, Usage(1000, 500)) == pytest.approx(0.006)
+    assert usage_usd(rates, Usage(1000, 500, 400)) == pytest.approx(0.0056)
+    assert usage_usd(rates, Usage(0, 0)) == 0.0
+    assert usage_usd(None, Usage(1000, 500)) is None
     written = Rates(rates.input_usd, rates.output_usd, rates.cached_input_usd, 2 * rates.input_usd)
-    assert token_cost_usd(written, 1000, 0, cache_written=400) == pytest.approx(1400 * rates.input_usd)
-    assert token_cost_usd(rates, 1000, 0, cache_written=400) == token_cost_usd(rates, 1000, 0)
+    assert usage_usd(written, Usage(1000, 0, cache_written=400)) == pytest.approx(1400 * rates.input_usd)
+    assert usage_usd(rates, Usage(1000, 0, cache_written=400)) == usage_usd(rates, Usage(1000, 0))
     longer = replace(written, cache_write_1h_usd=3 * rates.input_usd)
-    assert token_cost_usd(longer, 1000, 0, 0, 400, 100) == pytest.approx(1500 * rates.input_usd)
-    assert token_cost_usd(written, 1000, 0, 0, 400, 100) == token_cost_usd(written, 1000, 0, 0, 400)
+    hourly = Usage(1000, 0, cache_written=400, cache_written_1h=100)
+    assert usage_usd(longer, hourly) == pytest.approx(1500 * rates.input_usd)
+    assert usage_usd(written, hourly) == usage_usd(written, Usage(1000, 0, cache_written=400))
+
+
+def test_what_is_sold_by_other_units_has_no_price_in_tokens() -> None:
+    """A transcription of unknown length is not free; a call that costs something by itself costs that."""
+    whisper = Rates(0.0, 0.0, 0.0, audio_second_usd=1e-4, least_audio_s=10.0, prices_tokens=False)
+
+    assert usage_usd(whisper, Usage(100, 50)) is None
+    assert usage_usd(whisper, Usage(100, 50, parts=UsageParts(audio_s=60.0))) == pytest.approx(0.006)
+    assert usage_usd(whisper, Usage(0, 0, parts=UsageParts(audio_s=1.0))) == pytest.approx(0.001)
+    assert usage_usd(replace(whisper, request_usd=0.5), Usage(0, 0)) == 0.5
+
+
+def test_a_price_is_that_of_the_tier_and_of_the_length() -> None:
+    """More input than the bound puts all tokens at the other price; a tier that has no price of its own is the usual one."""
+    dear = Rates(2.0, 20.0, 0.2)
+    flex = Rates(0.5, 5.0, 0.05, above=((100, Rates(1.0, 10.0, 0.1)),))
+    rates = Rates(1.0, 10.0, 0.1, above=((100, dear),), by_tier={"flex": flex})
+
+    assert usage_usd(rates, Usage(100, 1)) == pytest.approx(110)
+    assert usage_usd(rates, Usage(101, 1)) == pytest.approx(222)
+    assert usage_usd(rates, Usage(100, 1, tier="flex")) == pytest.approx(55)
+    assert usage_usd(rates, Usage(101, 1, tier="flex")) == pytest.approx(111)
+    assert usage_usd(rates, Usage(100, 1, tier="default")) == pytest.approx(110)

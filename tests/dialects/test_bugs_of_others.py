@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.openai.usage import read_usage
-from gateway.core.retry_budgets import token_cost_usd
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import How
 from gateway.dialects.base import ServerFacts
@@ -208,7 +208,7 @@ def test_what_the_cache_held_is_counted_and_paid_once(spoken: str, usage: Json) 
         read = read_usage(whole)
         assert read is not None
         assert (read.input, read.output, read.cached, read.cache_written) == (800, 5, 700, 90)
-        cost = token_cost_usd(rates, read.input, read.output, read.cached, read.cache_written, read.cache_written_1h)
+        cost = usage_usd(rates, read)
         assert cost == pytest.approx(10 * 1.0 + 700 * 0.1 + 50 * 1.25 + 40 * 2.0 + 5 * 10.0)
 
 

@@ -38,13 +38,16 @@ from gateway.core.config.schema import (
     GroupEntry,
     KeyEntry,
     LimitedEntry,
+    LongInputPrices,
     ModelEntry,
     PassthroughEntry,
     PriceEntry,
     ProviderEntry,
     ServerEntry,
     TargetEntry,
+    TierPrices,
     TimeoutsSet,
+    UnitPrices,
 )
 from gateway.core.config.state.state import RedisEntry
 from gateway.core.config.targets.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
@@ -150,9 +153,11 @@ IN_WORDS: dict[type[Entry], tuple[str, str]] = {
     ClocksEntry: ("policies", "## timeouts.yaml"),
     ClockLanes: ("policies", "## timeouts.yaml"),
     ClockEndpoints: ("policies", "## timeouts.yaml"),
+    LongInputPrices: ("config", "### price"),
+    TierPrices: ("config", "### price"),
 }
 """Where the fields of the others are told: they repeat what is in a table, or are names of lanes and endpoints."""
-WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry}
+WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry, UnitPrices}
 """What others are made of."""
 
 RETRY = {Action.RETRY: "{attempts: N}"}

@@ -15,7 +15,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.peek import Peeked, peek
 from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.snapshot.route_plan import RoutePlan, plan_route, targets_hidden_from_callers
-from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Target
+from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target
 from gateway.core.types import Clocks, Endpoint
 from gateway.dialects.http import door
 from gateway.features.degrade.lower import FIELDS_AT
@@ -237,7 +237,14 @@ def _price(asked: str, target: Target) -> str:
     rates = target.find_rates(target.model or asked)
     if rates is None:
         return "price not known"
-    return f"${rates.input_usd * 1e6:g} in, ${rates.output_usd * 1e6:g} out per million tokens"
+    told = f"{_of_tokens(rates)} per million tokens"
+    for start, dearer in reversed(rates.above):
+        told += f"; above {start:,} input tokens {_of_tokens(dearer)}"
+    return told
+
+
+def _of_tokens(rates: Rates) -> str:
+    return f"${rates.input_usd * 1e6:g} in, ${rates.output_usd * 1e6:g} out"
 
 
 def _lane(key: Key, model: Model) -> str:

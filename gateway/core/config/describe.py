@@ -242,10 +242,19 @@ def _counting(counting: Counting) -> dict[str, Any]:
     )
 
 
-def _price(rates: Rates | None) -> dict[str, float] | None:
+def _price(rates: Rates | None) -> dict[str, Any] | None:
     if rates is None:
         return None
-    return {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in shown(rates).items() if usd is not None}
+    own = {"above", "by_tier", "soon", "prices_tokens", "least_audio_s"}
+    units = ("search_usd", "character_usd", "audio_second_usd", "image_usd", "request_usd")
+    priced = {one.name: getattr(rates, one.name) for one in fields(rates) if one.name not in own}
+    known = {name: usd for name, usd in priced.items() if usd is not None and (usd or name not in units)}
+    told: dict[str, Any] = {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in known.items()}
+    if rates.above:
+        told["above"] = {str(start): _price(dearer) for start, dearer in rates.above}
+    if rates.by_tier:
+        told["service_tiers"] = {tier: _price(other) for tier, other in rates.by_tier.items() if tier.islower()}
+    return told
 
 
 def _masked(url: str) -> str:

@@ -1,70 +1,270 @@
-"""Prices of tokens, and tokenizers for exact counts.
+"""Prices of tokens and other units, and tokenizers for exact counts.
 
-Rates are plain numbers per token, resolved once per model name and remembered, because working one out takes up to a
-millisecond. Tiers above a prompt length are not followed: the base rate counts. Invariant: a hostile stream of model
-names cannot grow the memory.
+Rates are plain numbers per unit, worked out once per model name and remembered until the price changes, because working
+them out takes up to a millisecond. Invariants: the cost of a usage is the one that the price list's own package calculates;
+a hostile stream of model names cannot grow the memory.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gateway.core.config.schema import PriceEntry, TierPrices
 from gateway.core.snapshot.snapshot import Provider, Rates
 from gateway.dialects.known import plain_name
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
-    from genai_prices.types import ModelPrice, TieredPrices
+    from genai_prices.types import ModelInfo, ModelPrice
     from genai_prices.types import Provider as Seller
 
 
 MAX_REMEMBERED_PRICES = 4096
 MAX_NAME_CHARS = 200
-
-Audio = tuple[float | None, float | None, float | None]
-"""US dollars per million tokens of sound: input, output, and input read from a cache; None: as text."""
+SOON_S: Final = 600.0
+"""A price that begins within so many seconds counts for what is reserved now: an answer is billed when it is complete."""
 
 _PER_MILLION = 1e-6
 _CLIENT = "httpx2"
+_UNITS: Final = {
+    "input_usd": ("input_mtok", 1e6),
+    "output_usd": ("output_mtok", 1e6),
+    "cached_input_usd": ("cache_read_mtok", 1e6),
+    "cache_write_usd": ("cache_write_mtok", 1e6),
+    "cache_write_1h_usd": ("cache_write_1h_mtok", 1e6),
+    "audio_input_usd": ("input_audio_mtok", 1e6),
+    "audio_output_usd": ("output_audio_mtok", 1e6),
+    "cached_audio_input_usd": ("cache_audio_read_mtok", 1e6),
+    "image_input_usd": ("input_image_mtok", 1e6),
+    "image_output_usd": ("output_image_mtok", 1e6),
+    "cached_image_input_usd": ("cache_image_read_mtok", 1e6),
+    "video_input_usd": ("input_video_mtok", 1e6),
+    "video_output_usd": ("output_video_mtok", 1e6),
+    "reasoning_usd": ("output_reasoning_mtok", 1e6),
+    "search_usd": ("web_searches_kcount", 1e3),
+    "character_usd": ("input_mchars", 1e6),
+    "audio_second_usd": ("input_audio_hours", 3600.0),
+    "request_usd": ("requests_kcount", 1e3),
+}
+"""The rates, by the names and the quantities of the price list."""
+_STATED: Final = {
+    **{name: (f"{name}_per_million", 1e6) for name, (_, size) in _UNITS.items() if size == 1e6},
+    **{name: (f"{name}_per_thousand", 1e3) for name, (_, size) in _UNITS.items() if size == 1e3},
+    "audio_second_usd": ("audio_usd_per_hour", 3600.0),
+    "image_usd": ("image_usd", 1.0),
+}
+"""The rates, by the fields of a target's `price`."""
+_TIERS: Final[tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]] = (
+    (("flex", "FLEX", "ON_DEMAND_FLEX"), {"service_tier": "flex"}),
+    (("priority", "PRIORITY", "ON_DEMAND_PRIORITY"), {"service_tier": "priority"}),
+    (("fast",), {"service_tier": "fast", "speed": "fast"}),
+    (("batch",), {"processing": "batch"}),
+)
+"""The words of answers for service tiers, and what the price list calls them; with any other word the standard price holds.
+
+Sources: `service_tier` of OpenAI, Groq and Bedrock; `usage.service_tier` and `usage.speed` of Anthropic; `serviceTier` of
+Gemini, `trafficType` of Vertex AI.
+"""
 
 
-def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates | None]:
-    """Returns a function that looks up a model's rates at `now_wall`, by the provider's URL, else by its dialect."""
-    _import_without_client()
-    # Imported here because it takes 50 ms and 6 MB, which a config whose targets all state their price need not pay.
-    from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
+class UnitPrice(NamedTuple):
+    """US dollars per unit: `usd`, or above so many input tokens what `above` has, its largest number first."""
 
-    book = get_snapshot()
-    seller: Seller | None
-    try:
-        seller = book.find_provider(None, None, provider.base_url)
-    except LookupError:
-        seller = find_provider_by_id(book.providers, provider.dialect)
-    now = datetime.fromtimestamp(now_wall, UTC)
-    is_native = provider.dialect not in ("openai", "azure")
-    """Names may have something around them then: `models/gemini-x`, or `anthropic.claude-x` at Bedrock's own Messages."""
+    usd: float
+    above: tuple[tuple[int, float], ...] = ()
 
-    @lru_cache(maxsize=MAX_REMEMBERED_PRICES)
-    def look_up(model: str) -> Rates | None:
+    def at(self, input_tokens: int) -> float:
+        """Returns the price for calls with more input tokens than the number."""
+        return next((usd for start, usd in self.above if input_tokens >= start), self.usd)
+
+
+def rates_of(prices: Mapping[str, UnitPrice], least_audio_s: float = 0.0) -> Rates | None:
+    """Returns rates by their prices; None: no price that a whole call could be billed by."""
+    if not prices.keys() & {"input_usd", "character_usd", "audio_second_usd", "image_usd", "request_usd"}:
+        return None
+    paid = prices.get("input_usd", UnitPrice(0.0))
+    cached = prices.get("cached_input_usd")
+    known = {"output_usd": UnitPrice(0.0), "cached_input_usd": paid, **prices, "input_usd": paid}
+    if cached is None:  # then the kind of input alone decides
+        for kind in ("audio", "image"):
+            if f"{kind}_input_usd" in prices:
+                known.setdefault(f"cached_{kind}_input_usd", prices[f"{kind}_input_usd"])
+
+    def at(input_tokens: int) -> Rates:
+        usd: dict[str, Any] = {name: price.at(input_tokens) for name, price in known.items()}
+        return Rates(**usd, least_audio_s=least_audio_s, prices_tokens="input_usd" in prices)
+
+    starts = sorted({start for price in known.values() for start, _ in price.above}, reverse=True)
+    return replace(at(-1), above=tuple((start, at(start)) for start in starts))
+
+
+def stated_rates(entry: PriceEntry) -> Rates | None:
+    """Returns the rates that a target's `price` states; None: it lacks a price that a whole call could be billed by."""
+    prices = _stated_prices(entry)
+    rates = rates_of(prices)
+    if rates is None:
+        return None
+    words = {names[0]: names for names, _ in _TIERS}
+    tiers: dict[str, Rates] = {}
+    for tier, other in entry.service_tiers.items():
+        of_tier = rates_of(prices | _stated_prices(other))
+        tiers |= dict.fromkeys(words.get(tier, (tier,)), of_tier or rates)
+    return replace(rates, by_tier=tiers)
+
+
+def _stated_prices(entry: TierPrices) -> dict[str, UnitPrice]:
+    """Returns the prices of the fields that are stated."""
+    prices = {}
+    longest_first = sorted(entry.above, key=lambda one: -one.input_tokens)
+    for name, (field, size) in _STATED.items():
+        above = tuple(
+            (one.input_tokens, usd / size) for one in longest_first if (usd := getattr(one, field)) is not None
+        )
+        usd = getattr(entry, field)
+        if usd is not None:
+            prices[name] = UnitPrice(usd / size, above)
+    return prices
+
+
+class PriceBook:
+    """The prices of one provider's models, at any time."""
+
+    def __init__(self, provider: Provider) -> None:
+        """Finds the provider in the price list by its URL, else by its dialect."""
+        _import_without_client()
+        # Imported here because it takes 50 ms and 6 MB, which a config whose targets all state their price need not pay.
+        from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
+
+        book = get_snapshot()
+        self._sellers = book.providers
+        self._seller: Seller | None
+        try:
+            self._seller = book.find_provider(None, None, provider.base_url)
+        except LookupError:
+            self._seller = find_provider_by_id(book.providers, provider.dialect)
+        self._is_native = provider.dialect not in ("openai", "azure")
+        """Names may have something around them then: `models/gemini-x`, or `anthropic.claude-x` at Bedrock's own Messages."""
+
+    def find(self, name: str) -> PricedModel | None:
+        """Returns what the list has of a model; None: it does not know it."""
+        seller = self._seller
         if seller is None:
             return None
         # Not the package's own `find_provider_model`: that one remembers every name for ever.
-        names = dict.fromkeys((model, plain_name(model) if is_native else model))
-        found = next(filter(None, (seller.find_model(name, all_providers=book.providers) for name in names)), None)
-        if found is None or not found.prices:
-            return None
-        return _rates(found.get_prices(now))
+        names = dict.fromkeys((name, plain_name(name) if self._is_native else name))
+        found = next(filter(None, (seller.find_model(one, all_providers=self._sellers) for one in names)), None)
+        return None if found is None else PricedModel(seller, found)
 
-    return lambda model: look_up(model) if len(model) <= MAX_NAME_CHARS else None
+
+class PricedModel:
+    """One model of the price list, as one provider sells it."""
+
+    __slots__ = ("_is_own", "_least_audio_s", "_model")
+
+    def __init__(self, seller: Seller, model: ModelInfo) -> None:
+        self._model = model
+        self._is_own = any(model is one for one in seller.models)  # others' prices of tiers are not taken over
+        is_whisper = seller.id == "groq" and model.id in ("whisper-large-v3", "whisper-large-v3-turbo")
+        self._least_audio_s = 10.0 if is_whisper else 0.0  # https://groq.com/pricing; not in the list's data
+
+    def at(self, context: Mapping[str, str], now: float) -> tuple[Rates | None, float]:
+        """Returns the rates of calls of one context (a service tier, a batch) at `now`, and until when they hold: seconds
+        since the epoch, or inf."""
+        moment = datetime.fromtimestamp(now, UTC)
+        listed = self._model.get_prices(moment, context if self._is_own else None)
+        changes = [_next_change(constraint, moment) for constraint in self._constraints()]
+        return rates_of(_listed_prices(listed), self._least_audio_s), min(changes, default=inf)
+
+    def all_at(self, now: float) -> tuple[Rates | None, float]:
+        """As `at`, with the rates of all service tiers, and those that follow soon."""
+        rates, until = self._tiers_at(now)
+        if until == inf or rates is None:
+            return rates, until
+        if now < until - SOON_S:
+            return rates, until - SOON_S
+        return replace(rates, soon=self._tiers_at(until)[0]), until
+
+    def _tiers_at(self, now: float) -> tuple[Rates | None, float]:
+        rates, until = self.at({}, now)
+        tiers: dict[str, Rates] = {}
+        for words, context in _TIERS if rates is not None and self._is_own and self._model.price_variants else ():
+            of_tier = self.at(context, now)[0]
+            if of_tier is not None and of_tier != rates:
+                tiers |= dict.fromkeys(words, of_tier)
+        return None if rates is None else replace(rates, by_tier=tiers), until
+
+    def _constraints(self) -> Iterator[Any]:
+        prices = self._model.prices
+        for one in (*(prices if isinstance(prices, list) else ()), *(self._model.price_variants or ())):
+            if one.constraint is not None:
+                yield one.constraint
+
+
+def price_finder(provider: Provider, wall: Callable[[], float]) -> Callable[[str], Rates | None]:
+    """Returns a function that looks up a model's rates by the provider's price list, at the time of the call by `wall`."""
+    book = PriceBook(provider)
+
+    @lru_cache(maxsize=MAX_REMEMBERED_PRICES)
+    def look_up(name: str) -> _Remembered:
+        return _Remembered(book.find(name))
+
+    def find(name: str) -> Rates | None:
+        if len(name) > MAX_NAME_CHARS:
+            return None
+        found = look_up(name)
+        if found.until < inf and (now := wall()) >= found.until:
+            found.rates, found.until = (None, inf) if found.model is None else found.model.all_at(now)
+        return found.rates
+
+    return find
+
+
+class _Remembered:
+    """The rates of a model until they change; of most they never do, and no clock is asked."""
+
+    __slots__ = ("model", "rates", "until")
+
+    def __init__(self, model: PricedModel | None) -> None:
+        self.model = model
+        self.rates: Rates | None = None
+        self.until = -inf
+
+
+def _listed_prices(listed: ModelPrice) -> dict[str, UnitPrice]:
+    """Returns the prices of the list, each for one unit."""
+    prices = {}
+    for name, (key, size) in _UNITS.items():
+        price: Any = getattr(listed, key)
+        if name == "audio_second_usd" and price is None:
+            price = listed.audio_hours
+        if price is not None:
+            tiers = reversed(getattr(price, "tiers", ()))
+            above = tuple((tier.start, float(tier.price) / size) for tier in tiers)
+            prices[name] = UnitPrice(float(getattr(price, "base", price)) / size, above)
+    return prices
+
+
+def _next_change(constraint: Any, moment: datetime) -> float:
+    """Returns when a constraint of the list begins or ceases to hold after the moment, in seconds since the epoch."""
+    start_date = getattr(constraint, "start_date", None)
+    if start_date is not None:
+        begin = datetime.combine(start_date, time(), UTC)
+        return begin.timestamp() if begin > moment else inf
+    times = (constraint.start_time, constraint.end_time)
+    daily = (datetime.combine(moment.date(), one if one.tzinfo else one.replace(tzinfo=UTC)) for one in times)
+    return (
+        min((one - moment) % timedelta(days=1) or timedelta(days=1) for one in daily) / timedelta(seconds=1)
+        + moment.timestamp()
+    )
 
 
 def _import_without_client() -> None:
@@ -80,41 +280,6 @@ def _import_without_client() -> None:
         import_module("genai_prices")
     finally:
         del sys.modules[_CLIENT]
-
-
-def fixed_rates(
-    input_usd: float,
-    output_usd: float,
-    cached_input_usd: float | None,
-    cache_write_usd: float | None = None,
-    cache_write_1h_usd: float | None = None,
-    audio: Audio = (None, None, None),
-) -> Callable[[str], Rates | None]:
-    """Returns a function with the same rates for every model; the arguments are per million tokens."""
-    cached = input_usd if cached_input_usd is None else cached_input_usd
-    written = [None if usd is None else usd * _PER_MILLION for usd in (cache_write_usd, cache_write_1h_usd)]
-    sound = [None if usd is None else usd * _PER_MILLION for usd in audio]
-    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION, *written, *sound)
-    return lambda _model: rates
-
-
-def _rates(price: ModelPrice) -> Rates | None:
-    """Returns the rates; None where the model is not sold by input tokens (but by image, minute or call)."""
-    if price.input_mtok is None:
-        return None
-    paid = _per_token(price.input_mtok)
-    cached = paid if price.cache_read_mtok is None else _per_token(price.cache_read_mtok)
-    longer = getattr(price, "cache_write_1h_mtok", None)
-    written = [None if usd is None else _per_token(usd) for usd in (price.cache_write_mtok, longer)]
-    sound = (price.input_audio_mtok, price.output_audio_mtok, price.cache_audio_read_mtok)
-    audio = [None if usd is None else _per_token(usd) for usd in sound]
-    return Rates(paid, _per_token(price.output_mtok), cached, *written, *audio)
-
-
-def _per_token(price: Decimal | TieredPrices | None) -> float:
-    """Returns the price per token; of tiered prices, the base one."""
-    per_million: Any = getattr(price, "base", price)
-    return float(per_million) * _PER_MILLION if per_million is not None else 0.0
 
 
 # Exact token counts with the package tiktoken, where it is installed (the extra `tokenizer`) and asked for.

@@ -6,7 +6,7 @@ relate to each other.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,6 +34,7 @@ from gateway.core.config.fields.fields import (
     Size,
     Text,
     Usd,
+    said,
 )
 from gateway.core.limits.table.rules import ChargeRule
 from gateway.core.retry.balancing import Choice
@@ -188,17 +189,54 @@ class PassthroughEntry(Entry):
         return {"provider": data} if isinstance(data, str) else data
 
 
-class PriceEntry(Entry):
-    """Prices in US dollars per million tokens."""
+class UnitPrices(Entry):
+    """Prices in US dollars per so many tokens or other units."""
 
-    input_usd_per_million: Usd
-    output_usd_per_million: Usd = 0.0
+    input_usd_per_million: Usd | None = None
+    output_usd_per_million: Usd | None = None
     cached_input_usd_per_million: Usd | None = None
     cache_write_usd_per_million: Usd | None = None
     cache_write_1h_usd_per_million: Usd | None = None
     audio_input_usd_per_million: Usd | None = None
     audio_output_usd_per_million: Usd | None = None
     cached_audio_input_usd_per_million: Usd | None = None
+    image_input_usd_per_million: Usd | None = None
+    image_output_usd_per_million: Usd | None = None
+    cached_image_input_usd_per_million: Usd | None = None
+    video_input_usd_per_million: Usd | None = None
+    video_output_usd_per_million: Usd | None = None
+    reasoning_usd_per_million: Usd | None = None
+    character_usd_per_million: Usd | None = None
+    search_usd_per_thousand: Usd | None = None
+    request_usd_per_thousand: Usd | None = None
+    audio_usd_per_hour: Usd | None = None
+    image_usd: Usd | None = None
+
+
+class LongInputPrices(UnitPrices):
+    """One entry of `above` of a price: what calls with more input cost."""
+
+    input_tokens: Count
+
+
+class TierPrices(UnitPrices):
+    """One entry of `service_tiers` of a price."""
+
+    above: list[LongInputPrices] = []
+
+    @model_validator(mode="after")
+    def _says_what_is_below(self) -> Self:
+        for index, one in enumerate(self.above):
+            alone = sorted(one.model_fields_set - self.model_fields_set - {"input_tokens"})
+            if alone:
+                raise said(f"above[{index}] has {alone[0]}, which has no price for less input: state that beside above")
+        return self
+
+
+class PriceEntry(TierPrices):
+    """The field `price` of a target."""
+
+    service_tiers: dict[Text, TierPrices] = {}
 
 
 class LimitedEntry(Entry):

@@ -146,7 +146,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """US dollars per token."""
+    """US dollars per token or other unit, at one time, of one model, for calls of the standard service tier."""
 
     input_usd: float
     output_usd: float
@@ -156,11 +156,46 @@ class Rates:
     cache_write_1h_usd: float | None = None
     """Of input that it puts there for an hour; None: as for shorter."""
     audio_input_usd: float | None = None
-    """Of input that is sound, in realtime sessions; None: as any other."""
+    """Of input that is sound; None: as any other."""
     audio_output_usd: float | None = None
     """Of output that is sound; None: as any other."""
     cached_audio_input_usd: float | None = None
-    """Of input that is sound and read from the provider's cache; None: as any other."""
+    """Of input that is sound and read from the provider's cache; None: as text from there."""
+    image_input_usd: float | None = None
+    image_output_usd: float | None = None
+    cached_image_input_usd: float | None = None
+    video_input_usd: float | None = None
+    video_output_usd: float | None = None
+    reasoning_usd: float | None = None
+    """Of output that is reasoning; None: as any other."""
+    search_usd: float = 0.0
+    """Of one search of the web."""
+    character_usd: float = 0.0
+    """Of one character that is spoken."""
+    audio_second_usd: float = 0.0
+    """Of one second that is transcribed or spoken."""
+    least_audio_s: float = 0.0
+    """Sound that is shorter is billed as if it were so long."""
+    image_usd: float = 0.0
+    """Of one picture that is made."""
+    request_usd: float = 0.0
+    """Of one call, whatever it uses."""
+    prices_tokens: bool = True
+    """False: the model is sold by other units alone, and a call of which none is known has no price."""
+    above: tuple[tuple[int, Rates], ...] = ()
+    """The rates of all units for calls with more input tokens than the number; the largest number first."""
+    by_tier: Mapping[str, Rates] = field(default_factory=dict)
+    """The rates of other service tiers, by the words that answers name them with."""
+    soon: Rates | None = None
+    """The rates that will follow within minutes; None: these last longer."""
+
+    def at(self, input_tokens: int, tier: str = "") -> Rates:
+        """Returns the rates of a call with so much input that was processed at this tier."""
+        rates = self.by_tier.get(tier, self) if tier else self
+        for start, dearer in rates.above:
+            if input_tokens > start:
+                return dearer
+        return rates
 
 
 def no_rates(_model: str) -> Rates | None:

@@ -5,14 +5,14 @@ A byte search decides what is parsed. Source: OpenAI's Realtime API, server even
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from gateway.core.openai.usage import read_usage
-from gateway.core.retry_budgets import token_cost_usd
-from gateway.core.snapshot.snapshot import Provider, Rates
-from gateway.core.types import EMULATOR, AudioUsage, Usage
+from gateway.core.snapshot.snapshot import Provider
+from gateway.core.types import EMULATOR, Usage, UsageParts
 
 # Which providers can have realtime sessions, as far as the config tells.
 
@@ -45,7 +45,7 @@ class ReadEvent(NamedTuple):
     """What an event says: the end of a response and its usage, or an error's code."""
 
     is_done: bool
-    usage: AudioUsage | None
+    usage: Usage | None
     error: str | None
     """The provider's code of an error, or of a response that has failed; None: it went well."""
 
@@ -75,17 +75,13 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
     return ReadEvent(is_done=True, usage=_usage(usage) if isinstance(usage, dict) else None, error=error)
 
 
-def added(total: AudioUsage | None, more: AudioUsage) -> AudioUsage:
+def added(total: Usage | None, more: Usage) -> Usage:
     """Returns both together."""
     if total is None:
         return more
-    return AudioUsage(
-        total.input + more.input,
-        total.output + more.output,
-        total.cached + more.cached,
-        audio_input=total.audio_input + more.audio_input,
-        audio_output=total.audio_output + more.audio_output,
-        audio_cached=total.audio_cached + more.audio_cached,
+    parts = {one.name: getattr(total.parts, one.name) + getattr(more.parts, one.name) for one in fields(UsageParts)}
+    return Usage(
+        total.input + more.input, total.output + more.output, total.cached + more.cached, parts=UsageParts(**parts)
     )
 
 
@@ -95,27 +91,30 @@ def error_event(code: str, kind: str, message: str) -> bytes:
     return orjson.dumps({"type": "error", "event_id": f"event_gateway_{code}", "error": error})
 
 
-def _usage(said: dict[str, Any]) -> AudioUsage | None:
+def _usage(said: dict[str, Any]) -> Usage | None:
     """Realtime says `input_token_details` where Responses say `input_tokens_details`."""
     details = said.get("input_token_details")
     read = read_usage(said if details is None else {**said, "input_tokens_details": details})
     if read is None:
         return None
     cached = details.get("cached_tokens_details") if isinstance(details, dict) else None
-    audio_cached = min(_audio(cached), read.cached)
-    return AudioUsage(
-        read.input,
-        read.output,
-        read.cached,
-        audio_input=max(audio_cached, min(_audio(details), read.input)),
-        audio_output=min(_audio(said.get("output_token_details")), read.output),
+    audio_cached = min(_part(cached, "audio_tokens"), read.cached)
+    image_cached = min(_part(cached, "image_tokens"), read.cached - audio_cached)
+    audio_input = max(audio_cached, min(_part(details, "audio_tokens"), read.input))
+    parts = replace(
+        read.parts,
+        audio_input=audio_input,
+        audio_output=min(_part(said.get("output_token_details"), "audio_tokens"), read.output),
         audio_cached=audio_cached,
+        image_input=max(image_cached, min(_part(details, "image_tokens"), read.input - audio_input)),
+        image_cached=image_cached,
     )
+    return replace(read, parts=parts)
 
 
-def _audio(details: object) -> int:
-    """The tokens that are sound; 0 where nobody says so."""
-    count = details.get("audio_tokens") if isinstance(details, dict) else None
+def _part(details: object, name: str) -> int:
+    """The tokens of one modality; 0 where nobody says so."""
+    count = details.get(name) if isinstance(details, dict) else None
     return count if type(count) is int and count > 0 else 0
 
 
@@ -124,22 +123,3 @@ def _code_of(error: object) -> str:
         return "unknown"
     code = error.get("code") or error.get("type")
     return code if isinstance(code, str) else "unknown"
-
-
-# What a realtime session costs: its sound at prices of its own, where the model has any.
-
-
-def session_usd(rates: Rates | None, usage: Usage) -> float | None:
-    """Returns the price of the tokens in US dollars; None: the model has no price."""
-    usd = token_cost_usd(rates, usage.input, usage.output, usage.cached, usage.cache_written)
-    if usd is None or rates is None or not isinstance(usage, AudioUsage):
-        return usd
-    fresh = usage.audio_input - usage.audio_cached
-    usd += fresh * _more(rates.audio_input_usd, rates.input_usd)
-    usd += usage.audio_cached * _more(rates.cached_audio_input_usd, rates.cached_input_usd)
-    return usd + usage.audio_output * _more(rates.audio_output_usd, rates.output_usd)
-
-
-def _more(own: float | None, usual: float) -> float:
-    """What a token of sound costs beyond one of text."""
-    return 0.0 if own is None else own - usual

@@ -15,33 +15,14 @@ from gateway.core.attempts.attempt import Attempts
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.health.target_health.target_health import CLIENT_GONE
-from gateway.core.ledger import Accounts, answer_headers
+from gateway.core.ledger import Accounts, answer_headers, cost_usd
 from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers
 from gateway.core.relay import RawRelay
-from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
-from gateway.core.types import AudioUsage, ErrorClass, Socket, Usage
+from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
-from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event, session_usd
-
-# The accounts of sessions: those of all calls, but for the price of sound.
-
-
-def session_cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
-    """As `ledger.cost_usd`, for a session."""
-    if target is None or usage is None:
-        return None
-    return session_usd(target.find_rates(upstream_model(call, target)), usage)
-
-
-class SessionAccounts(Accounts):
-    """Closes the accounts of sessions."""
-
-    __slots__ = ()
-
-    cost_of = staticmethod(session_cost_usd)
-
+from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
 
@@ -102,7 +83,7 @@ Hide = Callable[[bytes], bytes]
 class SessionHost(Protocol):
     """Who looks after sessions."""
 
-    def used(self, session: RealtimeSession, usage: AudioUsage) -> str | None:
+    def used(self, session: RealtimeSession, usage: Usage) -> str | None:
         """Charges what a response has used; returns why the session may not go on, None: it may."""
         ...
 
@@ -148,7 +129,7 @@ class RealtimeSession:
         self.client: Socket | None = None
         self.hide = hide
         self.ends_at = now + MAX_SESSION_S
-        self.usage: AudioUsage | None = None
+        self.usage: Usage | None = None
         """What its responses have used so far."""
         self.errors = 0
         self.is_over = False
@@ -336,7 +317,7 @@ class RealtimeSessions:
     def __init__(
         self,
         clock: Clock,
-        accounts: SessionAccounts,
+        accounts: Accounts,
         attempts: Attempts,
         admission: Admission,
         fuse: RunBudget | None = None,
@@ -401,7 +382,7 @@ class RealtimeSessions:
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return None
-        usd = self._accounts.cost_of(call, session.target, session.usage)
+        usd = cost_usd(call, session.target, session.usage)
         if usd is None or self._admission.budgets.allows(call, usd):
             return None
         return f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
-from gateway.core.types import AudioUsage, Usage
+from gateway.core.types import Usage, UsageParts
 from gateway.products.realtime.http import read_subprotocols
-from gateway.products.realtime.rules import added, error_event, is_read, read_event, session_usd
+from gateway.products.realtime.rules import added, error_event, is_read, read_event
 from tests.products.realtime.provider import created, delta, done
 
 JSON = st.recursive(
@@ -34,8 +35,8 @@ def test_usage_is_read_as_realtime_says_it() -> None:
     """`input_token_details` where others say `input_tokens_details`."""
     event = read_event(done().encode())
     assert event is not None
-    assert event.usage == AudioUsage(20, 10, 8)
-    assert added(event.usage, event.usage) == AudioUsage(40, 20, 16)
+    assert event.usage == Usage(20, 10, 8)
+    assert added(event.usage, event.usage) == Usage(40, 20, 16)
     assert added(None, event.usage) == event.usage
 
 
@@ -49,14 +50,28 @@ def test_sound_has_prices_of_its_own() -> None:
     }
     event = read_event(done(said).encode())
     assert event is not None
-    assert event.usage == AudioUsage(100, 50, 30, audio_input=60, audio_output=40, audio_cached=20)
+    assert event.usage == Usage(100, 50, 30, parts=UsageParts(audio_input=60, audio_output=40, audio_cached=20))
     as_text = Rates(4.0, 16.0, 0.4)
-    assert session_usd(as_text, event.usage) == pytest.approx(70 * 4 + 30 * 0.4 + 50 * 16)
+    assert usage_usd(as_text, event.usage) == pytest.approx(70 * 4 + 30 * 0.4 + 50 * 16)
     as_sound = Rates(4.0, 16.0, 0.4, None, None, 32.0, 64.0, 0.5)
     text_usd = 30 * 4 + 10 * 0.4 + 10 * 16
-    assert session_usd(as_sound, event.usage) == pytest.approx(text_usd + 40 * 32 + 20 * 0.5 + 40 * 64)
-    assert session_usd(None, event.usage) is None
-    assert session_usd(as_sound, Usage(1, 1)) == pytest.approx(20)
+    assert usage_usd(as_sound, event.usage) == pytest.approx(text_usd + 40 * 32 + 20 * 0.5 + 40 * 64)
+
+
+def test_pictures_have_prices_of_their_own() -> None:
+    """A session may be shown some; what is cached of them is told apart from cached sound."""
+    said = {
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "input_token_details": {
+            "image_tokens": 50,
+            "cached_tokens": 30,
+            "cached_tokens_details": {"image_tokens": 20, "audio_tokens": 0},
+        },
+    }
+    event = read_event(done(said).encode())
+    assert event is not None
+    assert event.usage == Usage(100, 5, 30, parts=UsageParts(image_input=50, image_cached=20))
 
 
 def test_a_failed_response_is_an_error_with_its_usage() -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from gateway.core.config.fields.check import check, check_part
 from gateway.core.config.fields.fields import is_label, is_pattern
 from gateway.core.config.load.folder import PolicySets
+from gateway.core.config.prices import stated_rates
 from gateway.core.config.providers import Groups, bind_credentials
 from gateway.core.config.schema import (
     CapabilitiesEntry,
@@ -110,11 +111,14 @@ def _check_grouping(document: Document, name: str, entry: ModelEntry) -> GroupRu
 
 
 def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
+    price = check(PriceEntry, document, (*path, "price")) if entry.price is not None else None
+    if price is not None and stated_rates(price) is None:
+        document.complain((*path, "price", "input_usd_per_million"), "is missing")
     return TargetPlace(
         entry,
         entry.model or (None if is_pattern(name) else name),
         check_part(CapabilitiesEntry, document, (*path, "capabilities")),
-        check(PriceEntry, document, (*path, "price")) if entry.price is not None else None,
+        price,
         read_edits(document, path, name, entry),
         name.removeprefix(entry.strip or ""),
     )

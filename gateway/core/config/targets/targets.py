@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.core.config.admission import FindTokenizer
 from gateway.core.config.load.folder import PolicySets
-from gateway.core.config.prices import fixed_rates
+from gateway.core.config.prices import stated_rates
 from gateway.core.config.providers import Groups, account_of
 from gateway.core.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.core.config.state.shared_limits import closed_limits
@@ -183,15 +183,5 @@ def _capabilities(entry: CapabilitiesEntry) -> Capabilities:
 def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
     if price is None:
         return find_prices(entry.provider)
-    return fixed_rates(
-        price.input_usd_per_million,
-        price.output_usd_per_million,
-        price.cached_input_usd_per_million,
-        price.cache_write_usd_per_million,
-        price.cache_write_1h_usd_per_million,
-        audio=(
-            price.audio_input_usd_per_million,
-            price.audio_output_usd_per_million,
-            price.cached_audio_input_usd_per_million,
-        ),
-    )
+    rates = stated_rates(price)
+    return lambda _model: rates

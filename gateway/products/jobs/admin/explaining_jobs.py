@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.peek import Peeked
-from gateway.core.retry_budgets import token_cost_usd
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import Endpoint
+from gateway.core.types import Endpoint, Usage
 from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api
 from gateway.products.jobs.calls.ports import attempts_allowed
@@ -53,9 +53,10 @@ def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> flo
     target = model.plan[0]
     rates = target.find_rates(target.model or peeked.model)
     if endpoint.tokens == "none" or peeked.parsed is None:
-        return token_cost_usd(rates, 0, 0)
+        return usage_usd(rates, Usage(0, 0))
     tokens = estimate_input_tokens(body, peeked.parsed)
-    return token_cost_usd(rates, tokens, target.counting.first_output_tokens if endpoint.tokens == "both" else 0)
+    output_tokens = target.counting.first_output_tokens if endpoint.tokens == "both" else 0
+    return usage_usd(rates, Usage(tokens, output_tokens, estimated=True))
 
 
 def _in_batch(policy: PolicySnapshot, model: Model, rules: JobRules) -> str:

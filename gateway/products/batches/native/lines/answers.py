@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import with_model
-from gateway.core.retry_budgets import token_cost_usd
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed
 from gateway.dialects.base import ServerFacts
@@ -412,8 +412,7 @@ class _ResultCollector:
         del self.names[answer.number]
         usage, usd = answer.usage, None
         if usage is not None:
-            read = usage.cached, usage.cache_written, usage.cache_written_1h
-            usd = token_cost_usd(self._rates, usage.input, usage.output, *read)
+            usd = usage_usd(self._rates, usage)
         return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
 
 
