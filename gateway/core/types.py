@@ -255,6 +255,8 @@ class Usage:
     parts: UsageParts = ALL_TEXT
     tier: str = ""
     """The provider's word for how the call was processed, from the answer: `default`, `flex`, `priority`, `batch`, `fast` …"""
+    doubt: str = ""
+    """Why the provider's numbers can't all be right, in words; empty: nothing is odd about them."""
 
 
 @dataclass(slots=True)
