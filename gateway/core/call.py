@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Protocol
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
+from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Usage
@@ -96,14 +98,7 @@ class OutputCheck:
         parts = [one for _, one in self.used] + ([] if usage is None else [usage])
         if not parts:
             return None
-        return Usage(
-            sum([one.input for one in parts]),
-            sum([one.output for one in parts]),
-            sum([one.cached for one in parts]),
-            any(one.estimated for one in parts),
-            sum([one.cache_written for one in parts]),
-            sum([one.cache_written_1h for one in parts]),
-        )
+        return reduce(added, parts)
 
 
 @dataclass(slots=True)

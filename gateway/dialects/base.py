@@ -19,12 +19,10 @@ FieldGaps = Mapping[str, tuple[How, str, tuple[object, ...]]]
 """By a field's name what becomes of it, why, and the values that mean nothing."""
 MOST_NAMED: Final = 60
 """The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
-_MOST_TOKENS: Final = 1 << 53
 MOST_STOPS: Final = 4
 """The sequences that chat completions stop at, at most."""
-_WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 BY_TTL: Final = "cache_creation_token_details"
-"""Among the details of an input, what was written to a cache by how long it stays there (see `written_by_ttl`)."""
+"""Among the details of an input, what was written to a cache by how long it stays there. The word is LiteLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +244,6 @@ def stops_for(asked: Any, facts: ServerFacts) -> list[str]:
     if facts.takes_details:
         return strings(asked)
     return strings(asked)[:MOST_STOPS] if facts.model.stops else []
-
-
-def count_in(usage: object, name: str) -> int:
-    """Returns a count that a provider tells; 0 where it tells none, or one that nobody could have counted."""
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and 0 <= count < _MOST_TOKENS else 0
-
-
-def written_by_ttl(told: object) -> Json:
-    """Returns what was written to a cache for five minutes, and for an hour; empty where nothing is told of it.
-
-    They have prices of their own. Chat completions have no word for it but the one of LiteLLM's, which is taken for both of
-    OpenAI's languages.
-    """
-    found = {name: count_in(told, name) for name in _WRITTEN} if isinstance(told, dict) else {}
-    return found if any(found.values()) else {}
 
 
 def text_of(value: object) -> str:

@@ -68,7 +68,7 @@ _WEB: Json = {"location": {"web": {"url": "u"}}}
 OF_CLAUDE = Given(
     {
         "BetaMessage": {"model": "m", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
-        "BetaUsage": {"input_tokens": 9, "output_tokens": 9},
+        "BetaUsage": {"input_tokens": 9, "output_tokens": 9, "cache_creation_input_tokens": 9},
     },
     {},
     of_claude,
@@ -91,7 +91,12 @@ OF_GEMINI = Given(
         "GroundingChunk": {"web": {"uri": "u", "title": "t"}},
         "GroundingSupport": {"groundingChunkIndices": [0], "segment": {"startIndex": 0, "endIndex": 1}},
         "GenerateContentResponsePromptFeedback": {"blockReason": "SAFETY"},
-        "GenerateContentResponseUsageMetadata": {"promptTokenCount": 9},
+        "GenerateContentResponseUsageMetadata": {
+            "promptTokenCount": 40,
+            "candidatesTokenCount": 9,
+            "cachedContentTokenCount": 9,
+            "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 8}],
+        },
         "ModalityTokenCount": {"modality": "AUDIO", "tokenCount": 1},
     },
     {"Blob.mimeType": "image/webp", "totalTokenCount": 99},
@@ -105,7 +110,8 @@ OF_BEDROCK = Given(
         },
         "CitationsContentBlock": {"content": [{"text": "x"}], "citations": [_WEB]},
         "Citation": _WEB,
-        "TokenUsage": {"inputTokens": 9, "outputTokens": 9, "totalTokens": 18},
+        "TokenUsage": {"inputTokens": 9, "outputTokens": 9, "totalTokens": 18, "cacheWriteInputTokens": 9},
+        "CacheDetail": {"ttl": "1h", "inputTokens": 1},
     },
     {},
 )
@@ -128,6 +134,7 @@ OF_RESPONSES = Given(
         "Response": {"model": "m", "created_at": 7, "output": [
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]}
         ]},
+        "ResponseUsage": {"input_tokens": 9, "output_tokens": 9, "total_tokens": 0},
     },
     {"created_at": 9, "status": "completed"},
     of_responses,
@@ -165,10 +172,10 @@ FROM_CLAUDE = {
     "stop_sequence": "a chat completion does not say at which",
     "usage?*.fallback_credit?*": "it was asked for in no chat completion",
     "usage?*.inference_geo": "chat completions do not say where",
+    "usage?*.cache_creation?*.ephemeral_5m_input_tokens=*": "it is the rest of what was written",
     "usage?*.iterations?*": _FINER,
-    "usage?*.server_tool_use?*": _AWAY,
-    "usage?*.service_tier=batch": "a batch's answers come as such",
-    "usage?*.speed=*": "it was asked for in no chat completion",
+    "usage?*.server_tool_use?*.web_fetch_requests=*": "fetching costs nothing but its tokens",
+    "usage?*.speed=standard": "so it is without",
 }
 _PART = "candidates?Candidate?.content?Content?.parts?Part?"
 _GROUNDED = "candidates?Candidate?.groundingMetadata?GroundingMetadata?"
@@ -221,9 +228,7 @@ FROM_GEMINI = {
     "candidates?Candidate?.continuationToken": _OWN_STATE,
     "createTime=*": "the time at which the answer came is told",
     "modelStatus?*": "chat completions do not say how old a model is",
-    "usageMetadata?*.cacheTokensDetails?*": _FINER,
-    "usageMetadata?*.toolUsePromptTokensDetails?*": _FINER,
-    "usageMetadata?*.trafficType=*": "chat completions do not say how it was paid for",
+    "usageMetadata?*.trafficType=ON_DEMAND": "it is the usual way to pay",
 }
 _BLOCK = "output?ConverseOutput?.message?Message?.content?ContentBlock?"
 _CITED = f"{_BLOCK}.citationsContent?*.citations?Citation?"
@@ -300,6 +305,7 @@ FROM_RESPONSES = {
     "moderation?*": "it was asked for in no chat completion",
     "tool_usage?*": _AWAY,
     "usage?*.cache_write_tokens_details?*": _FINER,
+    "usage?*.total_tokens=*": "it is the sum of what is told",
 }
 _FROM_CHAT = {
     "id": _IDS,
@@ -311,8 +317,6 @@ _FROM_CHAT = {
     "stream=*": _ECHO,
     "system_fingerprint": "there is no word for it",
     "usage?*.*_prediction_tokens=*": "nothing could be predicted",
-    "usage?*.audio_tokens=*": _FINER,
-    "usage?*.image_tokens=*": _FINER,
     "usage?*.text_tokens=*": _FINER,
 }
 FOR_RESPONSES = _FROM_CHAT | {
@@ -323,16 +327,12 @@ FOR_MESSAGES = _FROM_CHAT | {
     "choices?Choice?.logprobs?*": "Messages do not tell how probable words are, and cannot ask",
     "choices?Choice?.message?assistant?.annotations?*": "Messages cite by what Anthropic's own search has encrypted",
     "created=*": "Messages do not say when",
-    "service_tier=*": "Messages know two tiers",
-    "usage?*.total_tokens=*": "it is the sum of what is told",
 }
 FOR_GENERATE = _FROM_CHAT | {
     "choices?Choice?.logprobs?*.bytes=*": "Gemini tells tokens by their text",
     "choices?Choice?.logprobs?*.refusal?*": "refusals have none there",
     "created=*": "the Gemini API does not say when",
     "service_tier=*": "Google's SDK knows no field for it",
-    "usage?*.cache_write_tokens=*": "Gemini has no word for it",
-    "usage?*.total_tokens=*": "it is the sum of what is told",
 }
 WAYS = {
     "Claude": Way("chat", "messages", lambda: recorded_forms("messages", "answer"), OF_CLAUDE, FROM_CLAUDE),

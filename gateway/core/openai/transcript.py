@@ -22,7 +22,7 @@ from gateway.core.openai.sse import (
     plain_events_of,
     says_nothing,
 )
-from gateway.core.openai.usage import find_usage, read_usage, told_later
+from gateway.core.openai.usage import find_usage, joined, read_usage, told_later
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
 # Tells which calls make a model think before it answers, so that minutes without output are usual.
@@ -256,14 +256,14 @@ class Transcript:
                 self._form = "messages"
             elif kind.startswith("response."):
                 self._form = "responses"
-        told = _usage_in(parsed)
+        told = usage_in(parsed)
         usage = None if told is None else read_usage(told)
         if usage is not None and told is not None:
             if self._form == "messages":
                 self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)
                 self.usage = read_usage(self._told)
             else:
-                self.usage = usage if self.usage is None else _merged(self.usage, usage)
+                self.usage = usage if self.usage is None else joined(self.usage, usage, max)  # counts only grow
         if self._form == "responses":
             self._number = max(self._number, _number_of(parsed))
             if kind == "response.created" and isinstance(parsed.get("response"), dict):
@@ -335,24 +335,15 @@ def _is_usage_event(parsed: dict[str, Any]) -> bool:
     return parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
 
 
-def _usage_in(parsed: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the usage that an event reports, wherever its provider puts it."""
-    usage = parsed.get("usageMetadata")
+def usage_in(event: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the usage object that an answer or an event holds, wherever its provider puts it."""
+    usage = event.get("usage") or event.get("usageMetadata")
     if isinstance(usage, dict):
         return usage
-    for holder in (parsed, parsed.get("response"), parsed.get("message"), parsed.get("x_groq")):
+    choices = event.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None  # Moonshot, at the end of a stream
+    for holder in (event.get("response"), event.get("message"), event.get("x_groq"), first):
         usage = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(usage, dict):
             return usage
     return None
-
-
-def _merged(known: Usage, news: Usage) -> Usage:
-    """Merges two reports, whose counts only grow."""
-    return Usage(
-        max(known.input, news.input),
-        max(known.output, news.output),
-        max(known.cached, news.cached),
-        cache_written=max(known.cache_written, news.cache_written),
-        cache_written_1h=max(known.cache_written_1h, news.cache_written_1h),
-    )

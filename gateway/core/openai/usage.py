@@ -6,15 +6,16 @@ Reads the last `usage` object by searching backwards, so that neither a long ans
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from operator import add, attrgetter
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from gateway.core.openai.json_edit import UNREAD
-from gateway.core.types import Endpoint, Usage, UsageParts
+from gateway.core.types import ALL_TEXT, Endpoint, Usage, UsageParts
 
 # The needs of a call, and the capabilities of a target.
 #
@@ -185,7 +186,7 @@ _BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
 _MOST_SECONDS = 1e7
-_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
@@ -209,59 +210,280 @@ def find_usage(tail: bytes) -> Usage | None:
     return None
 
 
-def read_usage(usage: dict[str, Any]) -> Usage | None:
-    """Returns the tokens of a provider's usage object; None when it has no numbers.
+# The fields in which providers report what a call has used, in every language. `read_usage` reads what stands in this table,
+# and nothing else; docs/reference/usage.md has the providers, and a recorded example of each field.
 
-    The names are those of chat completions, Responses, or Anthropic's Messages, whose input leaves out what was read from the
-    cache and written to it; or of Gemini's. Proxies give Anthropic's names beside `prompt_tokens`, which has all of it.
-    `estimated` is our own word, in an answer that was converted from one without numbers.
-    """
-    if "totalTokenCount" in usage or "promptTokenCount" in usage:
-        return _googles(usage)
-    if usage.get("type") == "duration":  # of a transcription (OpenAI)
-        seconds = read_seconds(usage.get("seconds"))
-        return None if seconds is None else Usage(0, 0, parts=UsageParts(audio_s=seconds))
-    input_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
-    output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
-    if (
-        type(input_tokens) is not int
-        or type(output_tokens) is not int
-        or not (0 <= input_tokens | output_tokens < _MOST)
-    ):
-        input_tokens, output_tokens = _count(input_tokens), _count(output_tokens)
-        if input_tokens is None and output_tokens is None:
-            return None
-    known = input_tokens or 0
-    if "prompt_tokens" not in usage and ("cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage):
-        read = _count(usage.get("cache_read_input_tokens")) or 0
-        written = _count(usage.get("cache_creation_input_tokens")) or 0
-        hourly = _hourly(usage.get("cache_creation"), written)
-        return Usage(known + read + written, output_tokens or 0, read, cache_written=written, cache_written_1h=hourly)
-    details = (
-        usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage.get("input_token_details")
+
+_OF_INPUT: Final[dict[str, Any]] = {
+    "cached_tokens": "cached",
+    "cache_read_input_tokens": "cached",  # Perplexity's Responses
+    "cache_write_tokens": "written",
+    "audio_tokens": "audio_input",
+    "image_tokens": "image_input",
+    "video_tokens": "video_input",
+    "cached_tokens_details": {"audio_tokens": "audio_cached", "image_tokens": "image_cached"},
+    "cache_creation_token_details": {"ephemeral_1h_input_tokens": "written_1h"},  # LiteLLM's word
+}
+_OF_OUTPUT: Final[dict[str, Any]] = {
+    "reasoning_tokens": "reasoning",
+    "thinking_tokens": "reasoning",
+    "audio_tokens": "audio_output",
+    "image_tokens": "image_output",
+    "video_tokens": "video_output",
+}
+_READ_BY_KIND: Final = {
+    "AUDIO": "audio_input",
+    "IMAGE": "image_input",
+    "DOCUMENT": "image_input",
+    "VIDEO": "video_input",
+}
+_MADE_BY_KIND: Final = {
+    "AUDIO": "audio_output",
+    "IMAGE": "image_output",
+    "DOCUMENT": "image_output",
+    "VIDEO": "video_output",
+}
+FIELDS: Final[dict[str, Any]] = {
+    # Chat completions
+    "prompt_tokens": "input",
+    "completion_tokens": "output",
+    "total_tokens": "total",
+    "prompt_tokens_details": _OF_INPUT,
+    "completion_tokens_details": _OF_OUTPUT,
+    "cached_tokens": "cached",  # Moonshot
+    "prompt_cache_hit_tokens": "cached",  # DeepSeek
+    "cached_prompt_text_tokens": "cached",  # xAI's older API
+    "reasoning_tokens": "reasoning",  # Perplexity, Databricks
+    "citation_tokens": "citations",  # Perplexity
+    "num_search_queries": "searches",  # Perplexity
+    # Responses, images, transcriptions, realtime
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "input_tokens_details": _OF_INPUT,
+    "input_token_details": _OF_INPUT,
+    "output_tokens_details": _OF_OUTPUT,
+    "output_token_details": _OF_OUTPUT,
+    # Messages
+    "cache_read_input_tokens": "read_beside",
+    "cache_creation_input_tokens": "written_beside",
+    "cache_creation": {"ephemeral_1h_input_tokens": "written_1h"},
+    "server_tool_use": {"web_search_requests": "searches"},
+    # generateContent; the last two are ours, in answers that were converted
+    "promptTokenCount": "input",
+    "toolUsePromptTokenCount": "tools",
+    "candidatesTokenCount": "output",
+    "thoughtsTokenCount": "thoughts",
+    "totalTokenCount": "total",
+    "cachedContentTokenCount": "cached",
+    "promptTokensDetails": _READ_BY_KIND,
+    "toolUsePromptTokensDetails": _READ_BY_KIND,
+    "candidatesTokensDetails": _MADE_BY_KIND,
+    "cacheTokensDetails": {"AUDIO": "audio_cached", "IMAGE": "image_cached", "DOCUMENT": "image_cached"},
+    "cacheWriteTokenCount": "written",
+    "cacheWrite1hTokenCount": "written_1h",
+    # Converse
+    "inputTokens": "input",
+    "outputTokens": "output",
+    "cacheReadInputTokens": "read_beside",
+    "cacheWriteInputTokens": "written_beside",
+    "cacheDetails": {"1h": "written_1h"},
+}
+"""By the name of a field what it counts; of an object, and of a list by kinds, a table of what is inside."""
+_CHAT: Final = (
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+)
+_RESPONSES: Final = (
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "input_tokens_details",
+    "output_tokens_details",
+)
+_CHAT_NAMES: Final = frozenset(_CHAT)
+_RESPONSES_NAMES: Final = frozenset(_RESPONSES)
+_NO_DETAILS: Final[dict[str, Any]] = {}
+_LISTED: Final = (("modality", "tokenCount"), ("ttl", "inputTokens"))
+"""How the entries of a list name their kind and their count: Gemini's, Converse's."""
+_MOST_LISTED: Final = 64
+_WHOLEINPUTS: Final = ("prompt_tokens", "promptTokenCount")
+"""Counts of an input that include what is told beside them."""
+_USUAL_TIERS: Final = ("", "standard", "default", "on_demand", "traffic_type_unspecified")
+_ON_DEMAND: Final = "on_demand_"
+"""What Vertex puts before the names of tiers."""
+_MOST_TIER: Final = 32
+CONTRADICTS: Final = "its total is not the sum of its parts"
+_NO_PARTS: Final = frozenset(
+    (
+        "input",
+        "output",
+        "total",
+        "tools",
+        "cached",
+        "read_beside",
+        "written",
+        "written_beside",
+        "written_1h",
+        "citations",
     )
-    if not isinstance(details, dict):
-        return Usage(known, output_tokens or 0, estimated=usage.get("estimated") is True)
-    cached = min(_count(details.get("cached_tokens")) or 0, known)
-    written = min(_count(details.get("cache_write_tokens")) or 0, known - cached)
-    hourly = _hourly(details.get("cache_creation_token_details"), written)
-    return Usage(known, output_tokens or 0, cached, cache_written=written, cache_written_1h=hourly)
+)
+_COUNTS: Final = attrgetter("input", "output", "cached", "cache_written", "cache_written_1h")
+_PARTS: Final = attrgetter(*(one.name for one in fields(UsageParts)))
 
 
-def _hourly(told: object, written: int) -> int:
-    """Returns how much of what was written to the cache stays there for an hour, which Anthropic's usage tells apart."""
-    return min(_count(told.get("ephemeral_1h_input_tokens")) or 0, written) if isinstance(told, dict) else 0
+def read_usage(told: dict[str, Any]) -> Usage | None:
+    """Returns the tokens of a provider's usage object, in any language; None when it has no numbers, or only zeros.
+
+    A count is a whole number that is not negative; whatever else stands there counts as missing. `estimated` is our own word,
+    in an answer that was converted from one without numbers.
+    """
+    keys = told.keys()
+    usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
+    if usual is not None and (usage := _read_usual(*map(told.get, usual))) is not None:
+        return usage
+    if told.get("type") == "duration":  # of a transcription (OpenAI)
+        seconds = read_seconds(told.get("seconds"))
+        return None if seconds is None else Usage(0, 0, parts=UsageParts(audio_s=seconds))
+    usage = _read(told)
+    steps = told.get("iterations")
+    for step in steps if isinstance(steps, list) else ():
+        # Anthropic's summary of a conversation that had become too long; all other steps are in the counts above.
+        if usage is not None and isinstance(step, dict) and step.get("type") == "compaction":
+            more = _read(step)
+            usage = usage if more is None else added(usage, more)
+    return usage
 
 
-def _googles(usage: dict[str, Any]) -> Usage | None:
-    """Returns the tokens of a `usageMetadata` of Gemini's, whose total has what was thought and what tools were told."""
-    read = (_count(usage.get("promptTokenCount")) or 0) + (_count(usage.get("toolUsePromptTokenCount")) or 0)
-    said = (_count(usage.get("candidatesTokenCount")) or 0) + (_count(usage.get("thoughtsTokenCount")) or 0)
-    total = _count(usage.get("totalTokenCount"))
-    if total is not None and total > read:
-        said = max(said, total - read)
-    cached = min(_count(usage.get("cachedContentTokenCount")) or 0, read)
-    return Usage(read, said, cached) if read or said or total else None
+def _read_usual(came: Any, went: Any, total: Any, of_input: Any, of_output: Any) -> Usage | None:
+    """Returns what OpenAI's own usage says, without a look at the table; None: it says more than most do."""
+    if type(came) is not int or type(went) is not int or came + went != total or not 0 < came | went < _MOST:
+        return None
+    of_input, of_output = of_input or _NO_DETAILS, of_output or _NO_DETAILS
+    if type(of_input) is not dict or type(of_output) is not dict:
+        return None
+    read, made = [*filter(None, of_input.values())], [*filter(None, of_output.values())]
+    if not read and not made:
+        return Usage(came, went)
+    cached, reasoning = of_input.get("cached_tokens") or 0, of_output.get("reasoning_tokens") or 0
+    if len(read) != (cached != 0) or len(made) != (reasoning != 0):
+        return None
+    if type(cached) is not int or type(reasoning) is not int or not (0 <= cached <= came and 0 <= reasoning <= went):
+        return None
+    return Usage(came, went, cached, parts=UsageParts(reasoning=reasoning) if reasoning else ALL_TEXT)
+
+
+def _read(told: dict[str, Any]) -> Usage | None:
+    found: dict[str, int] = {}
+    _collect(told, FIELDS, found)
+    count = found.get
+    came, went = count("input", 0) + count("tools", 0), count("output", 0) + count("thoughts", 0)
+    cached, written = count("cached", 0), count("written", 0)
+    if "read_beside" in found or "written_beside" in found:
+        cached, written = max(cached, count("read_beside", 0)), max(written, count("written_beside", 0))
+        if not any(name in told for name in _WHOLEINPUTS):
+            came += cached + written
+    if not came and not went:
+        return None
+    came, went, doubt = _summed(came, went, found)
+    cached = min(cached, came)
+    written = min(written, came - cached)
+    parts = ALL_TEXT if _NO_PARTS.issuperset(found) else _parts_of(found, came, went, cached)
+    hourly = min(count("written_1h", 0), written)
+    return Usage(came, went, cached, told.get("estimated") is True, written, hourly, parts, _tier_of(told), doubt)
+
+
+def _collect(told: dict[str, Any], table: dict[str, Any], found: dict[str, int]) -> None:
+    """Adds what the fields of a table count. Several names for one quantity say the same; kinds of a list add up."""
+    for name, value in told.items():
+        if not value or (counts := table.get(name)) is None:
+            continue
+        if type(value) is float:
+            value = _count(value)
+        if type(value) is int:
+            if type(counts) is str and found.get(counts, 0) < value < _MOST:
+                found[counts] = value
+        elif type(counts) is str:
+            continue  # text, or an object in place of a number
+        elif type(value) is dict:
+            _collect(value, counts, found)
+        elif type(value) is list:
+            for one in value[:_MOST_LISTED]:
+                for kind, tokens in _LISTED if type(one) is dict else ():
+                    quantity = counts.get(str(one.get(kind)))
+                    if type(quantity) is str:
+                        found[quantity] = found.get(quantity, 0) + (_count(one.get(tokens)) or 0)
+
+
+def _summed(came: int, went: int, found: dict[str, int]) -> tuple[int, int, str]:
+    """Returns input and output with what was counted beside them, and what is odd about their total.
+
+    What a total has beyond its parts is output: xAI counts reasoning beside `completion_tokens`, and Google's endpoint for
+    chat completions tells of thoughts in the total alone. Reasoning that is more than the output cannot be a part of it.
+    Perplexity's never is, nor are the texts that it cites, which it sells at the price of input and leaves out of all other
+    counts.
+    """
+    reasoning, total = found.get("reasoning", 0), found.get("total")
+    if total is None or total == came + went:
+        if "citations" in found or reasoning > went:
+            went += reasoning
+        return came + found.get("citations", 0), went, ""
+    rest = total - came - went
+    if rest < 0:
+        return came, went, CONTRADICTS
+    if not came:
+        return rest, went, ""
+    return came, went + rest, "" if rest == reasoning or not went else CONTRADICTS
+
+
+def _parts_of(found: dict[str, int], came: int, went: int, cached: int) -> UsageParts:
+    """Returns the parts with prices of their own; together they are never more than what they are parts of."""
+    count = found.get
+    sound = min(count("audio_input", 0), came)
+    seen = min(count("image_input", 0), came - sound)
+    sound_cached = min(count("audio_cached", 0), sound, cached)
+    spoken = min(count("audio_output", 0), went)
+    drawn = min(count("image_output", 0), went - spoken)
+    return UsageParts(
+        audio_input=sound,
+        audio_output=spoken,
+        audio_cached=sound_cached,
+        image_input=seen,
+        image_output=drawn,
+        image_cached=min(count("image_cached", 0), seen, cached - sound_cached),
+        video_input=min(count("video_input", 0), came - sound - seen),
+        video_output=min(count("video_output", 0), went - spoken - drawn),
+        reasoning=min(count("reasoning", 0) + count("thoughts", 0), went),
+        searches=count("searches", 0),
+    )
+
+
+def _tier_of(told: dict[str, Any]) -> str:
+    """Returns the provider's word for how the call was processed; empty: as usual, or it says nothing."""
+    if told.get("speed") == "fast":
+        return "fast"
+    tier = told.get("service_tier") or told.get("serviceTier") or told.get("trafficType")
+    word = tier.lower().removeprefix(_ON_DEMAND)[:_MOST_TIER] if isinstance(tier, str) else ""
+    return "" if word in _USUAL_TIERS else word
+
+
+def added(one: Usage, more: Usage) -> Usage:
+    """Returns what two attempts, or two steps of one, have used together."""
+    return joined(one, more, add)
+
+
+def joined(one: Usage, more: Usage, join: Callable[[Any, Any], Any]) -> Usage:
+    """Returns two usages as one, each count made of two by `join`: by `max` of two reports on one call, whose counts grow."""
+    came, went, cached, written, hourly = map(join, _COUNTS(one), _COUNTS(more))
+    parts = ALL_TEXT
+    if one.parts is not ALL_TEXT or more.parts is not ALL_TEXT:
+        parts = UsageParts(*map(join, _PARTS(one.parts), _PARTS(more.parts)))
+    is_estimated = one.estimated or more.estimated
+    return Usage(
+        came, went, cached, is_estimated, written, hourly, parts, more.tier or one.tier, more.doubt or one.doubt
+    )
 
 
 def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bool) -> dict[str, Any]:
@@ -270,10 +492,10 @@ def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: boo
     The end may tell the input, too, which an estimate at the start must not outlive; none at all is no news.
     """
     told = {name: value for name, value in news.items() if value is not None}
-    if any(told.get(name) for name in _INPUTS):
+    if any(told.get(name) for name in INPUTS):
         known = {name: value for name, value in known.items() if name != "estimated"}
     else:
-        told = {name: value for name, value in told.items() if name not in _INPUTS}
+        told = {name: value for name, value in told.items() if name not in INPUTS}
     return known | told | ({"estimated": True} if is_estimated else {})
 
 
@@ -282,6 +504,15 @@ def estimate_usage(body: bytes, output_tokens: int) -> Usage:
     if b";base64," in body or b'"data":' in body:
         body = _BASE64.sub(b"", body, count=_PICTURES)  # a picture does not cost by its bytes
     return Usage(len(body) // _BYTES_PER_TOKEN, output_tokens, estimated=True)
+
+
+def filled(told: Usage | None, estimate: Usage) -> Usage:
+    """Returns a usage with each number that the provider does not tell taken from an estimate; it is marked then."""
+    if told is None:
+        return estimate
+    if (told.input or not estimate.input) and (told.output or not estimate.output):
+        return told
+    return replace(told, input=told.input or estimate.input, output=told.output or estimate.output, estimated=True)
 
 
 def estimate_tokens(text: bytes) -> int:
@@ -299,6 +530,8 @@ def read_seconds(value: object) -> float | None:
 
 
 def _count(value: object) -> int | None:
+    if type(value) is float and value.is_integer():
+        value = int(value)
     return value if type(value) is int and 0 <= value < _MOST else None
 
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
-from gateway.core.types import Gap
+from gateway.core.openai.usage import INPUTS, filled
+from gateway.core.types import Gap, Usage
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import answer, ids
 from gateway.dialects.anthropic.in_answer.answer import TEXT, THINKING, MessageBlocks, ToolUse, event, message_of_chat
@@ -33,6 +34,7 @@ from gateway.dialects.base import (
 from gateway.dialects.openai import responses_answer
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.sse.shapes import message_error
+from gateway.dialects.usage import message_usage, usage_of_answer
 
 _QUICK: Final = {"content": TEXT, "reasoning_content": THINKING, "reasoning": THINKING}
 
@@ -55,7 +57,7 @@ class ChatAsMessages(ConvertingReader):
         """The one with the finish reason."""
         self._finish: str | None = None
         self._is_refused = False
-        self._usage: Json | None = None
+        self._usage: Usage | None = None
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
@@ -124,7 +126,7 @@ class ChatAsMessages(ConvertingReader):
         made: list[bytes] = []
         if not self._has_begun and ("choices" in said or "usage" in said):
             self._begin(made, said)
-        self._usage = answer.usage_of(said) or self._usage
+        self._usage = usage_of_answer(said) or self._usage
         choice = responses_answer.first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):
@@ -145,7 +147,7 @@ class ChatAsMessages(ConvertingReader):
     def _begin(self, made: list[bytes], said: Json) -> None:
         """Begins the message; how much was read is known at its end only, and estimated here."""
         self._has_begun = True
-        usage = answer.usage_of(said) or answer.estimated(self._sent, said, 0)
+        usage = answer.told_usage(answer.used(self._sent, said, 0), said)
         mark = {name: usage.pop(name) for name in ("estimated",) if name in usage}  # clients keep what is in the usage
         made.append(event("message_start", message=answer.begun(self._sent, said) | {"usage": usage}, **mark))
 
@@ -197,9 +199,13 @@ class ChatAsMessages(ConvertingReader):
         why = answer.ended(
             self._sent, self._choice, self._finish or "", has_calls=bool(self._calls), is_refused=self._is_refused
         )
-        usage = self._usage or {"output_tokens": answer.tokens_in(self._blocks.told), "estimated": True}
-        usage = {name: value for name, value in usage.items() if name != "service_tier"}
-        made.append(event("message_delta", delta=why, usage=usage))
+        estimate = Usage(0, answer.tokens_in(self._blocks.told), estimated=True)
+        told = self._usage
+        unsaid = ("service_tier",) if told is not None and told.input else ("service_tier", *INPUTS)
+        usage = message_usage(filled(told, estimate))
+        made.append(
+            event("message_delta", delta=why, usage={name: usage[name] for name in usage if name not in unsaid})
+        )
         made.append(event("message_stop"))
 
     def _fail(self, error: Json) -> bytes:

@@ -14,21 +14,20 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.sse import error_in, event_data, is_silent, json_object
+from gateway.core.openai.usage import read_usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT, OpenTurn, detail_of, keep_message
 from gateway.dialects.base import (
-    BY_TTL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_fields,
     object_of,
     objects,
     text_of,
-    written_by_ttl,
 )
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+from gateway.dialects.usage import chat_usage
 
 # A message of Claude's as a chat completion: its blocks become one message, its counts the whole of what was read and written.
 #
@@ -84,9 +83,9 @@ def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
         message["refusal"] = refusal_of(body)
     choice = {"index": 0, "message": message, "logprobs": None, **finish_fields(sent, finish, has_calls=bool(calls))}
     keep_message(content, sent.memory)
-    usage = object_of(body.get("usage"))
+    usage = read_usage(object_of(body.get("usage")))
     made = {**head(sent, body, "chat.completion"), "choices": [choice]}
-    return made | ({"usage": usage_of_chat(usage)} if usage else {})
+    return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
 def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
@@ -140,23 +139,6 @@ def cited_pages(citations: Any, start: int, end: int) -> list[Json]:
         for one in objects(citations)
         if one.get("type") == "web_search_result_location"
     ]
-
-
-def usage_of_chat(usage: Json) -> Json:
-    """Returns a message's usage in the words of chat completions, whose input includes what the cache held or was given."""
-    read, written = count_in(usage, "cache_read_input_tokens"), count_in(usage, "cache_creation_input_tokens")
-    came, went = count_in(usage, "input_tokens") + read + written, count_in(usage, "output_tokens")
-    thought = count_in(object_of(usage.get("output_tokens_details")), "thinking_tokens")
-    details: Json = {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0}
-    if by_ttl := written_by_ttl(usage.get("cache_creation")):
-        details[BY_TTL] = by_ttl
-    return {
-        "prompt_tokens": came,
-        "completion_tokens": went,
-        "total_tokens": came + went,
-        "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
-    }
 
 
 _AFTER: Final = b'},"finish_reason":null}]}\n\n'
@@ -378,8 +360,8 @@ class MessagesAsChat(ConvertingReader):
             made += self._delta({"refusal": refusal})
         told = finish_fields(self._sent, finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        if self._tells_usage and self._usage:
-            made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})
+        if self._tells_usage and (usage := read_usage(self._usage)):
+            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         return made + b"data: [DONE]\n\n"
 
     def _fail(self, error: Json) -> bytes:

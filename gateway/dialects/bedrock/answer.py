@@ -13,22 +13,22 @@ import orjson
 
 from gateway.core.openai.json_edit import is_overcrowded
 from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import read_usage
+from gateway.core.types import Usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT
 from gateway.dialects.base import (
-    BY_TTL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_fields,
     object_of,
     objects,
     text_of,
-    written_by_ttl,
 )
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import TOO_LONG, UNSAYABLE, chat_failure
+from gateway.dialects.usage import chat_usage, tier_in
 
 _FINISH: Final = {
     "content_filtered": "content_filter",
@@ -58,8 +58,8 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
     told = finish_fields(sent, finish, has_calls=bool(said.calls))
     choice = {"index": 0, "message": said.message(), "logprobs": None, **told}
     made = {**head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
-    usage = object_of(body.get("usage"))
-    return made | ({"usage": usage_of_chat(usage)} if usage else {})
+    usage = usage_of(body)
+    return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
 class _Said:
@@ -180,22 +180,12 @@ def cited_page(citation: Json, start: int, end: int) -> Json | None:
     return {"type": "url_citation", "url_citation": told}
 
 
-def usage_of_chat(usage: Json) -> Json:
-    """Returns the usage in the words of chat completions, whose input includes what the cache held or was given."""
-    read, written = count_in(usage, "cacheReadInputTokens"), count_in(usage, "cacheWriteInputTokens")
-    came, went = count_in(usage, "inputTokens") + read + written, count_in(usage, "outputTokens")
-    details: Json = {"cached_tokens": read, "cache_write_tokens": written, "audio_tokens": 0}
-    told = {
-        f"ephemeral_{one.get('ttl')}_input_tokens": one.get("inputTokens") for one in objects(usage.get("cacheDetails"))
-    }
-    if by_ttl := written_by_ttl(told):
-        details[BY_TTL] = by_ttl
-    return {
-        "prompt_tokens": came,
-        "completion_tokens": went,
-        "total_tokens": came + went,
-        "prompt_tokens_details": details,
-    }
+def usage_of(said: Json) -> Usage | None:
+    """Returns the usage that an answer or its last event tells, with the tier that stands beside it."""
+    usage = read_usage(object_of(said.get("usage")))
+    if usage is not None:
+        usage.tier = tier_in(object_of(said.get("serviceTier")).get("type"))
+    return usage
 
 
 # The frames of an event stream of AWS's, which is no text: each has its length, headers, payload and two checksums.
@@ -525,9 +515,9 @@ class ConverseAsChat:
             self._head |= tier_of(self._sent, said)
         told = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        usage = object_of(said.get("usage"))
+        usage = usage_of(said)
         if self._tells_usage and usage:
-            made += self._chunk({"choices": [], "usage": usage_of_chat(usage)})
+            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         return made + b"data: [DONE]\n\n"
 
     def _fail(self, error: Json) -> bytes:

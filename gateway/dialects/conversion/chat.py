@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gateway.core.openai.sse import failed_reason
+from gateway.core.openai.transcript import usage_in
 
 # Merges the pieces of a streamed answer: the deltas, and the fields that every piece repeats.
 #
@@ -206,8 +207,8 @@ def completion_of(chunks: Iterable[Json], *, is_chat: bool) -> Json:
     if failed_reason({"choices": list(choices.values())}) is not None:
         raise Ambiguous("an answer that has failed")
     whole["object"] = "chat.completion" if is_chat else "text_completion"
-    usage = whole.pop("usage", None) or _groq_usage(whole)
     whole["choices"] = [_closed(choices[index]) for index in sorted(choices)]
+    usage = whole.pop("usage", None) or usage_in(whole)
     return whole | {"usage": usage} if usage is not None else whole
 
 
@@ -219,12 +220,6 @@ def _add_head(whole: Json, chunk: Json) -> None:
             whole[name] = value
         elif name not in _LAST and name not in _FIRST:
             agree(whole, {name: value})
-
-
-def _groq_usage(whole: Json) -> Any:
-    """Returns the usage that Groq puts at the end of a stream, and at the top of a whole answer."""
-    ours = whole.get("x_groq")
-    return ours.get("usage") if isinstance(ours, dict) else None
 
 
 def _add_choice(choices: dict[int, Json], news: Any, *, is_chat: bool) -> None:

@@ -21,13 +21,12 @@ from gateway.core.openai.sse import (
     is_silent,
     json_object,
 )
-from gateway.core.types import Gap, How
+from gateway.core.types import Gap, How, Usage
 from gateway.dialects.base import (
     ENDED_WELL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_in,
     is_no_argument,
     object_of,
@@ -40,6 +39,7 @@ from gateway.dialects.openai.responses_answer import argument_in, named_in, piec
 from gateway.dialects.schema_tools.media import data_url
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.sse.shapes import generate_error
+from gateway.dialects.usage import generated_usage, usage_of_answer
 
 # Names of fields as Google's APIs take them: `inlineData` as its JSON has them, or `inline_data` as its protocol buffers do.
 #
@@ -175,9 +175,9 @@ def generated(sent: ConvertedRequest, body: Json) -> Json:
     choices = objects(body.get("choices"))
     if not choices:
         raise MalformedAnswer("the answer has no choices")
-    usage = usage_of(body)
+    usage = usage_of_answer(body)
     made: Json = {"candidates": [_candidate(sent, place, one) for place, one in enumerate(choices)]}
-    return made | ({"usageMetadata": usage} if usage else {}) | head(sent, body)
+    return made | ({"usageMetadata": generated_usage(usage)} if usage else {}) | head(sent, body)
 
 
 def head(sent: ConvertedRequest, body: Json) -> Json:
@@ -190,20 +190,6 @@ def shows_thoughts(sent: ConvertedRequest) -> bool:
     """Returns whether the caller wants to read what the model thinks."""
     thinking = inner(inner(camel(sent.asked), "generationConfig"), "thinkingConfig")
     return thinking.get("includeThoughts") is True
-
-
-def usage_of(body: Json) -> Json | None:
-    """Returns the usage of a chat completion as theirs, whose candidates are without thoughts; None: there is none."""
-    usage = body.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    read, said = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
-    thought = min(said, count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"))
-    cached = count_in(object_of(usage.get("prompt_tokens_details")), "cached_tokens")
-    made = {"promptTokenCount": read, "candidatesTokenCount": said - thought, "totalTokenCount": read + said}
-    return made | {
-        name: value for name, value in (("thoughtsTokenCount", thought), ("cachedContentTokenCount", cached)) if value
-    }
 
 
 def parts_of_details(details: list[Json], *, shows: bool) -> list[Json]:
@@ -383,7 +369,7 @@ class ChatAsGenerate(ConvertingReader):
         self._tail = b""
         """What every event ends with, once the model is known."""
         self._head: Json = {}
-        self._usage: Json | None = None
+        self._usage: Usage | None = None
         self._has_told = False
         """Some of the answer has left."""
 
@@ -436,7 +422,7 @@ class ChatAsGenerate(ConvertingReader):
         if not self._tail:
             self._head = head(self._sent, said)
             self._tail = b"," + orjson.dumps(self._head)[1:]
-        self._usage = usage_of(said) or self._usage
+        self._usage = usage_of_answer(said) or self._usage
         made = []
         try:
             for choice in objects(said.get("choices")):
@@ -503,7 +489,8 @@ class ChatAsGenerate(ConvertingReader):
             {"content": empty, **(one.end or {}), "index": index, **citations_of({"annotations": one.cited})}
             for index, one in sorted(self._candidates.items())
         ]
-        made = {"candidates": ended} | ({"usageMetadata": self._usage} if self._usage else {}) | self._head
+        usage = {} if self._usage is None else {"usageMetadata": generated_usage(self._usage)}
+        made = {"candidates": ended} | usage | self._head
         return b"data: %b\n\n" % orjson.dumps(made)
 
     def _fail(self, error: Json) -> bytes:

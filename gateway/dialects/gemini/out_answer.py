@@ -13,11 +13,11 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.sse import DONE, GIVEN_UP, error_in, event_data, is_silent, json_object
+from gateway.core.openai.usage import read_usage
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_fields,
     object_of,
     objects,
@@ -25,6 +25,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
 from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+from gateway.dialects.usage import chat_usage
 
 # The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.
 #
@@ -422,9 +423,9 @@ def chat_of_generated(sent: ConvertedRequest, body: Json) -> Json:
             raise MalformedAnswer("the answer has no candidates")
         message = {"role": "assistant", "content": "", "refusal": reason}
         choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": "content_filter"}]
-    usage = object_of(body.get("usageMetadata"))
+    usage = read_usage(object_of(body.get("usageMetadata")))
     made = {**head(sent, body, "chat.completion"), "choices": choices}
-    return made | ({"usage": usage_of_chat(usage)} if usage else {})
+    return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
 def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
@@ -515,30 +516,6 @@ def _token(said: Json) -> Json:
     token = text_of(said.get("token"))
     # Surrogates that stand for half a character have no bytes.
     return {"token": token, "logprob": said.get("logProbability"), "bytes": list(token.encode(errors="replace"))}
-
-
-def usage_of_chat(usage: Json) -> Json:
-    """Returns the counts of an answer in the words of chat completions, whose output includes what was thought."""
-    came = count_in(usage, "promptTokenCount") + count_in(usage, "toolUsePromptTokenCount")
-    thought = count_in(usage, "thoughtsTokenCount")
-    went = max(count_in(usage, "totalTokenCount") - came, count_in(usage, "candidatesTokenCount") + thought)
-    return {
-        "prompt_tokens": came,
-        "completion_tokens": went,
-        "total_tokens": came + went,
-        "prompt_tokens_details": {
-            "cached_tokens": count_in(usage, "cachedContentTokenCount"),
-            "audio_tokens": _of_audio(usage.get("promptTokensDetails")),
-        },
-        "completion_tokens_details": {
-            "reasoning_tokens": thought,
-            "audio_tokens": _of_audio(usage.get("candidatesTokensDetails")),
-        },
-    }
-
-
-def _of_audio(details: Any) -> int:
-    return sum(count_in(one, "tokenCount") for one in objects(details) if one.get("modality") == "AUDIO")
 
 
 # The stream of generateContent as the stream of a chat completion.
@@ -676,8 +653,8 @@ class GenerateAsChat(ConvertingReader):
         for index, candidate in self._candidates.items():
             candidate.remember()
             made += self._end(index, candidate.finish, candidate.refusal, has_calls=candidate.calls > 0)
-        if self._tells_usage and isinstance(self._usage, dict):
-            made += self._chunk({"choices": [], "usage": usage_of_chat(self._usage)})
+        if self._tells_usage and (usage := read_usage(object_of(self._usage))):
+            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         made += b"data: [DONE]\n\n"
         return bytes(made)
 

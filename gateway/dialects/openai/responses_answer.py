@@ -10,24 +10,23 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
+from gateway.core.types import Usage
 from gateway.dialects.base import (
-    BY_TTL,
     ENDED_WELL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_in,
     is_no_argument,
     object_of,
     objects,
     text_of,
-    written_by_ttl,
 )
 from gateway.dialects.issuers import CarriedProofs
 from gateway.dialects.openai.namespaces import TOOL_SEARCH, qualified
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.dialects.sse.events import ConvertingReader, data_of
+from gateway.dialects.usage import response_usage, usage_of_answer
 from gateway.products.responses.rules.response_object import ECHOED
 
 _UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}
@@ -53,7 +52,7 @@ def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
         items.append(message_item(sent, len(items), parts))
     for number, call in enumerate(pieces_in(message)):
         items.append(_called(sent, call, number, len(items)))
-    return ended(sent, response(sent, body), items, finish_in(choice), body.get("usage"))
+    return ended(sent, response(sent, body), items, finish_in(choice), usage_of_answer(body))
 
 
 def response(sent: ConvertedRequest, said: Json) -> Json:
@@ -87,7 +86,7 @@ def incomplete_reason(finish: str) -> str | None:
     return INCOMPLETE.get(finish) or (None if finish in ENDED_WELL else finish)
 
 
-def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
+def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, usage: Usage | None) -> Json:
     """Returns the response at its end."""
     reason = incomplete_reason(finish)
     if reason and items:
@@ -98,26 +97,7 @@ def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, u
         "completed_at": None if reason else max(begun["created_at"], int(sent.wall() if sent.wall else sent.now)),
         "incomplete_details": {"reason": reason} if reason else None,
         "output": items,
-        "usage": usage_of_response(usage),
-    }
-
-
-def usage_of_response(usage: Any) -> Json | None:
-    """Returns a chat completion's usage in the words of Responses."""
-    if not isinstance(usage, dict):
-        return None
-    read, written = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
-    came = usage.get("prompt_tokens_details")
-    thought = count_in(usage.get("completion_tokens_details"), "reasoning_tokens")
-    details: Json = {name: count_in(came, name) for name in ("cached_tokens", "cache_write_tokens")}
-    if by_ttl := written_by_ttl(object_of(came).get(BY_TTL)):
-        details[BY_TTL] = by_ttl
-    return {
-        "input_tokens": read,
-        "input_tokens_details": details,
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": thought},
-        "total_tokens": count_in(usage, "total_tokens") or read + written,
+        "usage": None if usage is None else response_usage(usage),
     }
 
 
@@ -403,7 +383,7 @@ class ChatAsResponses(ConvertingReader):
         self._by_index: dict[int, OpenCall] = {}
         """The call that pieces with an index belong to."""
         self._finish: str | None = None
-        self._usage: Any = None
+        self._usage: Usage | None = None
         self._proofs = CarriedProofs([], {})
         """What was signed and not told yet."""
 
@@ -466,8 +446,7 @@ class ChatAsResponses(ConvertingReader):
     def _take(self, said: Json) -> bytes:
         self._told = self._number
         made = [] if self._begun is not None else self._begin(said)
-        if said.get("usage"):
-            self._usage = said["usage"]
+        self._usage = usage_of_answer(said) or self._usage
         choice = first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):

@@ -536,3 +536,28 @@ def test_endless_garbage_is_not_passed_on() -> None:
     assert not said.is_inside
     assert said.failure is not None
     assert said.failure.event
+
+
+def test_usage_in_the_first_choice_is_read() -> None:
+    """Moonshot ends its streams so; what it read from its cache stands at the top there."""
+    said = Transcript("chat")
+    said.read(
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","usage":{"prompt_tokens":1000,'
+        b'"completion_tokens":100,"total_tokens":1100,"cached_tokens":600}}]}\n\ndata: [DONE]\n\n'
+    )
+
+    assert said.usage == Usage(1000, 100, 600)
+
+
+def test_a_compaction_is_read_at_the_end_of_a_message() -> None:
+    """Its tokens stand in the iterations of the last event alone."""
+    said = Transcript("messages")
+    said.read(
+        b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":400,"output_tokens":1}}}\n\n'
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":100,'
+        b'"iterations":[{"type":"compaction","input_tokens":3000,"output_tokens":500},'
+        b'{"type":"message","input_tokens":400,"output_tokens":100}]}}\n\n'
+        b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    )
+
+    assert said.usage == Usage(3400, 600)

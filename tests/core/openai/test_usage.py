@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
+from gateway.core.openai.usage import FIELDS, estimate_tokens, estimate_usage, find_usage, read_usage
 from gateway.core.types import Usage, UsageParts
+from gateway.dialects.usage import chat_usage, generated_usage, message_usage, response_usage
+from tests.core.openai.usage_examples import EXAMPLES, Example
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
+ODD_NUMBERS = st.one_of(
+    st.integers(-9, 1 << 20), st.sampled_from([None, "7", True, 2**53, 2**70, 7.0, 7.5, float("nan"), float("inf")])
+)
+ODD_DETAILS = st.dictionaries(
+    st.sampled_from(["cached_tokens", "cache_write_tokens", "audio_tokens", "image_tokens", "reasoning_tokens", "1h"]),
+    ODD_NUMBERS,
+)
+ODD_KINDS = st.lists(
+    st.fixed_dictionaries({"modality": st.sampled_from(["AUDIO", "IMAGE", None]), "tokenCount": ODD_NUMBERS})
+)
+ODD_STEPS = st.lists(
+    st.fixed_dictionaries({"type": st.just("compaction"), "input_tokens": ODD_NUMBERS, "output_tokens": ODD_NUMBERS})
+)
+ODD_VALUES = st.one_of(ODD_NUMBERS, ODD_DETAILS, ODD_KINDS, ODD_STEPS)
 
 CHAT = {
     "prompt_tokens": 1200,
@@ -29,21 +46,22 @@ RESPONSES = {
     "output_tokens_details": {"reasoning_tokens": 0},
     "total_tokens": 123,
 }
+READ = Usage(1200, 345, 1024, parts=UsageParts(reasoning=64))
 LIE = '"usage":{"prompt_tokens":1,"completion_tokens":1}'
 
 TAILS: dict[str, tuple[bytes, Usage]] = {
     "chat": (
         orjson.dumps({"id": "c", "choices": [{"message": {"content": LIE}}], "usage": CHAT, "system_fingerprint": "f"}),
-        Usage(1200, 345, 1024),
+        READ,
     ),
     "pretty": (
         orjson.dumps({"choices": [{"message": {"content": LIE}}], "usage": CHAT}, option=orjson.OPT_INDENT_2),
-        Usage(1200, 345, 1024),
+        READ,
     ),
     "stream": (
         b'data: {"choices":[{"delta":{"content":"usage"}}],"usage":null}\n\n'
         b'data: {"choices":[],"usage":%s}\n\ndata: [DONE]\n\n' % orjson.dumps(CHAT),
-        Usage(1200, 345, 1024),
+        READ,
     ),
     "responses": (
         b'event: response.completed\ndata: {"type":"response.completed","response":{"output":[%s],"usage":%s,"user":null}}'
@@ -132,9 +150,21 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
         ),
         (
             {"promptTokenCount": 9, "candidatesTokenCount": 2, "thoughtsTokenCount": 3, "totalTokenCount": 14},
-            Usage(9, 5),
+            Usage(9, 5, parts=UsageParts(reasoning=3)),
         ),
         ({"totalTokenCount": "x"}, None),
+        ({"totalTokenCount": 99}, None),
+        ({"total_tokens": 99}, None),
+        ({"prompt_tokens": 90, "completion_tokens": None, "total_tokens": 99}, Usage(90, 9)),
+        ({"prompt_tokens": None, "completion_tokens": 9, "total_tokens": 99}, Usage(90, 9)),
+        ({"prompt_tokens": 12.0, "completion_tokens": 3.0, "total_tokens": 15.0}, Usage(12, 3)),
+        ({"prompt_tokens": 12.5, "completion_tokens": 3}, Usage(0, 3)),
+        ({"prompt_tokens": float("nan"), "completion_tokens": float("inf")}, None),
+        ({"prompt_tokens": -5, "completion_tokens": 3}, Usage(0, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None),
+        ({"prompt_tokens": [5], "completion_tokens": {"x": 3}}, None),
+        ({"promptTokenCount": 9, "promptTokensDetails": [{"modality": [], "tokenCount": 1}, 7, None]}, Usage(9, 0)),
+        ({"prompt_tokens": 9, "prompt_tokens_details": [{"cached_tokens": 4}]}, Usage(9, 0)),
         ({"prompt_tokens": -1}, None),
         ({"prompt_tokens": "5", "completion_tokens": True}, None),
         ({"prompt_tokens": 2**53}, None),
@@ -146,6 +176,177 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
 def test_only_plausible_numbers_count(usage: dict[str, Any], expected: Usage | None) -> None:
     """A count is a whole number that is not negative, and no more can be cached than was sent."""
     assert read_usage(usage) == expected
+
+
+@rows("example", EXAMPLES)
+def test_a_provider_s_usage_is_read(example: Example) -> None:
+    """Each as its documentation, or an answer of it, has it."""
+    assert read_usage(example.told) == example.usage
+
+
+def test_each_field_has_an_example_that_needs_it() -> None:
+    """Without the field the same object is read otherwise: no name is in the table for nothing."""
+    proven = {
+        quantity
+        for path, quantity in paths(FIELDS)
+        for example in EXAMPLES
+        if read_usage(without(example.told, path)) != example.usage
+    }
+
+    assert [path for path, quantity in paths(FIELDS) if quantity not in proven] == []
+
+
+def paths(table: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], tuple[int, str]]]:
+    """Yield the way to each quantity of a table of fields, and its place in a table that several fields may share."""
+    for name, inside in table.items():
+        if isinstance(inside, dict):
+            yield from paths(inside, (*above, name))
+        else:
+            yield (*above, name), (id(table), name)
+
+
+def without(told: Any, path: tuple[str, ...]) -> Any:
+    """Return the object without what stands at the path; of a list without the entries of that kind."""
+    name, *rest = path
+    if isinstance(told, list):
+        return [one for one in told if name not in one.values()]
+    if not isinstance(told, dict) or name not in told:
+        return told
+    inside = without(told[name], (*rest,)) if rest else None
+    return {one: value for one, value in told.items() if one != name} | ({} if inside is None else {name: inside})
+
+
+MONEY: dict[str, tuple[dict[str, Any], float]] = {
+    "reasoning beside the completion": (
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "total_tokens": 1400,
+            "prompt_tokens_details": {"cached_tokens": 600},
+            "completion_tokens_details": {"reasoning_tokens": 300},
+        },
+        4.46,
+    ),
+    "reasoning inside of it": (
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 400,
+            "total_tokens": 1400,
+            "prompt_tokens_details": {"cached_tokens": 600},
+            "completion_tokens_details": {"reasoning_tokens": 300},
+        },
+        4.46,
+    ),
+    "reasoning beside the output, in responses": (
+        {
+            "input_tokens": 1000,
+            "output_tokens": 100,
+            "total_tokens": 1400,
+            "input_tokens_details": {"cached_tokens": 600},
+            "output_tokens_details": {"reasoning_tokens": 300},
+        },
+        4.46,
+    ),
+    "Gemini's thoughts": (
+        {
+            "promptTokenCount": 1000,
+            "candidatesTokenCount": 100,
+            "thoughtsTokenCount": 300,
+            "totalTokenCount": 1400,
+            "cachedContentTokenCount": 600,
+        },
+        4.46,
+    ),
+    "Anthropic's thinking, which is inside": (
+        {
+            "input_tokens": 400,
+            "cache_read_input_tokens": 600,
+            "output_tokens": 400,
+            "output_tokens_details": {"thinking_tokens": 300},
+        },
+        4.46,
+    ),
+    "a cache hit at the top": ({"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600}, 1.46),
+    "a cache hit by DeepSeek's name": (
+        {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_cache_hit_tokens": 600},
+        1.46,
+    ),
+    "a compaction": (
+        {
+            "input_tokens": 400,
+            "output_tokens": 100,
+            "iterations": [
+                {"type": "compaction", "input_tokens": 3000, "output_tokens": 500},
+                {"type": "message", "input_tokens": 400, "output_tokens": 100},
+            ],
+        },
+        9.40,
+    ),
+}
+
+
+@rows(("told", "usd"), MONEY.values(), ids=MONEY.keys())
+def test_a_usage_costs_what_its_provider_bills(told: dict[str, Any], usd: float) -> None:
+    """At $1,000 a million tokens of input, $100 from the cache, and $10,000 of output; the same in every language."""
+    for language in (lambda _: told, chat_usage, response_usage, message_usage, generated_usage):
+        usage = read_usage(language(read_usage(told) or Usage(0, 0)))
+        assert usage is not None
+        assert abs((usage.input - usage.cached) * 1e-3 + usage.cached * 1e-4 + usage.output * 1e-2 - usd) < 1e-9
+
+
+COUNTS = st.integers(0, 1 << 40)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    """Draw a usage whose parts are parts."""
+    made, rest = draw(COUNTS), draw(COUNTS)
+    sound, seen = draw(COUNTS), draw(COUNTS)
+    sound_cached, seen_cached = draw(st.integers(0, sound)), draw(st.integers(0, seen))
+    cached = sound_cached + seen_cached + draw(st.integers(0, rest))
+    read = sound + seen + rest
+    written = draw(st.integers(0, read - cached))
+    spoken = draw(st.integers(0, made))
+    parts = UsageParts(
+        audio_input=sound,
+        audio_output=spoken,
+        audio_cached=sound_cached,
+        image_input=seen,
+        image_output=draw(st.integers(0, made - spoken)),
+        image_cached=seen_cached,
+        video_input=draw(st.integers(0, rest)),
+        reasoning=draw(st.integers(0, made)),
+        searches=draw(st.integers(0, 99)),
+    )
+    hourly = draw(st.integers(0, written))
+    tier = draw(st.sampled_from(["", "flex", "priority", "fast", "batch"]))
+    return Usage(read, made, cached, draw(st.booleans()), written, hourly, parts, tier)
+
+
+@BOUNDED
+@given(usages())
+def test_a_usage_is_the_same_in_every_language(usage: Usage) -> None:
+    """What a caller is told is what is billed, and no count is lost on the way, nor from one language by another."""
+    if not usage.input and not usage.output:
+        return
+    for write in (chat_usage, response_usage, message_usage, generated_usage):
+        assert read_usage(orjson.loads(orjson.dumps(write(usage)))) == usage
+
+
+@BOUNDED
+@given(st.dictionaries(st.sampled_from([*FIELDS, "iterations"]), ODD_VALUES, max_size=8))
+def test_no_usage_object_makes_it_fail(told: dict[str, Any]) -> None:
+    """Nor are parts ever more than what they are parts of."""
+    usage = read_usage(told)
+    if usage is None:
+        return
+    parts = usage.parts
+    assert 0 <= usage.cached + usage.cache_written <= usage.input
+    assert usage.cache_written_1h <= usage.cache_written
+    assert parts.audio_input + parts.image_input + parts.video_input <= usage.input
+    assert parts.audio_output + parts.image_output + parts.video_output <= usage.output
+    assert parts.audio_cached + parts.image_cached <= usage.cached
+    assert parts.reasoning <= usage.output
 
 
 def test_an_estimate_takes_four_bytes_to_a_token_and_says_so() -> None:

@@ -13,27 +13,26 @@ import orjson
 
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage
+from gateway.core.openai.usage import estimate_usage, filled
+from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.anthropic.in_answer.ids import id_back
 from gateway.dialects.anthropic.in_request import MARK
 from gateway.dialects.base import (
-    BY_TTL,
     ENDED_WELL,
     ConvertedRequest,
     Json,
     MalformedAnswer,
-    count_in,
     finish_in,
     is_no_argument,
     object_of,
     objects,
     strings,
     text_of,
-    written_by_ttl,
 )
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
+from gateway.dialects.usage import message_usage, tier_in, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 """Why an answer ended before its model had said all, by a chat completion's finish reason."""
@@ -69,7 +68,7 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
-        "usage": usage_of(body) or estimated(sent, body, _told(blocks)),
+        "usage": told_usage(used(sent, body, _told(blocks)), body),
     }
 
 
@@ -107,35 +106,25 @@ def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool,
     return made
 
 
-def usage_of(said: Json) -> Json | None:
-    """Returns a chat completion's usage in the words of Messages, whose input is without what a cache has done."""
-    usage = said.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    came = object_of(usage.get("prompt_tokens_details"))
-    read, written = count_in(came, "cached_tokens"), count_in(came, "cache_write_tokens")
-    read = read or count_in(usage, "prompt_cache_hit_tokens")  # DeepSeek's name
-    made: Json = {
-        "input_tokens": max(0, count_in(usage, "prompt_tokens") - read - written),
-        "cache_creation_input_tokens": written,
-        "cache_read_input_tokens": read,
-        "output_tokens": count_in(usage, "completion_tokens"),
-    }
-    if by_ttl := written_by_ttl(came.get(BY_TTL)):
-        made["cache_creation"] = by_ttl
-    if thought := count_in(object_of(usage.get("completion_tokens_details")), "reasoning_tokens"):
-        made["output_tokens_details"] = {"thinking_tokens": thought}
-    return made | tier_of(said)
+def used(sent: ConvertedRequest, said: Json, told: int) -> Usage:
+    """Returns the usage that a chat completion, or a piece of one, tells.
 
-
-def estimated(sent: ConvertedRequest, said: Json, told: int) -> Json:
-    """Returns a usage where none is known: by the size of the request, without its pictures, and the characters `told`.
-
-    It says so, that nobody takes it for the provider's word.
+    What it does not tell is estimated, and marked so: the input by the size of the request without its pictures, the output by
+    the characters `told`.
     """
+    usage = usage_of_answer(said)
+    if usage is not None and usage.input and (usage.output or not told):
+        return usage
     asked = {**sent.asked, "messages": [_without_media(one) for one in objects(sent.asked.get("messages"))]}
-    usage = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
-    return {"input_tokens": usage.input, "output_tokens": usage.output, "estimated": True} | tier_of(said)
+    estimate = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
+    estimate.tier = tier_in(said.get("service_tier"))
+    return filled(usage, estimate)
+
+
+def told_usage(usage: Usage, said: Json) -> Json:
+    """Returns a usage in the words of Messages, with the tier that has answered, if it is one of Anthropic's, too."""
+    tier = _TIERS.get(text_of(said.get("service_tier")))
+    return message_usage(usage) | ({"service_tier": tier} if tier else {})
 
 
 def _without_media(message: Json) -> Json:
@@ -157,12 +146,6 @@ def _without_media(message: Json) -> Json:
 def tokens_in(told: int) -> int:
     """Returns about how many tokens so many characters are."""
     return -(-told // 4)
-
-
-def tier_of(said: Json) -> Json:
-    """Returns which tier has answered, if it is one of Anthropic's, too."""
-    tier = _TIERS.get(text_of(said.get("service_tier")))
-    return {"service_tier": tier} if tier else {}
 
 
 def call_id(sent: ConvertedRequest, number: int) -> str:

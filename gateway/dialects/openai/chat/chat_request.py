@@ -17,13 +17,13 @@ from gateway.dialects.base import (
     Json,
     MalformedAnswer,
     ServerFacts,
-    count_in,
     object_of,
     objects,
     text_of,
 )
 from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT, SHARED
 from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options
+from gateway.dialects.usage import chat_usage, usage_of_answer
 
 # A response as a chat completion: items become one message.
 
@@ -55,8 +55,8 @@ def chat_of_response(sent: ConvertedRequest, body: Json) -> Json:
     choice = {"index": 0, "message": message, "logprobs": {"content": logprobs, "refusal": None} if logprobs else None}
     choice["finish_reason"] = finish_of(body, has_calls="tool_calls" in message)
     made = {**head(sent, body), "object": "chat.completion", "choices": [choice]}
-    usage = usage_of_chat(body.get("usage"))
-    return made | ({"usage": usage} if usage else {})
+    usage = usage_of_answer(body)
+    return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
 def head(sent: ConvertedRequest, body: Json) -> Json:
@@ -82,26 +82,6 @@ def finish_of(body: Json, *, has_calls: bool, is_incomplete: bool = False) -> st
     if is_incomplete or body.get("status") == "incomplete":
         return FINISH.get(text_of(object_of(body.get("incomplete_details")).get("reason")), "length")
     return "tool_calls" if has_calls else "stop"
-
-
-def usage_of_chat(usage: Any) -> Json | None:
-    """Returns a response's usage in the words of chat completions."""
-    if not isinstance(usage, dict):
-        return None
-    read, written = count_in(usage, "input_tokens"), count_in(usage, "output_tokens")
-    came = usage.get("input_tokens_details")
-    thought = count_in(usage.get("output_tokens_details"), "reasoning_tokens")
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": count_in(usage, "total_tokens") or read + written,
-        "prompt_tokens_details": {
-            "cached_tokens": count_in(came, "cached_tokens"),
-            "cache_write_tokens": count_in(came, "cache_write_tokens"),
-            "audio_tokens": 0,
-        },
-        "completion_tokens_details": {"reasoning_tokens": thought, "audio_tokens": 0},
-    }
 
 
 def tool_call(item: Json) -> Json:

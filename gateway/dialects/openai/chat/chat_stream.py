@@ -18,6 +18,7 @@ from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, te
 from gateway.dialects.openai.chat import chat_request
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import ConvertingReader, chat_failure, data_of
+from gateway.dialects.usage import chat_usage, usage_of_answer
 
 _BEGINS = frozenset(("response.created", "response.in_progress", "response.queued"))
 _ENDS = frozenset(("response.completed", "response.incomplete"))
@@ -193,9 +194,10 @@ class ResponsesAsChat(ConvertingReader):
             self._head = {**(self._head or {}), "service_tier": body["service_tier"]}
         finish = chat_request.finish_of(body, is_incomplete=kind == "response.incomplete", has_calls=bool(self._calls))
         made += self._chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
-        usage = chat_request.usage_of_chat(body.get("usage"))
+        usage = usage_of_answer(body)
         if self._tells_usage and usage is not None:
-            made += b"data: %b\n\n" % orjson.dumps({**(self._head or {}), "choices": [], "usage": usage})
+            told = {**(self._head or {}), "choices": [], "usage": chat_usage(usage)}
+            made += b"data: %b\n\n" % orjson.dumps(told)
         made += b"data: [DONE]\n\n"
         return bytes(made)
 
