@@ -291,7 +291,12 @@ class Gateway:
                 lambda: is_local and not self._policies.current.keys,
             ),
             *state_routes(
-                self._policies, self._admission, self._clock, lambda: show_config(self), edge.intake.patience
+                self._policies,
+                self._admission,
+                self._clock,
+                lambda: show_config(self),
+                edge.intake.patience,
+                self._telemetry.costs,
             ),
             *cache_routes(self._policies, self._cache_desk, self._savings),
             *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock, self._runs),

@@ -42,6 +42,7 @@ from gateway.core.limits.reservation import ready_at
 from gateway.core.limits.table.limit_table import LimitRow, LimitSet
 from gateway.core.ports import StoreHealth
 from gateway.core.snapshot.snapshot import Policies
+from gateway.core.telemetry import CostTotals
 from gateway.core.types import LANES, Lane
 from gateway.routes import json_response
 
@@ -248,7 +249,12 @@ def metrics_route(
 
 
 def state_routes(
-    policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any], patience: ClientPatience
+    policies: Policies,
+    admission: Admission,
+    clock: Clock,
+    show_config: Callable[[], Any],
+    patience: ClientPatience,
+    costs: Callable[[], CostTotals],
 ) -> list[BaseRoute]:
     """Returns the routes that show the state of a running gateway, and the switches of its targets and accounts."""
 
@@ -262,6 +268,7 @@ def state_routes(
             show_queue(admission, clock.monotonic()) | {"clients": show_clients(patience, clock.monotonic())}
         ),
         "targets": show_targets,
+        "costs": lambda: views.show_costs(costs(), admission.budgets, policies.current),
     }
     return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.health.force)]
 

@@ -1,4 +1,5 @@
-"""Shows operators the health of targets and of the accounts that pay for them, for `/admin/targets` and the gauges.
+"""Shows operators the health of targets and of the accounts that pay for them, for `/admin/targets` and the gauges, and what
+calls have cost.
 
 Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants. Invariant:
 looking moves no breaker, so an open one whose time is over stays open until a call comes.
@@ -11,6 +12,7 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.keys import KeyBudgets
 from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
 from gateway.core.admission.queue.queue import WaitingLine
 from gateway.core.health.breaker.breaker import Breaker
@@ -18,7 +20,8 @@ from gateway.core.health.detector import Suspicion
 from gateway.core.health.target_health.target_health import Account
 from gateway.core.health.times import Latency
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.telemetry import CostTotals
 
 _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
 
@@ -36,6 +39,41 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
         account.name: _account(account, names, now) for account, names in sorted(_paid(admission), key=_name_of)
     }
     return {"targets": targets, "accounts": accounts}
+
+
+def show_costs(totals: CostTotals, budgets: KeyBudgets, policy: PolicySnapshot) -> dict[str, Any]:
+    """Shows what calls have cost since the start, by key and by model, and what is spent of today's budgets."""
+    by_key: dict[str, CostTotals] = {}
+    by_model: dict[str, CostTotals] = {}
+    for (model, key), row in sorted(totals.items()):
+        by_key[key] = {**by_key.get(key, {}), (model, key): row}
+        by_model[model] = {**by_model.get(model, {}), (model, key): row}
+    limited = {key.name: key for key in policy.keys.values() if key.budget_usd_per_day is not None}
+    return {
+        "keys": {
+            name: _costs(by_key.get(name, {})) | _left_of_budget(budgets, limited.get(name))
+            for name in sorted({*by_key, *limited})
+        },
+        "models": {name: _costs(rows) for name, rows in by_model.items()},
+        "total": _costs(totals),
+    }
+
+
+def _costs(rows: CostTotals) -> dict[str, Any]:
+    usd = sum([usd for usd, _, _ in rows.values()])
+    estimated_usd = sum([estimated for _, estimated, _ in rows.values()])
+    return {
+        "usd": round(usd, 9),
+        "estimated_usd": round(estimated_usd, 9),
+        "estimated_share": round(estimated_usd / usd, 4) if usd else None,
+        "unpriced_calls": sum([unpriced for _, _, unpriced in rows.values()]),
+    }
+
+
+def _left_of_budget(budgets: KeyBudgets, key: Key | None) -> dict[str, Any]:
+    if key is None:
+        return {"budget_usd_per_day": None, "spent_today_usd": None}
+    return {"budget_usd_per_day": key.budget_usd_per_day, "spent_today_usd": round(budgets.spent_today(key), 9)}
 
 
 def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:

@@ -193,6 +193,7 @@ By = Literal["layer", "model", "key"]
 
 TARGET_HEADINGS = ("", "state", "next probe", "in flight", "p95", "failures", "reason")
 SAVINGS_HEADINGS = ("calls", "hits", "rate", "tokens saved", "money saved")
+COSTS_HEADINGS = ("cost", "of that estimated", "share", "calls not priced", "spent today")
 PROVIDER = "provider"
 """The line for those whom no layer could spare: keep in sync with `PROVIDER` in `features/reuse/inspect.py`."""
 UNITS = ("B", "KiB", "MiB", "GiB")
@@ -314,6 +315,13 @@ def stats_table(answer: Mapping[str, Any], by: By) -> str:
     return lay_out([*rows, _stats_row("total", answer["total"])], right=range(1, len(rows[0])))
 
 
+def costs_table(answer: Mapping[str, Any], by: Literal["key", "model"]) -> str:
+    """Shows what calls have cost and how much of that is estimated, one key or model a line, and the sum of all."""
+    rows = [(by, *COSTS_HEADINGS), *(_costs_row(name, row) for name, row in answer[f"{by}s"].items())]
+    table = lay_out([*rows, _costs_row("total", answer["total"])], right=range(1, len(rows[0])))
+    return f"{table}\nsince the start of the process; what its provider does not report is estimated"
+
+
 def cache_table(answer: Mapping[str, Any]) -> str:
     """Shows what is kept and how much may be, one kind a line, and what came of it so far."""
     bounds = answer["bounds"]
@@ -373,6 +381,13 @@ def _stats_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
         return name, f"{row['calls']:,}", "-", "-", "-", "-"
     tokens = row["input_tokens"] + row["output_tokens"]
     return safe(name), f"{row['calls']:,}", f"{row['hits']:,}", _rate(row), f"{tokens:,}", _money(row)
+
+
+def _costs_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    share = "-" if row["estimated_share"] is None else f"{row['estimated_share']:.1%}"
+    budget = row.get("budget_usd_per_day")
+    today = "-" if budget is None else f"{usd(row['spent_today_usd'])} of {usd(budget)}"
+    return safe(name), usd(row["usd"]), usd(row["estimated_usd"]), share, f"{row['unpriced_calls']:,}", today
 
 
 def _sum_up(total: Mapping[str, Any]) -> str:
@@ -449,6 +464,11 @@ def targets(options: argparse.Namespace) -> int:
 def stats(options: argparse.Namespace) -> int:
     """Shows what was spared, by model, tenant or layer."""
     return ask_admin(options, lambda client: client.get("stats"), lambda answer: stats_table(answer, options.by))
+
+
+def costs(options: argparse.Namespace) -> int:
+    """Shows what calls have cost, by key or model."""
+    return ask_admin(options, lambda client: client.get("costs"), lambda answer: costs_table(answer, options.by))
 
 
 def cache_show(options: argparse.Namespace) -> int:

@@ -137,8 +137,11 @@ class Metrics:
     )
     tokens: Counts = _counter("tokens_total", "Tokens used.", "model", "target", "kind")
     cost: Counts = _counter("cost_usd_total", "US dollars spent.", "model", "target", "key")
+    estimated_cost: Counts = _counter(
+        "estimated_cost_usd_total", "US dollars spent, by usage that was estimated.", "model", "target", "key"
+    )
     unpriced: Counts = _counter(
-        "unpriced_calls_total", "Calls with tokens whose price is not known.", "model", "target"
+        "unpriced_calls_total", "Calls of which it is not known what they cost.", "model", "target", "key"
     )
     estimated: Counts = _counter("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
     cache: Counts = _counter(

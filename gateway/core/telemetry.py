@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.calllog import CallLog, Refused
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
+from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import StoreHealth
 from gateway.core.snapshot.snapshot import Model
 from gateway.core.types import ErrorClass, Lane
@@ -52,7 +54,6 @@ class PlainSeries:
     output: Labels
     cached: Labels
     cost: Labels
-    unpriced: Labels
     duration: list[float]
     overhead: list[float]
     first_byte: list[float]
@@ -101,7 +102,7 @@ class CallCounter:
         if usage.cached:
             tokens[series.cached] += usage.cached
         if cost_usd is None:
-            metrics.unpriced.totals[series.unpriced] += 1
+            metrics.unpriced.totals[series.cost] += 1
         else:
             metrics.cost.totals[series.cost] += cost_usd
         first_byte_s = attempt.first_byte_at - attempt.started_at
@@ -124,7 +125,6 @@ class CallCounter:
             (model, target, "output"),
             (model, target, "cached_input"),
             (model, target, key),
-            (model, target),
             metrics.duration.series_of((model,)),
             metrics.overhead.series_of(()),
             metrics.first_byte.series_of((target,)),
@@ -171,8 +171,11 @@ class CallCounter:
             self._metrics.saved_usd.totals[replay.layer, model, key] += replay.saved_usd
 
     def _count_usage(self, record: CallRecord, model: str, key: str, target: str) -> None:
-        usage = record.usage
+        usage, call = record.usage, record.call
         if usage is None:
+            is_paid = record.outcome == "ok" and call.endpoint.request == "any"
+            if is_paid and not costs_nothing(call.endpoint, call.method, call.path):
+                self._metrics.unpriced.totals[model, target, key] += 1
             return
         tokens = self._metrics.tokens.totals
         tokens[model, target, "input"] += usage.input
@@ -184,11 +187,15 @@ class CallCounter:
         if usage.estimated:
             self._metrics.estimated.totals[model, target] += 1
         if record.cost_usd is None:
-            self._metrics.unpriced.totals[model, target] += 1
-        else:
-            self._metrics.cost.totals[model, target, key] += record.cost_usd
+            self._metrics.unpriced.totals[model, target, key] += 1
+            return
+        self._metrics.cost.totals[model, target, key] += record.cost_usd
+        if usage.estimated:
+            self._metrics.estimated_cost.totals[model, target, key] += record.cost_usd
 
 
+CostTotals = Mapping[tuple[str, str], tuple[float, float, int]]
+"""By model and key: US dollars, those of them that are estimated, and the calls of which it is not known what they cost."""
 STATES = ("closed", "half_open", "open", "drained")
 """Of breakers, by their number in the metric."""
 
@@ -227,6 +234,19 @@ class Telemetry(Collector):
         self._metrics.dropped.totals[()] = self._log.dropped
         for metric in self._metrics:
             yield metric.family()
+
+    def costs(self) -> CostTotals:
+        """Returns what calls have cost since the start, by model and key."""
+        self.flush()
+        rows: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        metrics = self._metrics
+        for place, counts in enumerate((metrics.cost, metrics.estimated_cost, metrics.unpriced)):
+            for (model, _, key), total in counts.totals.items():
+                rows[model, key][place] += total
+        for (model, key), usd in metrics.retries_cost.totals.items():  # of these nobody ever reports a usage
+            rows[model, key][0] += usd
+            rows[model, key][1] += usd
+        return {names: (usd, estimated_usd, int(unpriced)) for names, (usd, estimated_usd, unpriced) in rows.items()}
 
     def began(self) -> None:
         """A call is in the gateway."""

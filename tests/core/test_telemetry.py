@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.core.call import CacheOutcome, CallRecord
 from gateway.core.calllog import QUEUED_BATCHES, CallLog
 from gateway.core.metrics import Distribution, Metrics
+from gateway.core.peek import OTHER
 from gateway.core.ports import StoreHealth
 from gateway.core.telemetry import CallCounter, Telemetry
 from gateway.core.types import Attempt, Phase, Usage
@@ -395,9 +396,33 @@ async def test_unknown_prices_are_counted_not_summed() -> None:
     telemetry.settled(record(cost_usd=None, usage=Usage(1, 1, estimated=True)))
     samples = scrape(telemetry)
 
-    assert samples["gateway_unpriced_calls_total[('model', 'm'), ('target', 'b/m')]"] == 1
+    assert sum(total for name, total in samples.items() if name.startswith("gateway_unpriced_calls_total[")) == 1
     assert samples["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1
     assert not any(name.startswith("gateway_cost_usd_total[") for name in samples)
+
+
+async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
+    """What failed attempts may have cost always is; pass-through has no price, unless it is free."""
+    telemetry, _, _ = make()
+    passed = Bench([ScriptedUpstream()]).call(
+        endpoint=OTHER, method="POST", path="/threads", attempts=[Attempt("a/m", STARTED, STARTED, STARTED + 1.0, 200)]
+    )
+    ended = [
+        record(retries_usd=0.0),
+        record(),
+        record(cost_usd=0.5, usage=Usage(1, 1, estimated=True), retries_usd=0.0),
+        record(cost_usd=None, retries_usd=0.0),
+        record(cost_usd=None, usage=None, retries_usd=0.0, call=passed),
+        record(cost_usd=None, usage=None, retries_usd=0.0, call=replace(passed, method="GET")),
+    ]
+
+    for one in ended:
+        telemetry.began()
+        telemetry.settled(one)
+
+    assert telemetry.costs() == {("m", "web"): (1.05, 0.55, 2)}
+    samples = scrape(telemetry)
+    assert samples["gateway_estimated_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.5
 
 
 @pytest.mark.parametrize(("value", "buckets"), [(0.5, [1, 1, 1]), (1.0, [1, 1, 1]), (1.5, [0, 1, 1]), (9.0, [0, 0, 1])])

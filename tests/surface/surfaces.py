@@ -28,7 +28,10 @@ FOLDER = Path(__file__).parent
 ADMIN = f"authorization: Bearer {ADMIN_KEY}"
 ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     *(("GET", path, None) for path in (*LIVE_PATHS, *READY_PATHS)),
-    *(("GET", f"/admin/{view}", None) for view in ("config", "limits", "queue", "targets", "cache", "stats", "jobs")),
+    *(
+        ("GET", f"/admin/{view}", None)
+        for view in ("config", "limits", "queue", "targets", "cache", "stats", "costs", "jobs")
+    ),
     ("POST", "/admin/jobs/pause", {"ids": ["batch_1"]}),
     ("POST", "/admin/jobs/resume", {"ids": ["batch_1"]}),
     ("POST", "/admin/jobs/retry", {"ids": ["batch_1"]}),

@@ -99,6 +99,11 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_admin(command)
     command.set_defaults(command="gateway.cli.operate:stats")
 
+    command = commands.add_parser("costs", help="what calls of a running gateway have cost, and how much is estimated")
+    command.add_argument("--by", choices=("key", "model"), default="key", help="default: %(default)s")
+    _add_admin(command)
+    command.set_defaults(command="gateway.cli.operate:costs")
+
     _add_cache(
         commands.add_parser(
             "cache", help="what a running gateway keeps; forget it; why an answer was, or was not, in it"

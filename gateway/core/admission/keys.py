@@ -159,6 +159,10 @@ class KeyBudgets:
             self._land(call.key.name, reserved)
         self._add(call.key.name, usd)
 
+    def spent_today(self, key: Key) -> float:
+        """Returns the US dollars that the key has spent today, with what its calls in flight have reserved."""
+        return self._spent(key.name)
+
     def is_spent(self, key: Key) -> bool:
         """Tells whether the key has nothing left for today."""
         return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day

@@ -192,6 +192,7 @@ OPERATIONS: Mapping[str, Row] = {
     "POST /admin/accounts/{name:path}": Row("operators", "/admin/accounts/main", SWITCH),
     "GET|HEAD /admin/cache": Row("operators"),
     "GET|HEAD /admin/stats": Row("operators"),
+    "GET|HEAD /admin/costs": Row("operators"),
     "POST /admin/cache/purge": Row("operators", body=b'{"all": true}'),
     "GET|HEAD|POST /admin/cache/why": Row("operators", body=b'{"tenant": "web", "body": %b}' % MODEL, served=ANY),
     "GET|HEAD /admin/state/backup": Row("operators"),
