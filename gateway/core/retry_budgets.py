@@ -234,8 +234,9 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
         return None
     if usage.tier or rates.above:
         rates = rates.at(usage.input, usage.tier)
-    cached = usage.cached
-    usd = (usage.input - cached) * rates.input_usd + cached * rates.cached_input_usd + usage.output * rates.output_usd
+    usd = usage.input * rates.input_usd + usage.output * rates.output_usd
+    if usage.cached:
+        usd += usage.cached * (rates.cached_input_usd - rates.input_usd)
     if usage.cache_written and rates.cache_write_usd is not None:
         usd += usage.cache_written * (rates.cache_write_usd - rates.input_usd)
         if usage.cache_written_1h and rates.cache_write_1h_usd is not None:

@@ -22,7 +22,7 @@ from gateway.core.openai.sse import (
     plain_events_of,
     says_nothing,
 )
-from gateway.core.openai.usage import find_usage, joined, read_usage, told_later
+from gateway.core.openai.usage import find_usage, joined, read_usage, tier_beside, told_later
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
 # Tells which calls make a model think before it answers, so that minutes without output are usual.
@@ -258,6 +258,8 @@ class Transcript:
                 self._form = "responses"
         told = usage_in(parsed)
         usage = None if told is None else read_usage(told)
+        if usage is not None and not usage.tier:
+            usage.tier = tier_beside(parsed)
         if usage is not None and told is not None:
             if self._form == "messages":
                 self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)

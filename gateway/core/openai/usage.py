@@ -190,6 +190,8 @@ INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
+_TIER = re.compile(rb'"service_tier": ?"([a-z_]{1,32})"')
+"""How OpenAI's answers name their tier, before `metadata`, which is the caller's; in a text, quotes would be escaped."""
 _BASE64 = re.compile(rb';base64,[A-Za-z0-9+/=]++|"data":\s?"[A-Za-z0-9+/=]{256,}+')
 """A picture or file, as OpenAI has it, and as Anthropic and Gemini do."""
 
@@ -206,8 +208,17 @@ def find_usage(tail: bytes) -> Usage | None:
         found = _object_after(tail, key + len(name)) if name else None
         usage = found and read_usage(found)
         if usage:
+            if not usage.tier and (beside := _TIER.search(tail)) is not None:
+                usage.tier = beside[1].decode()
             return usage
     return None
+
+
+def tier_beside(answer: dict[str, Any]) -> str:
+    """Returns the service tier that an answer or an event names beside its usage; empty: none, or the usual one."""
+    response = answer.get("response")
+    tier = (response if isinstance(response, dict) else answer).get("service_tier")
+    return tier if isinstance(tier, str) and tier not in _USUAL_TIERS else ""
 
 
 # The fields in which providers report what a call has used, in every language. `read_usage` reads what stands in this table,

@@ -1,0 +1,101 @@
+"""The service tier that an answer names is the one that is billed, wherever it stands and whatever was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from gateway.core.openai.usage import find_usage
+from tests.rows import rows
+from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole
+
+RATES_BY_TIER = replace(RATES, by_tier={"flex": replace(RATES, input_usd=1e-6, output_usd=4e-6)})
+ASKED = b'{"model":"m","messages":[],"service_tier":"flex"}'
+USUAL_USD, FLEX_USD = 1000 * 2e-6 + 10 * 8e-6, 1000 * 1e-6 + 10 * 4e-6
+CHAT_USAGE = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+RESPONSE_USAGE = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010}
+
+
+def event(value: object) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(value)
+
+
+def chat(tier: str | None, text: str = "FINE") -> Script:
+    answer = {"id": "1", "choices": [{"message": {"content": text}}], "usage": CHAT_USAGE, "service_tier": tier}
+    return whole(orjson.dumps(answer))
+
+
+def chat_stream(tier: str | None) -> Script:
+    head = {"id": "1", "object": "chat.completion.chunk", "service_tier": tier}
+    return streamed(
+        event({**head, "choices": [{"index": 0, "delta": {"content": "FINE"}}]}),
+        event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+        event({**head, "choices": [], "usage": CHAT_USAGE}),
+        b"data: [DONE]\n\n",
+    )
+
+
+def response(tier: str | None) -> dict[str, object]:
+    cheaper = {"service_tier": "flex"}
+    said: dict[str, object] = {
+        "id": "r",
+        "object": "response",
+        "status": "completed",
+        "output": [],
+        "service_tier": tier,
+    }
+    return said | {"usage": RESPONSE_USAGE, "metadata": cheaper if tier != "flex" else {}}
+
+
+def response_stream(tier: str | None) -> Script:
+    begun = response("auto") | {"status": "in_progress", "usage": None}
+    return streamed(
+        event({"type": "response.created", "response": begun}),
+        event({"type": "response.output_text.delta", "delta": "FINE"}),
+        event({"type": "response.completed", "response": response(tier)}),
+    )
+
+
+async def cost_of(script: Script, **changes: object) -> float | None:
+    bench = Bench([ScriptedUpstream(script)], rates=RATES_BY_TIER)
+    await bench.serve(**changes)
+    return bench.account.cost_usd
+
+
+@pytest.mark.parametrize(
+    ("tier", "usd"), [("flex", FLEX_USD), ("default", USUAL_USD), (None, USUAL_USD), ("odd", USUAL_USD)]
+)
+async def test_what_the_answer_names_is_billed(tier: str | None, usd: float) -> None:
+    """Not what was asked for: a provider that has no room for it serves the call as usual."""
+    assert await cost_of(chat(tier), body=ASKED) == pytest.approx(usd)
+    assert await cost_of(chat_stream(tier), body=ASKED, stream=True) == pytest.approx(usd)
+    answer = whole(orjson.dumps(response(tier)))
+    assert await cost_of(answer, endpoint=RESPONSES, path="/responses") == pytest.approx(usd)
+    assert await cost_of(response_stream(tier), endpoint=RESPONSES, path="/responses", stream=True) == pytest.approx(
+        usd
+    )
+
+
+async def test_a_tier_is_found_in_an_answer_that_is_not_parsed() -> None:
+    """It is longer than what is parsed; what the caller wrote into it names no tier."""
+    forged = '"service_tier":"priority"' + "x" * 3_000_000
+
+    assert await cost_of(chat("flex", forged), endpoint=CHAT) == pytest.approx(FLEX_USD)
+
+
+@rows(
+    "tail, tier",
+    [
+        (b'{"usage":{"prompt_tokens":1},"service_tier":"flex"}', "flex"),
+        (b'{"service_tier": "flex","usage":{"input_tokens":1},"metadata":{"service_tier":"priority"}}', "flex"),
+        (b'{"choices":[{"text":"\\"service_tier\\":\\"flex\\""}],"usage":{"prompt_tokens":1}}', ""),
+        (b'{"tools":[{"service_tier":{}}],"usage":{"prompt_tokens":1},"service_tier":null}', ""),
+    ],
+)
+def test_a_tier_stands_in_no_text(tail: bytes, tier: str) -> None:
+    usage = find_usage(tail)
+
+    assert usage is not None
+    assert usage.tier == tier
