@@ -274,6 +274,8 @@ FIELDS: Final[dict[str, Any]] = {
     "input_token_details": _OF_INPUT,
     "output_tokens_details": _OF_OUTPUT,
     "output_token_details": _OF_OUTPUT,
+    "seconds": "audio_s",
+    "prompt_audio_seconds": "audio_s",  # Mistral
     # Messages
     "cache_read_input_tokens": "read_beside",
     "cache_creation_input_tokens": "written_beside",
@@ -355,9 +357,6 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
     if usual is not None and (usage := _read_usual(*map(told.get, usual))) is not None:
         return usage
-    if told.get("type") == "duration":  # of a transcription (OpenAI)
-        seconds = read_seconds(told.get("seconds"))
-        return None if seconds is None else Usage(0, 0, parts=UsageParts(audio_s=seconds))
     usage = _read(told)
     steps = told.get("iterations")
     for step in steps if isinstance(steps, list) else ():
@@ -387,7 +386,7 @@ def _read_usual(came: Any, went: Any, total: Any, of_input: Any, of_output: Any)
 
 
 def _read(told: dict[str, Any]) -> Usage | None:
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     _collect(told, FIELDS, found)
     count = found.get
     came, went = count("input", 0) + count("tools", 0), count("output", 0) + count("thoughts", 0)
@@ -397,7 +396,7 @@ def _read(told: dict[str, Any]) -> Usage | None:
         if not any(name in told for name in _WHOLEINPUTS):
             came += cached + written
     if not came and not went:
-        return None
+        return Usage(0, 0, parts=UsageParts(audio_s=count("audio_s", 0.0))) if "audio_s" in found else None
     came, went, doubt = _summed(came, went, found)
     cached = min(cached, came)
     written = min(written, came - cached)
@@ -406,11 +405,13 @@ def _read(told: dict[str, Any]) -> Usage | None:
     return Usage(came, went, cached, told.get("estimated") is True, written, hourly, parts, _tier_of(told), doubt)
 
 
-def _collect(told: dict[str, Any], table: dict[str, Any], found: dict[str, int]) -> None:
+def _collect(told: dict[str, Any], table: dict[str, Any], found: dict[str, Any]) -> None:
     """Adds what the fields of a table count. Several names for one quantity say the same; kinds of a list add up."""
     for name, value in told.items():
         if not value or (counts := table.get(name)) is None:
             continue
+        if counts == "audio_s" and (seconds := read_seconds(value)):
+            found["audio_s"] = seconds
         if type(value) is float:
             value = _count(value)
         if type(value) is int:
@@ -449,7 +450,7 @@ def _summed(came: int, went: int, found: dict[str, int]) -> tuple[int, int, str]
     return came, went + rest, "" if rest == reasoning or not went else CONTRADICTS
 
 
-def _parts_of(found: dict[str, int], came: int, went: int, cached: int) -> UsageParts:
+def _parts_of(found: dict[str, Any], came: int, went: int, cached: int) -> UsageParts:
     """Returns the parts with prices of their own; together they are never more than what they are parts of."""
     count = found.get
     sound = min(count("audio_input", 0), came)
@@ -468,6 +469,7 @@ def _parts_of(found: dict[str, int], came: int, went: int, cached: int) -> Usage
         video_output=min(count("video_output", 0), went - spoken - drawn),
         reasoning=min(count("reasoning", 0) + count("thoughts", 0), went),
         searches=count("searches", 0),
+        audio_s=count("audio_s", 0.0),
     )
 
 

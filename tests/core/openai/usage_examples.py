@@ -380,6 +380,27 @@ EXAMPLES = [
         used(1100, 3, 900, 90, 40),
     ),
     Example(
+        "OpenAI",
+        "transcriptions",
+        "API reference, the transcription object of whisper-1",
+        {"type": "duration", "seconds": 27},
+        used(0, 0, parts=UsageParts(audio_s=27.0)),
+    ),
+    Example(
+        "OpenRouter",
+        "transcriptions",
+        "API reference, STTUsage",
+        {"cost": 0.000508, "input_tokens": 83, "output_tokens": 30, "seconds": 9.2, "total_tokens": 113},
+        used(83, 30, parts=UsageParts(audio_s=9.2)),
+    ),
+    Example(
+        "Mistral",
+        "transcriptions",
+        "guide to audio: transcription",
+        {"prompt_audio_seconds": 203, "prompt_tokens": 4, "total_tokens": 1139, "completion_tokens": 1135},
+        used(4, 1135, parts=UsageParts(audio_s=203.0)),
+    ),
+    Example(
         "the gateway, of an answer that it converted",
         "generateContent",
         "docs/generate.md",
