@@ -196,9 +196,10 @@ class PricedModel:
     def _tiers_at(self, now: float) -> tuple[Rates | None, float]:
         rates, until = self.at({}, now)
         tiers: dict[str, Rates] = {}
-        for words, context in _TIERS if rates is not None and self._is_own and self._model.price_variants else ():
-            of_tier = self.at(context, now)[0]
-            if of_tier is not None and of_tier != rates:
+        variants = (self._model.price_variants or ()) if self._is_own else ()
+        for words, context in _TIERS:
+            is_listed = any(variant.when.items() <= context.items() for variant in variants)
+            if is_listed and (of_tier := self.at(context, now)[0]) is not None:
                 tiers |= dict.fromkeys(words, of_tier)
         return None if rates is None else replace(rates, by_tier=tiers), until
 

@@ -70,6 +70,10 @@ price through the provider's own Batch API; or there, and by flex what cannot go
 """
 
 
+USUAL_FACTOR: Final = 0.5
+"""The price at most providers' Batch APIs, as a part of the usual one."""
+
+
 @dataclass(frozen=True, slots=True)
 class NativeRules:
     """How parts of batches go to providers' own Batch APIs."""
@@ -80,8 +84,8 @@ class NativeRules:
     """Of one batch at a provider, at most."""
     take_back_after: float = 0.5
     """The part of a batch's time after which what is not done there runs here."""
-    price_factor: float = 0.5
-    """What a token costs there, as a part of its usual price."""
+    price_factor: float | None = None
+    """What a token costs there, as a part of its usual price; None: by the price list, else `USUAL_FACTOR`."""
     split: Mapping[str, int] = field(default_factory=dict)
     """Weights by the names of providers; empty: all goes to the first target's provider."""
 

@@ -55,7 +55,7 @@ from gateway.products.batches.native.rules import (
 from gateway.products.batches.output import ENDPOINT, NATIVE, part_mark, parts_of, plan_of, request_of
 from gateway.products.jobs.calls.ports import MakeCall, NativeAccounts, ProviderBatches
 from gateway.products.jobs.model import Job, JobsUnavailable, line_id
-from gateway.products.jobs.rules import JobRules
+from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
@@ -241,7 +241,8 @@ class PartCharges:
                     usd += self._price_of(call)
         except (FileNotFoundError, ValueError) as error:
             raise NoPart("its input cannot be read") from error
-        return usd * rules.batches.native.price_factor
+        factor = rules.batches.native.price_factor
+        return usd * (USUAL_FACTOR if factor is None else factor)
 
 
 log = logging.getLogger("gateway.jobs")

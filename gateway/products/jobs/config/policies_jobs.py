@@ -141,7 +141,7 @@ class NativeEntry(Entry):
     min_lines: Count = _NATIVE.min_lines
     part_lines: Count = _NATIVE.part_lines
     take_back_after: PartOf = _NATIVE.take_back_after
-    price_factor: UpToOne = _NATIVE.price_factor
+    price_factor: UpToOne | None = _NATIVE.price_factor
     split: dict[str, Count] = Field(default_factory=dict)
 
 

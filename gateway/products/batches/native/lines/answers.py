@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import with_model
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
-from gateway.core.types import How, Phase, UpstreamFailed
+from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import fitted
 from gateway.dialects.registry import PATHS, Pair, pair_of
@@ -35,6 +36,7 @@ from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
 from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
+from gateway.products.jobs.rules import USUAL_FACTOR
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import RunningWork
@@ -47,6 +49,8 @@ from gateway.products.jobs.worker import RunningWork
 
 
 MESSAGES: Final = "messages"
+BATCH: Final = "batch"
+"""The service tier that lines have at a provider's Batch API."""
 _MARK: Final = b'"gw1.'
 """Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
 
@@ -275,9 +279,10 @@ class ProviderAnswers:
         provider: Provider,
         policy: PolicySnapshot,
         wording: LineTranslator,
-        factor: float,
+        factor: float | None,
     ) -> None:
-        """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one.
+        """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one,
+        None: that of the price list.
 
         Raises ProviderRefused, Unreachable, JobsUnavailable, ClaimLost.
         """
@@ -373,7 +378,7 @@ class _ResultCollector:
         names: dict[int, str],
         wording: LineTranslator,
         rates: Rates | None,
-        factor: float,
+        factor: float | None,
     ) -> None:
         self.running = running
         self.chunk = chunk
@@ -410,10 +415,20 @@ class _ResultCollector:
         if body is None:
             return None
         del self.names[answer.number]
-        usage, usd = answer.usage, None
-        if usage is not None:
-            usd = usage_usd(self._rates, usage)
-        return answered_line(who, answer.status, who.id, body, usage, None if usd is None else usd * self._factor)
+        usage = answer.usage
+        usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
+        return answered_line(who, answer.status, who.id, body, usage, usd)
+
+
+def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float | None:
+    """Returns what a line costs at a provider's Batch API; None: not priced.
+
+    `factor` is a part of the usual price; None: by the price list's own prices of batches, where it has them.
+    """
+    if factor is None and rates is not None and BATCH in rates.by_tier:
+        return usage_usd(rates, replace(usage, tier=BATCH))
+    usd = usage_usd(rates, replace(usage, tier=""))
+    return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:
