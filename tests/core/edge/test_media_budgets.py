@@ -112,13 +112,15 @@ KINDS: dict[str, Kind] = {
 
 
 @asynccontextmanager
-async def serving(start: StartGateway, kind: Kind, price: Any, **key: Any) -> AsyncIterator[Running]:
-    """A gateway whose only model is at a provider that answers like this; its key has a budget."""
+async def serving(
+    start: StartGateway, kind: Kind, price: Any, *, model: str = "odd", **key: Any
+) -> AsyncIterator[Running]:
+    """A gateway whose only model is at a provider that answers like this; its key has a budget. `price` None: by the list."""
     _, _, content_type, body = kind
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))
     async with RawServer([[READ, head + body] * CALLS]) as provider:
         web = {**KEYS[0], "budget_usd_per_day": BUDGET_USD, **key}
-        target = {"provider": "main", "model": "odd", **({} if price is None else {"price": price})}
+        target = {"provider": "main", "model": model, **({} if price is None else {"price": price})}
         models = {"m": {"targets": [target]}}
         yield await start(lambda _: config_of(provider.url, keys=[web], models=models))
 
@@ -176,3 +178,29 @@ async def test_without_a_price_a_budget_cannot_hold(start: StartGateway, name: s
             ends, records = await trial(running, KINDS[name], 1)
         assert ends == [end]
         assert [record["cost_usd"] for record in records] == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "price", "usd"),
+    [
+        ("whisper-1 of an hour", "whisper-1", None, 0.36),
+        ("whisper-1 of an hour", "odd", {"audio_usd_per_hour": 0.5}, 0.5),
+        ("tts-1", "tts-1", None, 0.045),
+        ("tts-1", "odd", {"character_usd_per_million": 100.0}, 0.3),
+        ("gpt-4o-transcribe", "gpt-4o-transcribe", None, (14 * 6 + 45 * 10) / 1e6),
+        ("gpt-4o-transcribe as stream", "gpt-4o-transcribe", None, (14 * 6 + 45 * 10) / 1e6),
+        ("gpt-4o-transcribe as text", "whisper-1", None, 2 * 0.36 / 3600),
+        ("gpt-4o-mini-tts", "gpt-4o-mini-tts", None, (14 * 0.6 + 101 * 12) / 1e6),
+        ("gpt-image-1", "gpt-image-1.5", None, (8 * 5 + 272 * 32) / 1e6),
+        ("dall-e-3", "odd", {"image_usd": 0.04}, 0.04),
+    ],
+)
+async def test_each_unit_has_its_price(
+    start: StartGateway, name: str, model: str, price: dict[str, float] | None, usd: float
+) -> None:
+    """Of the price list or of the target; nothing of that is an estimate."""
+    async with serving(start, KINDS[name], price, model=model) as running:
+        ends, (record,) = await trial(running, KINDS[name], 1)
+
+    assert ends == ["served"]
+    assert (record["cost_usd"], record["usage_estimated"]) == (pytest.approx(usd), False)
