@@ -48,6 +48,18 @@ MAX_RETRY_AFTER_S = 60.0
 """SDKs retry by themselves up to this delay. Older ones ignore a longer one and come back too early, others sleep for hours."""
 
 
+def drop_frames(error: BaseException) -> None:
+    """Forget the frames that an error and its causes have passed, to be called by whoever keeps it or handles it for good.
+
+    They hold the bodies of requests and answers, and one that has the error in a variable is a circle, which stays in memory
+    until the oldest generation is collected.
+    """
+    passed: BaseException | None = error
+    while passed is not None:
+        passed.__traceback__ = None
+        passed = passed.__cause__ or passed.__context__
+
+
 class GatewayError(Exception):
     """An error that the client sees, in OpenAI's shape; `message` names the field and the remedy."""
 

@@ -14,7 +14,7 @@ from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
-from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown
+from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
@@ -174,6 +174,7 @@ class Accounts:
         """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
         if isinstance(failure, GatewayError):
             self.settle(call, failure.status, failure.code or failure.type)
+            drop_frames(failure)  # it may be kept for others who wait for the same answer
             return failure
         self.settle(call, InternalError.status, INTERNAL_ERROR)
         told = InternalError()

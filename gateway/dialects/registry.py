@@ -154,8 +154,11 @@ class Pair:
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, str(error)) from error
 
     def reader(self, sent: ConvertedRequest) -> Reader:
-        """Returns what converts a streamed answer."""
-        return self.translator.reader(sent)
+        """Returns what converts a streamed answer. Raises UpstreamFailed where none can be streamed."""
+        try:
+            return self.translator.reader(sent)
+        except MalformedAnswer as error:
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, str(error)) from error
 
 
 def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:

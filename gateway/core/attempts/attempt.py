@@ -27,6 +27,7 @@ from gateway.core.errors import (
     NoTargetAvailable,
     ProviderCredentialRefused,
     TargetsTimedOut,
+    drop_frames,
 )
 from gateway.core.ledger import says_retry
 from gateway.core.limits.reservation import Refusal
@@ -98,6 +99,7 @@ class Attempts:
         attempt.ended_at = self._clock.monotonic()
         attempt.status, attempt.error_class, attempt.phase = None, failure.error_class, failure.phase
         self._learn_failure(call, target, failure)
+        drop_frames(failure)
         return await self.first_answer(call, self._next_step(call), failure)
 
     async def first_answer(
@@ -141,6 +143,7 @@ class Attempts:
                     opened = racer.task.result()
             except UpstreamFailed as failure:
                 self._learn_failure(call, target, failure)
+                drop_frames(failure)
                 if not isinstance(failure, NotExpressible):
                     last = failure
             except BaseException:

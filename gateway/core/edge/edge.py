@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.edge.served import EVENT_STREAM, InFlight, ServedRequest
-from gateway.core.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown
+from gateway.core.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.http.writing import (
     AnyCycle,
     ClientGone,
@@ -205,6 +205,7 @@ class Edge:
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", served.request_id, exc_info=error.__cause__ or error)
+            drop_frames(error)
             await self._refuse(served, error)
         except asyncio.CancelledError:
             if served.stopped is None:

@@ -18,7 +18,15 @@ from urllib.parse import parse_qsl
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, ServedRequest, Serving, StopReason
-from gateway.core.errors import CallerFault, GatewayError, InternalError, InvalidRequest, NotSupported, ShuttingDown
+from gateway.core.errors import (
+    CallerFault,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    NotSupported,
+    ShuttingDown,
+    drop_frames,
+)
 from gateway.core.http.writing import AnyCycle, answer_error, write_whole
 from gateway.core.intake.intake import Intake
 from gateway.core.ledger import answer_headers
@@ -283,6 +291,7 @@ class RealtimeEndpoint:
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", served.request_id, exc_info=error.__cause__ or error)
+            drop_frames(error)
             await self._refuse(served, error)
         except asyncio.CancelledError:
             if served.stopped is None:

@@ -18,7 +18,15 @@ import orjson
 from gateway.core.clock import Clock
 from gateway.core.edge.edge import Edge
 from gateway.core.edge.served import InFlight, ServedRequest
-from gateway.core.errors import BudgetExceeded, GatewayError, InternalError, InvalidRequest, ShuttingDown, Unauthorised
+from gateway.core.errors import (
+    BudgetExceeded,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    ShuttingDown,
+    Unauthorised,
+    drop_frames,
+)
 from gateway.core.http.writing import AnyCycle
 from gateway.core.ledger import answer_headers
 from gateway.core.openai.json_edit import Outline
@@ -130,6 +138,7 @@ class ResponseSocketDoor:
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", turn.request_id, exc_info=error.__cause__ or error)
+            drop_frames(error)
             self._refuse(connection, turn, error)
         except StreamBroken:
             self._refuse(connection, turn, InternalError())

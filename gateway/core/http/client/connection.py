@@ -315,11 +315,11 @@ class Http1Connection(PacedSocket):
                 return
             reader.head_parts.append(data)
         reader.unfruitful_bytes += nbytes
-        refusal: Exception | None = None
+        refusal: str | None = None  # not the exception, which holds this frame
         try:
             reader.feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            refusal, reader.is_clean = exc, False
+            refusal, reader.is_clean = str(exc.__context__ or exc), False
         arrived, size = reader.arrived, 0
         if arrived:
             block = arrived[0] if len(arrived) == 1 else b"".join(arrived)
@@ -329,7 +329,7 @@ class Http1Connection(PacedSocket):
         if reader.is_complete:
             self._finish(exchange)
         elif refusal is not None:
-            self._refuse(str(refusal.__context__ or refusal))
+            self._refuse(refusal)
         elif reader.unfruitful_bytes > MAX_HEAD_BYTES:
             self._refuse(f"the answer's head, chunk header or trailers exceed {MAX_HEAD_BYTES} bytes")
         elif exchange.status:

@@ -340,7 +340,7 @@ class Exchange(PassthroughChunks):
         elif self.is_complete:
             step.set_exception(StopAsyncIteration())
         elif self.error is not None:
-            step.set_exception(self.error)
+            step.set_exception(self.take_error())
         else:
             self._waiter = step
         if connection is not None and connection.is_reading_paused:
@@ -377,6 +377,11 @@ class Exchange(PassthroughChunks):
         """Give the answer up: the connection is closed unless the answer is already complete."""
         if self._connection is not None:
             self._connection.fail(httpx.StreamClosed())
+
+    def take_error(self) -> BaseException:
+        """Give out why there is no more, and keep it no longer: raised, it holds the frames that hold this exchange."""
+        error, self.error = self.error, with_phase(httpx.ReadError("the answer has broken off"), Phase.ANSWERED)
+        return error or self.error
 
     def keep_whole(self) -> None:
         """Give out the body with the head, as all of it is here and none has been read."""
@@ -428,7 +433,8 @@ class Exchange(PassthroughChunks):
             self.opening.set_result(b"")
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            waiter.set_exception(StopAsyncIteration() if error is None else error)
+            self._waiter = None  # it will hold the error
+            waiter.set_exception(StopAsyncIteration() if error is None else self.take_error())
 
 
 # Reads the answers of one connection: what the parser tells becomes an exchange's head, and parts of its body.

@@ -142,7 +142,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
                     break
                 connection = await pool.replace(connection, timeouts)  # a new connection cannot be stale
             if exchange.error is not None and not exchange.status:
-                raise exchange.error
+                raise exchange.take_error()
         except ERRORS as error:
             if asker is None:
                 raise

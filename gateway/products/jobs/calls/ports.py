@@ -24,6 +24,7 @@ from gateway.core.errors import (
     KeyInUse,
     KeyReused,
     ShuttingDown,
+    drop_frames,
 )
 from gateway.core.ledger import known_usd
 from gateway.core.retry import retry
@@ -427,6 +428,7 @@ class CallServer:
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
+            drop_frames(error)
             return self._refused(call, error, request)
         except Exception:
             log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's

@@ -6,11 +6,12 @@ and their answers one: it is one call to everybody but the target, whose limits 
 
 from __future__ import annotations
 
-from asyncio import Semaphore, TaskGroup
+from asyncio import Semaphore, Task, TaskGroup
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.errors import drop_frames
 from gateway.core.types import Answer, Outgoing, RawHeaders, Upstream
 
 MOST_ERROR_BYTES: Final = 65_536
@@ -78,14 +79,18 @@ async def in_pieces(
     signs = outgoing.signs
     if signs is not None:
         signs.requests = len(bodies)
+    first: BaseException | None = None
+    tasks: list[Task[tuple[Answer, bytes]]] = []
     try:
         async with TaskGroup() as group:
-            tasks = [group.create_task(ask(body)) for body in bodies]
+            tasks += [group.create_task(ask(body)) for body in bodies]
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
-        if isinstance(first, _Refused):
-            return first.answer
-        raise first from None
+        drop_frames(failed)  # a group of tasks keeps what it raises in a variable
+    if isinstance(first, _Refused):
+        return first.answer
+    if first is not None:
+        raise first  # not above: the group would be its context, and all of its errors would stay
     if signs is not None:
         signs.gaps = list(dict.fromkeys(signs.gaps))  # each piece told of the same
     answers = [task.result() for task in tasks]
