@@ -59,10 +59,21 @@ class UpstreamFailed(Exception):
     """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""
 
     def __init__(
-        self, error_class: ErrorClass, phase: Phase, detail: str, *, is_lasting: bool = False, fault: str | None = None
+        self,
+        error_class: ErrorClass,
+        phase: Phase,
+        detail: str,
+        *,
+        is_lasting: bool = False,
+        fault: str | None = None,
+        public: str | None = None,
     ) -> None:
-        """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this."""
+        """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this.
+
+        `public`: what clients read instead of `detail`; None: words of its class.
+        """
         super().__init__(f"{error_class} ({phase}): {detail}")
+        self.public = fault or public
         self.is_lasting = is_lasting or fault is not None
         self.fault = fault
         self.error_class = error_class

@@ -5,7 +5,6 @@ A language's own code is imported when the first target that speaks it, or the f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -28,20 +27,13 @@ from gateway.dialects.base import (
     Translator,
     lost_in,
     strings,
-    text_of,
 )
 from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
 from gateway.dialects.gemini import places
 from gateway.dialects.places import at_converse, at_count, at_invoke
 from gateway.dialects.schema_tools.unknown import KnownFields
 
-# A way from a caller's language to a target's, on bytes: what goes there, what comes back, and what a 404 means.
-
-
-_MODEL_WORDS: Final = ("model", "deployment")
-_PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
-_USE_OTHER_PATH: Final = re.compile(rb"\buse /v1/(?:responses|chat/completions)\b", re.IGNORECASE)
-_NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
+# A way from a caller's language to a target's, on bytes: what goes there, and what comes back.
 
 
 _MOST_DIGITS: Final = 10
@@ -181,27 +173,6 @@ def _with_envelope(given: bytes, asked: Json, made: Json) -> bytes:
             fields = find_fields(given, name)
             given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
     return given
-
-
-def says_path_is_unknown(body: bytes, status: int) -> bool:
-    """Returns whether a 400, 404 or 405 means the path, and not a model or anything else that was asked for.
-
-    OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
-    say by themselves, is no word on what was asked. A 400 means the path only where it names the one to use: OpenAI's for
-    tools beside `reasoning_effort`, which some models take at `/v1/responses` alone.
-    """
-    if status == 400:
-        return _USE_OTHER_PATH.search(body) is not None
-    said = json_object(body)
-    if said is None:
-        return True
-    error = said.get("error")
-    if isinstance(error, dict):
-        message = text_of(error.get("message")).lower()
-        words = f"{text_of(error.get('code')).lower()} {message}"
-        return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
-    words = f"{said.get('detail')} {said.get('message')} {error}".lower()
-    return not any(word in words for word in _MODEL_WORDS)
 
 
 PATHS: Final[Mapping[str, str]] = {

@@ -72,9 +72,9 @@ from gateway.dialects.registry import (
     pair_at,
     pair_of,
     refuse,
-    says_path_is_unknown,
 )
 from gateway.dialects.spoken import Spoken, facts_of
+from gateway.dialects.sse.relayed_errors import says_path_is_unknown
 
 LEARNED_FOR_S = 600.0
 _PATH_STATUSES: Final = (400, 404, 405)

@@ -362,8 +362,7 @@ ROWS = [
             ),
             replace(
                 bad("p0:401", 502, "provider_credential_refused", outcome="auth"),
-                moves=("p0 closed", "p0 open"),
-                left="p0 open",
+                left="p0 open",  # in vain: no news
             ),
         ],
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import socket
 import ssl
 import zlib
 from pathlib import Path
@@ -211,3 +212,50 @@ async def test_a_certificate_that_proves_nothing_is_said_and_not_asked_for_again
         assert caught.value.status_code == 502
         assert fault in caught.value.message
         assert host not in caught.value.message
+
+
+# A wrong address.
+
+
+async def test_a_wrong_address_is_named_with_the_reason(start: StartGateway) -> None:
+    """The provider, its host and what happened there; never a credential."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = closed.getsockname()[1]
+        running = await start(lambda _: two_providers(f"http://127.0.0.1:{port}/v1", None))
+        with pytest.raises(APIStatusError) as caught:
+            await ask(running.url)
+
+    assert caught.value.status_code == 502
+    assert (
+        f"provider 'odd' at 127.0.0.1:{port} cannot be reached: connection refused; check its base_url"
+        in caught.value.message
+    )
+    assert "sk-provider" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"detail":"Not Found"}', b"404 page not found", b'{"error":{"message":"Invalid URL (POST /chat)"}}']
+)
+async def test_a_wrong_path_is_the_providers(start: StartGateway, body: bytes) -> None:
+    """The 404 of an address without `/v1` names the provider and what to look at."""
+    async with RawServer([[READ, sized(body, b"connection: close", status=b"404 Not Found"), CLOSE]] * 3) as server:
+        running = await start(lambda _: two_providers(server.url, None))
+        with pytest.raises(APIStatusError) as caught:
+            await ask(running.url)
+
+    assert (caught.value.status_code, caught.value.code) == (404, "not_found")
+    assert "The provider 'odd' knows no such path: its base_url is wrong (most end in /v1)" in caught.value.message
+
+
+async def test_a_404_about_what_was_asked_for_stays(start: StartGateway) -> None:
+    """The provider's own word, to the byte."""
+    body = (
+        b'{"error":{"message":"No such File object: file-1","type":"invalid_request_error","param":"id","code":null}}'
+    )
+    async with RawServer([[READ, sized(body, status=b"404 Not Found")]]) as server:
+        running = await start(lambda _: two_providers(server.url, None))
+        with pytest.raises(APIStatusError) as caught:
+            await ask(running.url)
+
+    assert caught.value.response.content == body

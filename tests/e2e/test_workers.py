@@ -400,7 +400,7 @@ async def test_a_port_of_another_gateways_workers_is_in_use(config: Path) -> Non
     """They share it among themselves, not with others; one sentence, exit code 1."""
     async with crew(config) as supervisor:
         port = supervisor.url.rpartition(":")[2]
-        words = f"gateway: cannot listen on 127.0.0.1:{port}: address already in use\n"
+        words = f"gateway: cannot listen on 127.0.0.1:{port}: address already in use; choose another port: --port, GATEWAY_PORT"
         async with life(config, "--workers", "2", "--port", port, words=words, before=share_nothing) as other:
             assert await other.ends() == 1
 

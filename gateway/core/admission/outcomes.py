@@ -30,7 +30,7 @@ from gateway.core.errors import (
     WaitTooLong,
 )
 from gateway.core.health.detector import is_shared
-from gateway.core.health.target_health.target_health import CLIENT_GONE, UNHEALTHY, Account
+from gateway.core.health.target_health.target_health import CLIENT_GONE, STILL_REFUSED, TRIED_AGAIN, UNHEALTHY, Account
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
 from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
@@ -77,8 +77,9 @@ class HealthPropagation:
         """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
         account = gate.health.account
         if self._gates.pays(gate):
+            reason = STILL_REFUSED if account.breaker.reason == TRIED_AGAIN else "its credential is refused"
             account.is_refused = True
-            account.breaker.trip("its credential is refused", now, self._draw())
+            account.breaker.trip(reason, now, self._draw())
 
     def model_missing(self, gate: Gate, plan: Sequence[Gate], now: float) -> None:
         """The provider does not know the model that the config names there: others of the plan go first, if any can.
@@ -196,10 +197,11 @@ class HealthPropagation:
             self._queue.freed(line)
 
     def changed(self, name: str, state: str, reason: str) -> None:
-        """A breaker has opened, or lets calls through again."""
-        if not self._gates.names.is_callers(name):
-            self._meter.breaker_changed(self._gates.names.label(name), state)
-        log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
+        """A breaker has opened, or lets calls through again. What each call tries again in vain is told once."""
+        if reason not in (TRIED_AGAIN, STILL_REFUSED):
+            if not self._gates.names.is_callers(name):
+                self._meter.breaker_changed(self._gates.names.label(name), state)
+            log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
         if self.on_change is not None:
             self.on_change(name, state, reason)
         changed = self.lines_of(name)

@@ -48,7 +48,14 @@ from gateway.core.retry.retry import (
 )
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
-from gateway.dialects.sse.relayed_errors import client_status, for_generate, for_messages, for_openai, openai_error
+from gateway.dialects.sse.relayed_errors import (
+    client_status,
+    for_generate,
+    for_messages,
+    for_openai,
+    openai_error,
+    unknown_path,
+)
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
 """The target has refused the call for how much was asked of it, not for what."""
@@ -301,6 +308,8 @@ class Attempts:
         if isinstance(last, FirstAnswer) and call.endpoint.request == "any":
             return last
         if isinstance(last, FirstAnswer):
+            if last.error_class is ErrorClass.NOT_FOUND:
+                last = replace(last, body=unknown_path(last.target.provider, last.status, last.body) or last.body)
             is_readable = is_openai_shaped(last.body) or (last.body.strip() != b"" and _is_final_word(last, step))
             told = _in_callers_shape(call, last, is_readable=is_readable)
             if told is not None:
@@ -419,9 +428,9 @@ def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
 
 
 def _in_public(failure: UpstreamFailed) -> str:
-    """What clients hear of it: the addresses of providers, and files, are the operator's."""
-    if failure.fault is not None:
-        return failure.fault
+    """Returns what clients read of it: paths of addresses, and files, are the operator's."""
+    if failure.public is not None:
+        return failure.public
     if failure.error_class is not ErrorClass.CONNECTION:
         return failure.detail
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"

@@ -249,8 +249,10 @@ AnyCycle = Cycle | AsgiCycle
 
 
 def too_large(limit: int) -> BodyTooLarge:
-    """Refuses a body that has grown above the limit."""
-    return BodyTooLarge(f"The request body is larger than the limit of {limit} bytes.")
+    """Refuses a body above the limit, which `server.max_body` sets, or else the endpoint."""
+    return BodyTooLarge(
+        f"The request body is larger than the limit of {limit} bytes. Send less, or have a larger server.max_body configured."
+    )
 
 
 # What a request's framing may be: how much of head and trailers is taken, which codings, versions and offers are refused.

@@ -23,7 +23,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, ServedRequest
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, InvalidRequest, ShuttingDown
-from gateway.core.http.writing import AsgiCycle
+from gateway.core.http.writing import AsgiCycle, too_large
 from gateway.core.intake import parse
 from gateway.core.intake.patience import (
     FEWEST_MOMENTS,
@@ -217,7 +217,7 @@ class Intake:
         limit = policy.server.most_bytes(cycle.endpoint)
         announced = cycle.index.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
-            raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")
+            raise too_large(limit)
         served.reading_until = self._clock.monotonic() + policy.server.body_timeout_s
         body = await cycle.read_body(limit)
         served.reading_until = None

@@ -6,12 +6,13 @@ Bedrock 403, of a key that is not valid.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import orjson
 
 from gateway.core.error_tables import error_object
-from gateway.core.openai.sse import answer_object
+from gateway.core.openai.sse import answer_object, json_object
 from gateway.core.types import RawHeaders
 from gateway.dialects.base import Json, text_of
 from gateway.dialects.sse import shapes
@@ -23,6 +24,14 @@ _STATUSES: Final = {
 }  # fmt: skip
 """The status of an error of this class, whatever 4xx its provider gives it."""
 _OF_BEDROCK: Final = b"x-amzn-errortype"
+_MODEL_WORDS: Final = ("model", "deployment")
+_PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
+_USE_OTHER_PATH: Final = re.compile(rb"\buse /v1/(?:responses|chat/completions)\b", re.IGNORECASE)
+_NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
+_NO_PATH: Final = (
+    "The provider '{}' knows no such path: its base_url is wrong (most end in /v1), or it does not offer this endpoint."
+)
+_MOST_QUOTED: Final = 200
 
 
 def client_status(status: int, code: str | None) -> int:
@@ -100,3 +109,36 @@ def _of_bedrock(body: bytes, headers: RawHeaders) -> Json | None:
 
 def _words(error: Json, status: int) -> str:
     return text_of(error.get("message")) or f"The provider answered with status {status}."
+
+
+def says_path_is_unknown(body: bytes, status: int) -> bool:
+    """Returns whether a 400, 404 or 405 means the path, and not a model or anything else that was asked for.
+
+    OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
+    say by themselves, is no word on what was asked. A 400 means the path only where it names the one to use: OpenAI's for
+    tools beside `reasoning_effort`, which some models take at `/v1/responses` alone.
+    """
+    if status == 400:
+        return _USE_OTHER_PATH.search(body) is not None
+    said = json_object(body)
+    if said is None:
+        return True
+    error = said.get("error")
+    if isinstance(error, dict):
+        message = text_of(error.get("message")).lower()
+        words = f"{text_of(error.get('code')).lower()} {message}"
+        return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
+    words = f"{said.get('detail')} {said.get('message')} {error}".lower()
+    return not any(word in words for word in _MODEL_WORDS)
+
+
+def unknown_path(provider: str, status: int, body: bytes) -> bytes | None:
+    """Returns OpenAI's error for the answer of a provider that knows no such path; None: its answer is about something else.
+
+    The path is the operator's to mend. What speaks of a model is not: OpenAI says so of models that have another endpoint.
+    """
+    said = _words(error_object(body) or {}, status)[:_MOST_QUOTED]
+    if not says_path_is_unknown(body, status) or any(word in said.lower() for word in _MODEL_WORDS):
+        return None
+    told = f"{_NO_PATH.format(provider)} It answered with status {status}: {said}"
+    return openai_error(status, {"message": told}, "not_found")

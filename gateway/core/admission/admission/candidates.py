@@ -153,8 +153,7 @@ class Planner:
         for gate in gates:
             account = gate.health.account
             if account.is_refused and gate.health.breaker.state != "drained" and not account.breaker.is_by_hand:
-                account.breaker.trust("its credential is tried again: nobody else is left", now)
-                account.is_refused = False
+                account.try_again(now)
                 usable = [one for one in targets if self._admits(call, one, now)]
                 if usable:
                     return usable, inf

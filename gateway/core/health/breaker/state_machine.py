@@ -381,6 +381,12 @@ class StateMachine:
         else:
             circuit.open()
 
+    def note(self, reason: str) -> None:
+        """Tells that it is in its state for another reason now."""
+        self.reason, self.is_news = reason, False
+        if self._on_change is not None:
+            self._on_change(self.name, self.state, reason)
+
     def _became(self) -> None:
         """Takes over the state of the phase and tells of the move; called once pybreaker has moved there."""
         self.state = self.phase.state

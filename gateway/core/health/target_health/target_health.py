@@ -159,6 +159,11 @@ class Permit(NamedTuple):
     account: int | None
 
 
+TRIED_AGAIN = "its credential is tried again: nobody else is left"
+STILL_REFUSED = "its credential is still refused"
+"""Why an account closes for a call that has no other, and opens behind it."""
+
+
 class Account:
     """Keeps the health of one credential at a provider."""
 
@@ -177,6 +182,18 @@ class Account:
         self.breaker = breaker or Breaker(name, account_rules(rules), now, on_change)
         self.is_refused = False
         """True while the provider does not take the credential."""
+
+    def try_again(self, now: float) -> None:
+        """Closes for a call that has no other account; its answer tells whether the credential is taken now."""
+        self.breaker.trust(TRIED_AGAIN, now)
+        self.breaker.is_clear = False
+
+    def accept(self) -> None:
+        """The provider has taken the credential that it had refused."""
+        self.is_refused = False
+        if self.breaker.state == "closed":
+            self.breaker.is_clear = True
+            self.breaker.note("its credential is accepted")
 
 
 class TargetHealth:
@@ -356,7 +373,8 @@ class TargetHealth:
         """Counts a call that was answered; `first_byte_s` is given if that time tells how quick the target is."""
         self.breaker.succeeded(permit.own, now, first_byte_s)
         if permit.account is not None:
-            self.account.is_refused = False
+            if self.account.is_refused:
+                self.account.accept()
             self.account.breaker.succeeded(permit.account, now, None)
 
     def failed(self, permit: Permit, now: float, u: float, why: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.pools.pools import EmulatedTransport, Pools
+from gateway.core.http.client.pools.pools import EmulatedTransport, Pools, why_unreachable
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.snapshot.snapshot import Provider
 from tests.fixtures.transports import fetch, server_tls
@@ -152,3 +154,21 @@ async def test_http2_of_one_provider_does_not_reach_another(
         await fetch(plain, httpx.Request("GET", f"https://localhost:{server.port}"))
         assert server.protocols == ["http/1.1"]
     await pools.aclose()
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.7', 80)"), "connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no such host"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)"), "TLS failed"),
+        (OSError("Multiple exceptions: [Errno 113] Connect call failed ('10.0.0.7', 80)"), "no route to host"),
+        (UnicodeError("label too long"), "no connection"),
+    ],
+)
+def test_why_a_provider_cannot_be_reached_names_no_address(cause: Exception, reason: str) -> None:
+    """In words that everybody may read."""
+    error = httpx.ConnectError(f"cannot connect to http://10.0.0.7: {cause}")
+    error.__cause__ = cause
+
+    assert why_unreachable(error) == reason

@@ -7,9 +7,13 @@ copies.
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import asdict, replace
+from typing import Final
 
 import httpx
 
@@ -52,6 +56,21 @@ def explain(error: ssl.SSLCertVerificationError, provider: str) -> tuple[str, st
         return "its TLS certificate is of an unknown authority", f"name the authority's certificate in {there}.ca_file"
     said = str(error.verify_message or error.reason or "certificate verify failed")[:100]
     return f"its TLS certificate is not accepted: {said}", f"see {there}.ca_file and {there}.base_url"
+
+
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+
+
+def why_unreachable(error: BaseException) -> str:
+    """Returns why no connection came about, in words that hold no address."""
+    cause = error.__cause__ or error
+    if isinstance(cause, socket.gaierror):
+        return "no such host"
+    if isinstance(cause, ssl.SSLError):
+        said = getattr(cause, "reason", None)  # set by OpenSSL's own errors alone
+        return f"TLS failed: {said.lower().replace('_', ' ')}" if said else "TLS failed"
+    number = _ERRNO.search(str(cause))  # of several addresses, asyncio raises one error with the words of all
+    return os.strerror(int(number[1])).lower() if number else "no connection"
 
 
 StartEmulator = Callable[[str], Awaitable[str]]

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
-from gateway.core.http.client.pools.pools import certificate_error, explain
+from gateway.core.http.client.pools.pools import certificate_error, explain, why_unreachable
 from gateway.core.http.client.transport import ERRORS, Http1Transport
 from gateway.core.http.client.wire.redaction import (
     OF_MESSAGES,
@@ -232,7 +232,12 @@ class Wire:
             return UpstreamFailed(ErrorClass.CONNECTION, phase, detail[:400], fault=fault)
         detail = str(error) or type(error).__name__
         detail = (self._secrets.text(detail) if self._secrets else detail)[:300]
-        return UpstreamFailed(_class_of(error, phase), phase, detail, is_lasting=isinstance(error, httpx.DecodingError))
+        error_class, public = _class_of(error, phase), None
+        if error_class is ErrorClass.CONNECTION and phase is Phase.NOTHING_SENT:
+            name, place = self._provider.name, httpx.URL(self._provider.base_url).netloc.decode()
+            public = f"provider '{name}' at {place} cannot be reached: {why_unreachable(error)}; check its base_url"
+        is_lasting = isinstance(error, httpx.DecodingError)
+        return UpstreamFailed(error_class, phase, detail, is_lasting=is_lasting, public=public)
 
     def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
         """The caller's credential, as the dialect wants it; Anthropic takes both forms, each for what it is, and a JWT is a
