@@ -111,13 +111,13 @@ def test_ids_of_lines_sort_like_the_lines() -> None:
 
 @given(st.integers(1, 100_000), st.integers(1, 8))
 def test_chunks_hold_every_line_once(total: int, parallel: int) -> None:
-    """Each but the last has clamp(total / 64, 16, 256) lines."""
+    """Each but the last has clamp(total / 64, 16, 256) lines, rounded up."""
     plan = plan_chunks(total, BatchRules(parallel_chunks=parallel))
 
     lines = [line for chunk in range(plan.chunks) for line in lines_of(plan, chunk)]
 
     assert lines == list(range(total))
-    assert plan.lines_per_chunk == min(max(total // 64, 16), 256)
+    assert plan.lines_per_chunk == min(max(-(-total // 64), 16), 256)
     assert all(len(lines_of(plan, chunk)) == plan.lines_per_chunk for chunk in range(plan.chunks - 1))
     assert plan.parallel == parallel
 
