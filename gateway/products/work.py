@@ -32,6 +32,7 @@ from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of
 from gateway.products.jobs.service.job_service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
+from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Outward
@@ -145,9 +146,10 @@ class JobWork:
         def dead_lines() -> DeadLines:
             return default().dead_letters.lines
 
-        calls = CallJobs(store, self._server, clock, rules_of, draw)
+        suspects = CrashSuspects(store, clock)
+        calls = CallJobs(store, self._server, clock, rules_of, draw, suspects)
         chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
-        checks = BatchChecks(store, blobs, self._policies, clock, rules_of)
+        checks = BatchChecks(store, blobs, self._policies, clock, rules_of, suspects)
         ends = BatchEnds(store, blobs, clock, rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
         replays = ReplayJobs(store, ReplayFactory(store, blobs, clock, default), clock)
@@ -156,7 +158,9 @@ class JobWork:
         steps = RunChildren(blobs, rules_of, self._usd_of)
         runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
         forgetting = ResponseChores(store, clock)
-        responses = ResponseJobs(store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended)
+        responses = ResponseJobs(
+            store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended, suspects
+        )
 
         async def run_batch(running: RunningWork) -> None:
             work = running.work

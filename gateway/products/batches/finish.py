@@ -49,6 +49,7 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
+from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, until_done
 
 # The first piece of a batch: one pass over its input file, which ends with an index of its lines, or with what is wrong.
@@ -62,9 +63,7 @@ SLICE_S = 0.004
 INDEX_BYTES = 65_536
 """Of the index that are gathered before they are written."""
 
-MOST_CRASHES = 3
-"""A check whose worker has died so often is not tried again: it would take the gateway with it each time."""
-CRASHED = f"The gateway died {MOST_CRASHES} times while it checked this file; send another one, in smaller parts."
+CRASHED = "The gateway died again and again while it checked this file; send another one, in smaller parts."
 
 
 class _CheckStopped(Exception):
@@ -89,20 +88,25 @@ class BatchChecks:
         policies: Policies,
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
+        suspects: CrashSuspects | None = None,
     ) -> None:
-        """`rules_of` gives the rules in force for a job."""
+        """`rules_of` gives the rules in force for a job, `suspects` are those of the process."""
         self._store = store
         self._blobs = blobs
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
+        self._suspects = suspects or CrashSuspects(store, clock)
 
     async def run(self, running: RunningWork) -> None:
         """Checks a batch, and ends the claim: its lines begin, it has failed, or the piece is given back."""
+        await self._suspects.run(running, self._run, self._give_up)
+
+    async def _give_up(self, running: RunningWork, _died: JobError) -> None:
+        await self._fail(running, [LineProblem("server_error", CRASHED)])
+
+    async def _run(self, running: RunningWork) -> None:
         store, work = self._store, running.work
-        if work.claims > MOST_CRASHES:
-            await self._fail(running, [LineProblem("server_error", CRASHED)])
-            return
         try:
             checked = await self._check(running)
         except _BadInput as found:

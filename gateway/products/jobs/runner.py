@@ -20,20 +20,14 @@ from gateway.products.jobs.calls.ports import (
     backoff_s,
     with_version,
 )
-from gateway.products.jobs.dead_letters.rules import POISON
-from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally, WriteResult
+from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.pipelines.steps import step_of
 
-MOST_CRASHES = 3
-"""A job whose worker has died so often while it ran is not run again; the last time it ran alone among such jobs."""
-ALONE = "alone"
-"""In `marks`: how often it was run alone, and its worker was not heard of again."""
-LOOK_AGAIN_S = 1.0
-"""A job that is to run alone while another one does waits so long."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -47,37 +41,32 @@ class CallJobs:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
+        suspects: CrashSuspects | None = None,
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1)."""
+        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1).
+
+        `suspects` are those of the process; None: no other jobs run in it.
+        """
         self._store = store
         self._server = server
         self._clock = clock
         self._rules_of = rules_of
         self._draw = draw
-        self._turn = asyncio.Lock()
+        self._suspects = suspects or CrashSuspects(store, clock)
 
     async def run(self, running: RunningWork) -> None:
         """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
-        if running.work.claims < MOST_CRASHES:
-            await self._run(running)
-        elif self._turn.locked():
-            await self._give_back(running, self._clock.wall() + LOOK_AGAIN_S, None, is_attempt=False)
-        else:
-            async with self._turn:
-                await self._run(running)
+        await self._suspects.run(running, self._run, self._give_up)
+
+    async def _give_up(self, running: RunningWork, error: JobError) -> None:
+        await self._finish(running, JobEnd(JobState.FAILED, error, tally=tally_of(is_ok=False), is_dead=True))
 
     async def _run(self, running: RunningWork) -> None:
         work, job = running.work, running.work.job
-        alone = job.marks.get(ALONE, 0)
-        is_deadly = work.claims > MOST_CRASHES and alone > 0
-        if is_deadly or job.attempts >= job.max_attempts:
-            why = f"its worker died {MOST_CRASHES} times while it ran"
-            died = JobError(POISON, why, self._clock.wall())
-            defect = job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
-            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=tally_of(is_ok=False), is_dead=True)
-            await self._finish(running, end)
-            return
-        if work.claims >= MOST_CRASHES and not await running.write(lambda: self._store.note(work, {ALONE: alone + 1})):
+        if job.attempts >= job.max_attempts:
+            await self._give_up(
+                running, job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
+            )
             return
         serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
         stopping = asyncio.create_task(running.stopping.wait())
@@ -135,24 +124,15 @@ class CallJobs:
         if not running.is_ours:
             return
         with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-            if running.work.claims >= MOST_CRASHES:
-                await self._heard_of(running)
             await self._store.give_back(running.work, run_at=None, is_attempt=False)
 
     async def _give_back(
         self, running: RunningWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
     ) -> None:
         give_back = self._store.give_back
-        if running.work.claims >= MOST_CRASHES:
-            await running.write(lambda: self._heard_of(running))
         await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
         if is_attempt and error is not None and running.meter is not None:
             running.meter.tried_again(error.error_class)
-
-    async def _heard_of(self, running: RunningWork) -> WriteResult:
-        """Takes back the note that a job runs alone: it ends in order. Raises JobsUnavailable."""
-        alone = running.work.job.marks.get(ALONE)
-        return await self._store.note(running.work, {ALONE: alone})
 
     async def _finish(self, running: RunningWork, end: JobEnd) -> None:
         await running.finish(self._store, end)

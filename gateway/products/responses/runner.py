@@ -31,6 +31,7 @@ from gateway.products.jobs.calls.ports import (
     backoff_s,
     read_reply,
 )
+from gateway.products.jobs.dead_letters.rules import POISON
 from gateway.products.jobs.model import (
     ENDS,
     RESPONSE,
@@ -46,6 +47,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.runner import request_of, tally_of
 from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.events import OwnEvents
 from gateway.products.responses.log.reader import LiveLogs, LogWriter
@@ -261,7 +263,8 @@ class ResponseEnds:
         usage, cost_usd = (None, None) if served is None else (served.usage, served.cost_usd)
         tally = tally_of(is_ok=state is JobState.SUCCEEDED, usage=usage, cost_usd=cost_usd)
         marks = {STATUS: response["status"]}
-        end = JobEnd(state, error, tally=tally, marks=marks, is_attempt=served is not None)
+        is_dead = error is not None and error.error_class == POISON
+        end = JobEnd(state, error, tally=tally, marks=marks, is_attempt=served is not None, is_dead=is_dead)
         await running.finish(self._store, end)
 
 
@@ -275,8 +278,6 @@ def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:
     return failure(error.message, error.error_class)
 
 
-MOST_CRASHES = 3
-"""A response whose worker has died so often while it ran is not run again."""
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
@@ -292,10 +293,12 @@ class ResponseJobs:
         draw: Callable[[], float],
         lives: LiveLogs,
         on_end: Callable[[str, float], None],
+        suspects: CrashSuspects | None = None,
     ) -> None:
         """`rules_of` gives the rules in force for a job, `draw` uniform numbers from [0, 1).
 
-        `on_end` hears of each end: the job's id, and until when its log is kept.
+        `on_end` hears of each end: the job's id, and until when its log is kept. `suspects` are those of the process; None: no
+        other jobs run in it.
         """
         self._store = store
         self._server = server
@@ -304,6 +307,7 @@ class ResponseJobs:
         self._draw = draw
         self._lives = lives
         self._ends = ResponseEnds(store, clock, rules_of, on_end)
+        self._suspects = suspects or CrashSuspects(store, clock)
 
     async def run(self, running: RunningWork) -> None:
         """Runs the model once, and ends the claim: with a response, for another run, or as it was asked to end."""
@@ -319,15 +323,21 @@ class ResponseJobs:
         if kept is not None:
             await self._ends.finish_kept(running, kept)
             return
-        model = ModelRun(self._store, running, self._lives, self._clock)
         if running.ends_as is not None:
-            await self._stopped(running, model)
+            await self._stopped(running, self._model_of(running))
         elif why := self._why_not_again(running):
-            await self._ends.fail(running, model, JobError("worker_crashed", why, self._clock.wall()))
+            await self._give_up(running, JobError(POISON, why, self._clock.wall()))
         else:
-            await self._run_model(running, model)
+            await self._suspects.run(running, self._run_model, self._give_up)
 
-    async def _run_model(self, running: RunningWork, model: ModelRun) -> None:
+    def _model_of(self, running: RunningWork) -> ModelRun:
+        return ModelRun(self._store, running, self._lives, self._clock)
+
+    async def _give_up(self, running: RunningWork, error: JobError) -> None:
+        await self._ends.fail(running, self._model_of(running), error)
+
+    async def _run_model(self, running: RunningWork) -> None:
+        model = self._model_of(running)
         serving = asyncio.create_task(self._serve(running, model))
         stopping = asyncio.create_task(running.stopping.wait())
         try:
@@ -348,9 +358,7 @@ class ResponseJobs:
 
     def _why_not_again(self, running: RunningWork) -> str:
         """Returns why the model is not run once more; empty: it is."""
-        work, job = running.work, running.work.job
-        if work.claims > MOST_CRASHES:
-            return f"its worker died {MOST_CRASHES} times while it ran"
+        job = running.work.job
         if job.attempts >= job.max_attempts:
             return "its attempts are spent" if job.last_error is None else job.last_error.message
         if GENERATION in job.marks and self._rules_of(job).responses.on_crash == "fail":

@@ -43,6 +43,7 @@ from gateway.products.jobs.model import (
     new_id,
 )
 from gateway.products.jobs.rules import BatchRules, JobRules
+from gateway.products.jobs.suspects import ALONE
 from gateway.products.jobs.worker import RunningWork
 from tests.products.batches.edge import snapshot
 from tests.products.batches.test_batch_lines import jsonl, line
@@ -249,8 +250,11 @@ async def test_a_check_that_kills_its_workers_is_not_tried_for_ever(policies: Po
     """The gateway would die of it after each start."""
     bench = Bench(policies)
     await bench.accept(lines(3))
-    work = replace(await bench.claim(), claims=4)
-    await bench.checks.run(RunningWork(work, bench.clock))
+    for _ in range(2):  # first it is put off for a second, in which other suspects would be met
+        work = await bench.claim()
+        died = replace(work, claims=4, job=replace(work.job, marks={ALONE: [0, 3]}))
+        await bench.checks.run(RunningWork(died, bench.clock))
+        bench.clock.advance(2.0)
     job = await bench.job()
 
     assert job.state is JobState.FAILED

@@ -16,7 +16,6 @@ from gateway.products.jobs import worker
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
-from gateway.products.jobs.worker import RunningWork
 from tests.support.stage import Stage
 from tests.support.virtual import LoopClock, run
 
@@ -220,25 +219,6 @@ def test_a_worker_that_stops_gives_back_what_it_cannot_finish() -> None:
         other.start()
         assert (await stage.end_of("long", within_s=10)).state is JobState.SUCCEEDED
         await other.aclose()
-
-    run(story)
-
-
-def test_a_job_that_crashes_its_workers_is_given_up() -> None:
-    """The fourth claim of a job whose claims were never heard of again, the last of which ran alone, runs nothing."""
-
-    async def story(clock: LoopClock) -> None:
-        stage = Stage(clock)
-        await stage.accept("job_1")
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
-
-        await stage.calls.run(RunningWork(replace(work, claims=4, job=replace(work.job, marks={"alone": 1})), clock))
-        ended = await stage.end_of()
-
-        assert ended.state is JobState.FAILED
-        assert ended.last_error is not None
-        assert ended.last_error.error_class == "worker_crashed"
-        assert stage.tries == []
 
     run(story)
 

@@ -296,3 +296,44 @@ def test_many_readers_are_one_look_at_the_store(tell: Tell) -> None:
         assert reader.view.asked["events.read"] <= 30
 
     tell(story)
+
+
+def test_responses_are_not_given_up_for_kills_that_come_from_elsewhere(tell: Tell) -> None:
+    """From the third run on each goes alone, and a kill that took many with it blames none."""
+
+    async def story(here: Town) -> None:
+        names = [f"resp_{number}" for number in range(4)]
+        first = speaker(here)
+        for name in names:
+            await first.respond(name)
+        for _ in range(4):
+            one = at_work(here)
+            await here.paid(len(here.tries) + 1)
+            await asyncio.sleep(0.1)
+            await here.kill(one)
+        last = at_work(here)
+
+        assert [(await last.end_of(name)).state for name in names] == [JobState.SUCCEEDED] * 4
+
+    tell(story)
+
+
+def test_a_response_that_kills_its_workers_is_a_dead_letter(tell: Tell) -> None:
+    """Of a kind that is not run again: its input is kept no longer."""
+
+    async def story(here: Town) -> None:
+        await speaker(here).respond()
+        for number in range(3):
+            one = at_work(here)
+            await here.paid(number + 1)
+            await here.kill(one)
+        last = at_work(here)
+        job = await last.end_of(RESPONSE)
+        (group,) = await last.store.dead.groups(5)
+
+        assert (job.state, job.last_error and job.last_error.error_class) == (JobState.FAILED, "worker_crashed")
+        assert (await last.kept())["status"] == "failed"
+        assert (group.kind, group.error_class, group.samples[0].job_id) == ("response", "worker_crashed", RESPONSE)
+        assert not group.samples[0].is_replayable
+
+    tell(story)

@@ -52,6 +52,8 @@ class LetterKind(StrEnum):
     """What has failed."""
 
     CALL = "call"
+    RESPONSE = "response"
+    """A response in the background; it is not run again."""
     DELIVERY = "delivery"
     LINE = "line"
     """One line of a batch."""
@@ -275,7 +277,7 @@ def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | N
     is_delivery = ended.kind is JobKind.DELIVERY
     return DeadLetter(
         id=derived_letter_id(ended.id, None),
-        kind=LetterKind.DELIVERY if is_delivery else LetterKind.CALL,
+        kind=LetterKind(ended.kind),
         job_id=ended.id,
         line=None,
         tenant=ended.tenant,
