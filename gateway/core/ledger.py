@@ -19,9 +19,9 @@ from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIEN
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage
+from gateway.core.openai.usage import estimate_usage, find_tier_asked
 from gateway.core.ports import Meter
-from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, price_of, usage_usd
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, shown
@@ -67,9 +67,12 @@ class CostEstimates:
             rates = target.find_rates(upstream_model(call, target))
             if rates is not None:
                 learned = self._gates.line(target, call).gate.calibration
+                input_tokens = learned.input_bound(estimate_of(call))
+                tier = _tier_asked(call, target) if rates.by_tier else ""
+                input_usd, output_usd = dearest_usd(rates, input_tokens, tier)
                 price = price_of(
-                    learned.input_bound(estimate_of(call)) * rates.input_usd,
-                    rates.output_usd if call.endpoint.tokens == "both" else 0.0,
+                    input_tokens * input_usd,
+                    output_usd if call.endpoint.tokens == "both" else 0.0,
                     learned.output_estimate(None),
                     call.max_tokens,
                     budget_usd,
@@ -100,6 +103,13 @@ class CostEstimates:
         target = next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == last.target), None)
         if target is not None:
             last.cost_usd = self.usd(call, target)
+
+
+def _tier_asked(call: Call, target: Target) -> str:
+    """Returns the service tier that the call, or its target's own edits, ask for; empty: none."""
+    edits = target.edits.set if target.edits is not None else ()
+    asked = next((value for name, value in edits if name == "service_tier"), None)
+    return find_tier_asked(call.body) if asked is None else asked.decode().strip('"')
 
 
 CLIENT_GONE_STATUS = 499

@@ -225,6 +225,22 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
+def dearest_usd(rates: Rates, input_tokens: int, tier: str = "") -> tuple[float, float]:
+    """Returns the highest price of a token of input and of output that a call of this size may meet.
+
+    It may be served at the `tier` that it asks for or as usual, and be complete when the next price holds; what it makes may
+    be sound or pictures, where the model makes any.
+    """
+    known = [one.at(input_tokens, word) for one in (rates, rates.soon) if one is not None for word in {"", tier}]
+    made = [
+        usd
+        for one in known
+        for usd in (one.output_usd, one.audio_output_usd, one.image_output_usd, one.video_output_usd)
+        if usd is not None
+    ]
+    return max([one.input_usd for one in known]), max(made)
+
+
 def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
     """Returns the price of a usage in US dollars, at the service tier that it names; None: not priced.
 

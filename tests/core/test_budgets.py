@@ -17,6 +17,7 @@ from gateway.core.retry_budgets import (
     Spending,
     allows_spending,
     attempts_by_cost,
+    dearest_usd,
     usage_usd,
 )
 from gateway.core.snapshot.snapshot import Rates
@@ -292,3 +293,16 @@ def test_a_price_is_that_of_the_tier_and_of_the_length() -> None:
     assert usage_usd(rates, Usage(100, 1, tier="flex")) == pytest.approx(55)
     assert usage_usd(rates, Usage(101, 1, tier="flex")) == pytest.approx(111)
     assert usage_usd(rates, Usage(100, 1, tier="default")) == pytest.approx(110)
+
+
+def test_the_dearest_price_that_a_call_may_meet_is_reserved() -> None:
+    """Its own tier or the usual one, its length, the price that follows soon, and sound or pictures where they are made."""
+    flex, priority = Rates(0.5, 5.0, 0.0), Rates(2.0, 20.0, 0.0)
+    rates = Rates(1.0, 10.0, 0.1, above=((100, Rates(4.0, 12.0, 0.1)),), by_tier={"flex": flex, "priority": priority})
+
+    assert dearest_usd(rates, 100) == (1.0, 10.0)
+    assert dearest_usd(rates, 101) == (4.0, 12.0)
+    assert dearest_usd(rates, 100, "flex") == (1.0, 10.0)
+    assert dearest_usd(rates, 100, "priority") == (2.0, 20.0)
+    assert dearest_usd(replace(rates, soon=Rates(3.0, 6.0, 0.3)), 100) == (3.0, 10.0)
+    assert dearest_usd(Rates(1.0, 2.0, 0.1, image_output_usd=9.0), 100) == (1.0, 9.0)

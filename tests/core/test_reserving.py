@@ -96,6 +96,46 @@ def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: i
     run(story)
 
 
+@rows(
+    "asked, rates",
+    [
+        (
+            {"messages": [], "service_tier": "priority"},
+            Rates(0.0, 5e-6, 0.0, by_tier={"priority": PER_TOKEN}),
+        ),
+        (
+            {"messages": [{"role": "user", "content": "hello " * 5000}]},
+            Rates(0.0, 1e-6, 0.0, above=((1000, PER_TOKEN),)),
+        ),
+        ({"messages": []}, Rates(0.0, 1e-6, 0.0, audio_output_usd=1e-5)),
+    ],
+    ids=["tier", "length", "sound"],
+)
+def test_calls_at_a_dearer_price_spend_the_budget_at_most(asked: dict[str, Any], rates: Rates) -> None:
+    """What they may cost is reserved at the price that they may meet, not at the usual one."""
+    body = orjson.dumps({"model": "m", **asked})
+    usage = {"prompt_tokens": 10_000, "completion_tokens": ANSWER_TOKENS, "total_tokens": 10_000 + ANSWER_TOKENS}
+    told = {
+        "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
+        "service_tier": asked.get("service_tier"),
+    }
+    spoken = {"completion_tokens_details": {"audio_tokens": ANSWER_TOKENS}} if rates.audio_output_usd else {}
+
+    async def answers() -> Script:
+        await asyncio.sleep(0.5)
+        return whole(orjson.dumps(told | {"usage": usage | spoken}))
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(answers)], clock, changes={"rates": rates})
+        told = await asyncio.gather(*[city.call(key=team(), body=body, max_tokens=ANSWER_TOKENS) for _ in range(40)])
+
+        assert spent_usd(city) <= BUDGET_USD
+        assert sum(one.result == 200 for one in told) >= 5
+        await city.settle()
+
+    run(story)
+
+
 MANY: dict[str, tuple[str, dict[str, Any], int]] = {
     "prompts": ("completions", {"prompt": ["hello"] * 100, "max_tokens": 180}, 18_000),
     "prompts of tokens": ("completions", {"prompt": [[1, 2]] * 100, "max_tokens": 180}, 18_000),

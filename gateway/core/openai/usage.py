@@ -190,6 +190,8 @@ INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
+_TIER_ASKED = re.compile(rb'"(?:service_tier|serviceTier|speed)"\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
+"""How requests name their tier: OpenAI's, Gemini's, Anthropic's fast mode, Converse's object."""
 _TIER = re.compile(rb'"service_tier": ?"([a-z_]{1,32})"')
 """How OpenAI's answers name their tier, before `metadata`, which is the caller's; in a text, quotes would be escaped."""
 _BASE64 = re.compile(rb';base64,[A-Za-z0-9+/=]++|"data":\s?"[A-Za-z0-9+/=]{256,}+')
@@ -212,6 +214,12 @@ def find_usage(tail: bytes) -> Usage | None:
                 usage.tier = beside[1].decode()
             return usage
     return None
+
+
+def find_tier_asked(body: bytes) -> str:
+    """Returns the service tier that a request names, in any language; empty: none."""
+    asked = _TIER_ASKED.search(body)
+    return "" if asked is None else asked[1].decode().lower()
 
 
 def tier_beside(answer: dict[str, Any]) -> str:
