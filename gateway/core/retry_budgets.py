@@ -225,7 +225,7 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
-def dearest_usd(rates: Rates, input_tokens: int, tier: str = "") -> tuple[float, float]:
+def dearest_usd(rates: Rates, input_tokens: float, tier: str = "") -> tuple[float, float]:
     """Returns the highest price of a token of input and of output that a call of this size may meet.
 
     It may be served at the `tier` that it asks for or as usual, and be complete when the next price holds; what it makes may

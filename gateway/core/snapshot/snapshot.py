@@ -189,7 +189,7 @@ class Rates:
     soon: Rates | None = None
     """The rates that will follow within minutes; None: these last longer."""
 
-    def at(self, input_tokens: int, tier: str = "") -> Rates:
+    def at(self, input_tokens: float, tier: str = "") -> Rates:
         """Returns the rates of a call with so much input that was processed at this tier."""
         rates = self.by_tier.get(tier, self) if tier else self
         for start, dearer in rates.above:
