@@ -253,7 +253,7 @@ def _price(rates: Rates | None) -> dict[str, Any] | None:
     if rates.above:
         told["above"] = {str(start): _price(dearer) for start, dearer in rates.above}
     if rates.by_tier:
-        told["service_tiers"] = {tier: _price(other) for tier, other in rates.by_tier.items() if tier.islower()}
+        told["service_tiers"] = {tier: _price(other) for tier, other in rates.by_tier.items()}
     return told
 
 

@@ -63,17 +63,13 @@ _STATED: Final = {
     "image_usd": ("image_usd", 1.0),
 }
 """The rates, by the fields of a target's `price`."""
-_TIERS: Final[tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]] = (
-    (("flex", "FLEX", "ON_DEMAND_FLEX"), {"service_tier": "flex"}),
-    (("priority", "PRIORITY", "ON_DEMAND_PRIORITY"), {"service_tier": "priority"}),
-    (("fast",), {"service_tier": "fast", "speed": "fast"}),
-    (("batch",), {"processing": "batch"}),
-)
-"""The words of answers for service tiers, and what the price list calls them; with any other word the standard price holds.
-
-Sources: `service_tier` of OpenAI, Groq and Bedrock; `usage.service_tier` and `usage.speed` of Anthropic; `serviceTier` of
-Gemini, `trafficType` of Vertex AI.
-"""
+_TIERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "flex": {"service_tier": "flex"},
+    "priority": {"service_tier": "priority"},
+    "fast": {"service_tier": "fast", "speed": "fast"},
+    "batch": {"processing": "batch"},
+}
+"""By the tier of a `Usage`, what the price list calls it; with any other word the standard price holds."""
 
 
 class UnitPrice(NamedTuple):
@@ -113,12 +109,8 @@ def stated_rates(entry: PriceEntry) -> Rates | None:
     rates = rates_of(prices)
     if rates is None:
         return None
-    words = {names[0]: names for names, _ in _TIERS}
-    tiers: dict[str, Rates] = {}
-    for tier, other in entry.service_tiers.items():
-        of_tier = rates_of(prices | _stated_prices(other))
-        tiers |= dict.fromkeys(words.get(tier, (tier,)), of_tier or rates)
-    return replace(rates, by_tier=tiers)
+    tiers = {tier: rates_of(prices | _stated_prices(other)) for tier, other in entry.service_tiers.items()}
+    return replace(rates, by_tier={tier: of_tier for tier, of_tier in tiers.items() if of_tier is not None})
 
 
 def _stated_prices(entry: TierPrices) -> dict[str, UnitPrice]:
@@ -197,10 +189,10 @@ class PricedModel:
         rates, until = self.at({}, now)
         tiers: dict[str, Rates] = {}
         variants = (self._model.price_variants or ()) if self._is_own else ()
-        for words, context in _TIERS:
+        for tier, context in _TIERS.items():
             is_listed = any(variant.when.items() <= context.items() for variant in variants)
             if is_listed and (of_tier := self.at(context, now)[0]) is not None:
-                tiers |= dict.fromkeys(words, of_tier)
+                tiers[tier] = of_tier
         return None if rates is None else replace(rates, by_tier=tiers), until
 
     def _constraints(self) -> Iterator[Any]:

@@ -5,14 +5,13 @@ A byte search decides what is parsed. Source: OpenAI's Realtime API, server even
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot.snapshot import Provider
-from gateway.core.types import EMULATOR, Usage, UsageParts
+from gateway.core.types import EMULATOR, Usage
 
 # Which providers can have realtime sessions, as far as the config tells.
 
@@ -72,50 +71,13 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
         return None
     usage, details = response.get("usage"), response.get("status_details")
     error = _code_of(details.get("error")) if response.get("status") == "failed" and isinstance(details, dict) else None
-    return ReadEvent(is_done=True, usage=_usage(usage) if isinstance(usage, dict) else None, error=error)
-
-
-def added(total: Usage | None, more: Usage) -> Usage:
-    """Returns both together."""
-    if total is None:
-        return more
-    parts = {one.name: getattr(total.parts, one.name) + getattr(more.parts, one.name) for one in fields(UsageParts)}
-    return Usage(
-        total.input + more.input, total.output + more.output, total.cached + more.cached, parts=UsageParts(**parts)
-    )
+    return ReadEvent(is_done=True, usage=read_usage(usage) if isinstance(usage, dict) else None, error=error)
 
 
 def error_event(code: str, kind: str, message: str) -> bytes:
     """Returns an error of ours as an event of the session."""
     error = {"type": kind, "code": code, "message": message, "param": None, "event_id": None}
     return orjson.dumps({"type": "error", "event_id": f"event_gateway_{code}", "error": error})
-
-
-def _usage(said: dict[str, Any]) -> Usage | None:
-    """Realtime says `input_token_details` where Responses say `input_tokens_details`."""
-    details = said.get("input_token_details")
-    read = read_usage(said if details is None else {**said, "input_tokens_details": details})
-    if read is None:
-        return None
-    cached = details.get("cached_tokens_details") if isinstance(details, dict) else None
-    audio_cached = min(_part(cached, "audio_tokens"), read.cached)
-    image_cached = min(_part(cached, "image_tokens"), read.cached - audio_cached)
-    audio_input = max(audio_cached, min(_part(details, "audio_tokens"), read.input))
-    parts = replace(
-        read.parts,
-        audio_input=audio_input,
-        audio_output=min(_part(said.get("output_token_details"), "audio_tokens"), read.output),
-        audio_cached=audio_cached,
-        image_input=max(image_cached, min(_part(details, "image_tokens"), read.input - audio_input)),
-        image_cached=image_cached,
-    )
-    return replace(read, parts=parts)
-
-
-def _part(details: object, name: str) -> int:
-    """The tokens of one modality; 0 where nobody says so."""
-    count = details.get(name) if isinstance(details, dict) else None
-    return count if type(count) is int and count > 0 else 0
 
 
 def _code_of(error: object) -> str:

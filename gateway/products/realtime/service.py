@@ -18,11 +18,12 @@ from gateway.core.health.target_health.target_health import CLIENT_GONE
 from gateway.core.ledger import Accounts, answer_headers, cost_usd
 from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers
+from gateway.core.openai.usage import added
 from gateway.core.relay import RawRelay
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
-from gateway.products.realtime.rules import ReadEvent, added, error_event, is_read, read_event
+from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
 
@@ -188,7 +189,7 @@ class RealtimeSession:
         if not event.is_done:
             return
         if event.usage is not None:
-            self.usage = added(self.usage, event.usage)
+            self.usage = event.usage if self.usage is None else added(self.usage, event.usage)
             why = self.host.used(self, event.usage)
             if why is not None:
                 self.refuse(why, "budget_exceeded", "rate_limit_error")

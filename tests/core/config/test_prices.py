@@ -183,10 +183,10 @@ PUBLISHED: list[tuple[str, Provider, str, Usage, float]] = [
         0.00575,
     ),
     (
-        "flex, by the word of Vertex AI",
+        "flex at Gemini",
         GEMINI,
         "gemini-3.8-flash-tts",
-        Usage(1000, 1000, tier="ON_DEMAND_FLEX"),
+        Usage(1000, 1000, tier="flex"),
         0.00475,
     ),
     ("pictures", GEMINI, "gemini-3-pro-image-preview", Usage(1000, 1000, parts=UsageParts(image_output=900)), 0.1112),
@@ -219,7 +219,7 @@ def test_a_target_states_prices_by_tier_modality_and_length(tmp_path: Path) -> N
 
     assert usage_usd(rates, Usage(200_000, 1000, 1000)) == pytest.approx(199_000 * 1.25e-6 + 0.000125 + 0.01)
     assert usage_usd(rates, Usage(300_000, 1000, 1000)) == pytest.approx(299_000 * 2.5e-6 + 0.000125 + 0.01)
-    assert usage_usd(rates, Usage(300_000, 1000, tier="FLEX")) == pytest.approx(0.15 + 0.01)
+    assert usage_usd(rates, Usage(300_000, 1000, tier="flex")) == pytest.approx(0.15 + 0.01)
     assert usage_usd(rates, Usage(1000, 1000, tier="reserved")) == pytest.approx(0.00125 + 0.001)
     assert usage_usd(rates, Usage(0, 1000, parts=UsageParts(image_output=900, searches=3))) == pytest.approx(
         0.001 + 0.108 + 0.03

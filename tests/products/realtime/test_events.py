@@ -12,7 +12,7 @@ from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import Usage, UsageParts
 from gateway.products.realtime.http import read_subprotocols
-from gateway.products.realtime.rules import added, error_event, is_read, read_event
+from gateway.products.realtime.rules import error_event, is_read, read_event
 from tests.products.realtime.provider import created, delta, done
 
 JSON = st.recursive(
@@ -36,8 +36,6 @@ def test_usage_is_read_as_realtime_says_it() -> None:
     event = read_event(done().encode())
     assert event is not None
     assert event.usage == Usage(20, 10, 8)
-    assert added(event.usage, event.usage) == Usage(40, 20, 16)
-    assert added(None, event.usage) == event.usage
 
 
 def test_sound_has_prices_of_its_own() -> None:
