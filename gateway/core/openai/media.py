@@ -40,16 +40,11 @@ _PCM = frozenset((1, 3, 0xFFFE))
 
 
 def read_media_answer(answer: dict[str, Any]) -> Usage | None:
-    """Returns the usage that a whole answer reports; None: it reports none.
-
-    Sound is measured by `usage.seconds` (OpenAI), `usage.prompt_audio_seconds` (Mistral), or by the `duration` of
-    `verbose_json`.
-    """
+    """Returns the usage that a whole answer reports, or of `verbose_json` the `duration`; None: it reports nothing."""
     told = answer.get("usage")
-    told = told if isinstance(told, dict) else {}
-    usage = read_usage(told)
-    seconds = read_seconds(told.get("seconds", told.get("prompt_audio_seconds", answer.get("duration"))))
-    if seconds is None:
+    usage = read_usage(told) if isinstance(told, dict) else None
+    seconds = read_seconds(answer.get("duration"))
+    if not seconds or (usage is not None and usage.parts.audio_s):
         return usage
     usage = Usage(0, 0) if usage is None else usage
     return replace(usage, parts=replace(usage.parts, audio_s=seconds))
