@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import ceil, inf
 
 from gateway.core.admission.admission.candidates import answers_of, estimate_of
@@ -272,6 +273,18 @@ def media_usage(call: Call, target: Target, told: Usage | None, written: int | N
     certain = certain_usage(name, told, body, asked)
     estimated = estimated_media_usage(name, certain, body, asked, written)
     return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
+
+
+def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_tokens: int) -> Usage | None:
+    """Returns the usage of a stream that has ended: what the provider has reported, and the estimate of what it has not.
+
+    Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
+    """
+    if reported is None:
+        return estimated_usage(call, output_tokens)
+    if reported.output < output_tokens and (outcome != "ok" or not reported.output):
+        return replace(reported, output=output_tokens, estimated=True)
+    return reported
 
 
 def known_usd(attempts: Sequence[Attempt]) -> float | None:

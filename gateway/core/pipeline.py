@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
@@ -30,6 +29,7 @@ from gateway.core.ledger import (
     lossy_header,
     media_usage,
     says_retry,
+    streamed_usage,
     with_retry_advice,
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
@@ -38,7 +38,6 @@ from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
-from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import PASSING, Usage
 from gateway.dialects.http.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
@@ -67,17 +66,6 @@ SLOW_CLIENT_S = 5.0
 
 def _half() -> float:
     return 0.5
-
-
-def _streamed(call: Call, target: Target, outcome: str, told: Usage | None, output_tokens: int) -> Usage | None:
-    """Returns the usage of a stream that has ended, with what was counted of it where the provider has not told it."""
-    if call.endpoint.name in MEDIA:
-        return media_usage(call, target, told, output_tokens)
-    if told is None:
-        return estimated_usage(call, output_tokens)
-    if outcome != "ok" and call.endpoint.sse == "messages" and told.output < output_tokens:
-        return replace(told, output=output_tokens, estimated=True)  # its start has told the input alone
-    return told
 
 
 class Pipeline:
@@ -283,7 +271,10 @@ class Pipeline:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
                 self._deferred.cut(call)
-            usage = _streamed(call, opened.target, outcome, usage, output_tokens)
+            if call.endpoint.name in MEDIA:
+                usage = media_usage(call, opened.target, usage, output_tokens)
+            else:
+                usage = streamed_usage(call, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
@@ -304,7 +295,7 @@ class Pipeline:
             await chunks.aclose()
             await relay.aclose()
             if not call.settled:  # closed before the first chunk was asked for: the generator never ran
-                on_end(CLIENT_GONE, None, 0)
+                on_end(CLIENT_GONE, *relay.account())
 
         shared = self._shared(call, opened)
         if isinstance(relay, RawRelay):

@@ -15,7 +15,7 @@ from gateway.core.call import Call
 from gateway.core.ledger import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.core.openai import sse
 from gateway.core.openai.sse import FirstEventKind, StreamClock, first_error, first_word
-from gateway.core.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
+from gateway.core.openai.transcript import MOST_SAMPLES, NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.core.openai.usage import find_usage
 from gateway.core.types import Answer, Clocks, ErrorClass, PassthroughChunks, Phase, Upstream, UpstreamFailed, Usage
 
@@ -27,7 +27,8 @@ from gateway.core.types import Answer, Clocks, ErrorClass, PassthroughChunks, Ph
 RAW_TAIL_BYTES = 8192
 
 OnEnd = Callable[[str, Usage | None, int], None]
-"""Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated."""
+"""Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated of what
+has come; 0 where the usage is of all of it."""
 
 
 class StreamBroken(Exception):
@@ -50,6 +51,12 @@ class RawRelay:
     def answer(self) -> Answer:
         """Returns the answer whose body it is."""
         return self._answer
+
+    def account(self) -> tuple[Usage | None, int]:
+        """Returns the usage and the estimated tokens of what has come, as `OnEnd` gets them."""
+        if not self._count_tokens:
+            return None, 0
+        return find_usage(self._first[-RAW_TAIL_BYTES:]), len(self._first) // 4
 
     def change(self, change: Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]) -> None:
         """Lets `change` write the body anew on its way."""
@@ -145,12 +152,12 @@ class SseRelay:
         "_answer",
         "_call",
         "_chunks",
+        "_count",
         "_cutter",
         "_first",
         "_held",
         "_look_at",
         "_now",
-        "_plain",
         "_said",
         "_strips",
         "_upstream",
@@ -168,12 +175,12 @@ class SseRelay:
         self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage, headers=call.headers)
         self._held = b""
         self._first = b""
-        self._plain = 0
-        """The events that were passed on without reading."""
         self._look_at = 0.0
         """When the stream's clock is to be looked at again; before the stream has begun, at once."""
         self._now: Callable[[], float] = _never
         self._write: Callable[[bytes], bool] | None = None
+        self._count: Callable[[], None] = _count_nothing
+        """Counts the events that `chunks` did not see."""
         self.paused_s = 0.0
         """How long, when it has ended, the provider had to wait for a client that did not read."""
 
@@ -213,27 +220,28 @@ class SseRelay:
         Raises StreamBroken where that cannot be said any more, in the middle of an event too long to be held back.
         """
         said, cutter, strips = self._said, self._cutter, self._strips
-        is_plain = said.is_plain
         paused_s = 0.0
         outcome: str = CLIENT_GONE
         try:
             pace = StreamClock(clocks, now())
             self._now, self._look_at = now, pace.look_at
-            held, self._held, self._first = (self._held, self._first), b"", b""
-            block = said.read(held[0]) + said.read(held[1], is_part=cutter.inside)
-            del held  # it may be large, and the stream long
+            block, is_plain = self._begin(), said.is_plain
+            if self._write is not None and not said.is_over:
+                self._tap(self._write, now)
             if block:
                 yield block
+            del block  # it may be large, and the stream long
             async for chunk in self._chunks if said.failure is None else _nothing():
                 if cutter.is_idle and is_plain(chunk):
-                    self._plain += 1
-                    said.last_plain = chunk
+                    said.pass_plain(chunk)
                     given_at = now()
                     yield chunk.replace(NULL_USAGE, b"") if strips else chunk
                 elif block := cutter.feed(chunk):
                     del chunk  # a client that stops reading would keep it beside the block
                     block = said.read(block, is_part=cutter.inside)
                     is_plain = said.is_plain
+                    if said.is_over:
+                        self._untap()
                     given_at = now()
                     if block:
                         yield block
@@ -245,7 +253,8 @@ class SseRelay:
                 if left_at - given_at > HELD_UP_S:
                     paused_s += left_at - given_at
                 if left_at > self._look_at:
-                    late = pace.look(left_at, self._plain + said.events, paused_s)
+                    self._count()
+                    late = pace.look(left_at, said.plain + said.events, paused_s)
                     if late is not None and not said.is_over:
                         outcome = ErrorClass.TIMEOUT
                         yield self._last_event(late, outcome)
@@ -276,7 +285,18 @@ class SseRelay:
             finally:
                 if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
                     outcome = "ok"  # whoever left, or was late, has missed nothing
-                on_end(outcome, said.usage or find_usage(said.last_plain), self._plain + said.events)
+                on_end(outcome, *self.account())
+
+    def _begin(self) -> bytes:
+        """Return what came before the client asked for anything, read."""
+        held, first, self._held, self._first = self._held, self._first, b"", b""
+        return self._said.read(held) + self._said.read(first, is_part=self._cutter.inside)
+
+    def account(self) -> tuple[Usage | None, int]:
+        """The usage that the provider has reported, and the estimated tokens of what has come, as `OnEnd` gets them."""
+        if self._held or self._first:  # nobody has asked for the first chunk
+            self._begin()
+        return self._said.account()
 
     def pass_on(self, write: Callable[[bytes], bool]) -> None:
         """Let plain events go straight to `write` while `chunks` waits for the next, as `Reply.pass_on` tells.
@@ -285,7 +305,8 @@ class SseRelay:
         """
         if isinstance(self._chunks, PassthroughChunks):
             self._write = write
-            self._chunks.on_block = self._take
+            if self._now is not _never and not self._said.is_over:
+                self._tap(write, self._now)
 
     @property
     def usage_event(self) -> bytes:
@@ -297,20 +318,47 @@ class SseRelay:
         self._untap()
         await self._answer.aclose()
 
-    def _take(self, event: bytes) -> bool:
-        """Pass on an event that a turn of `chunks` would only have passed on; False: it has to be read there."""
-        said, write = self._said, self._write
-        if write is None or not self._cutter.is_idle or not said.is_plain(event) or self._now() > self._look_at:
-            return False
-        if not write(event.replace(NULL_USAGE, b"") if self._strips else event):
-            return False
-        self._plain += 1
-        said.last_plain = event
-        return True
+    def _tap(self, write: Callable[[bytes], bool], now: Callable[[], float]) -> None:
+        """Let events go straight to `write` that a turn of `chunks` would only have passed on; others have to be read there.
+
+        Each event of each stream comes by, so it is as quick as it can be, and counts by itself (as `Transcript.pass_plain`).
+        """
+        said, cutter, strips = self._said, self._cutter, self._strips
+        is_plain, samples = said.is_plain, said.samples
+        events, size, most = 0, 0, said.step
+        left = most
+
+        def take(event: bytes) -> bool:
+            nonlocal events, size, most, left
+            if not cutter.is_idle or not is_plain(event) or now() > self._look_at:
+                return False
+            if not write(event.replace(NULL_USAGE, b"") if strips else event):
+                return False
+            said.last_plain = event
+            size += len(event)
+            left -= 1
+            if not left:
+                samples.append(event)
+                if len(samples) > MOST_SAMPLES:
+                    said.thin_out()
+                events += most
+                left = most = said.step
+            return True
+
+        def count() -> None:
+            nonlocal events, size, most, left
+            said.plain += events + most - left
+            said.plain_bytes += size
+            events, size, most = 0, 0, left
+
+        if isinstance(self._chunks, PassthroughChunks):
+            self._chunks.on_block, self._count = take, count
 
     def _untap(self) -> None:
         """Let go of the client and of the provider's connection, which lead back to here."""
         self._write = None
+        self._count()
+        self._count = _count_nothing
         if isinstance(self._chunks, PassthroughChunks):
             self._chunks.on_block = None
 
@@ -383,6 +431,10 @@ def _malformed(detail: str) -> UpstreamFailed:
 
 def _never() -> float:
     return inf
+
+
+def _count_nothing() -> None:
+    return None
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -111,7 +111,7 @@ async def test_plain_events_wake_nobody() -> None:
     line.exchange.finish(None)
     await reading
     assert line.got[6:] == [FINISH + DONE]
-    assert [(outcome, events) for outcome, _, events in line.ends] == [("ok", 7)]
+    assert [(outcome, events) for outcome, _, events in line.ends] == [("ok", 6)]
 
 
 async def test_events_that_are_passed_on_do_not_outrun_the_total_time() -> None:

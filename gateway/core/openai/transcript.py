@@ -8,9 +8,11 @@ JSON object or `[DONE]` is passed on as an event; once a stream has ended or fai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from gateway.core.openai import sse
 from gateway.core.openai.sse import (
@@ -63,6 +65,117 @@ def _is_much(asked: Any) -> bool:
     return not isinstance(asked, list) and asked not in _LITTLE
 
 
+# Estimates the tokens of what a stream has brought, where its usage does not come: its client leaves, or it breaks off.
+#
+# An event that only brings more of the answer is not parsed. Its bytes are counted, and some events are kept as samples; what
+# they hold is extended to all events at the end, where it is needed. Texts count as those of whole answers do, by their bytes.
+
+
+_BYTES_PER_TOKEN = 4
+_AUDIO_CHARACTERS = 3_200
+"""Of base64 to a token: PCM of 24 kHz, of which OpenAI counts a token for each 50 ms."""
+_GEMINIS_AUDIO_CHARACTERS = 2_560
+"""The same for Gemini, which counts 25 tokens a second."""
+_PICTURE_TOKENS = 1_290.0
+"""Of a picture of Gemini's, up to 1024 x 1024."""
+_OUTPUT = frozenset(
+    (
+        *(
+            "arguments",
+            "candidates",
+            "choices",
+            "code",
+            "content",
+            "content_block",
+            "custom",
+            "delta",
+            "executableCode",
+        ),
+        *(
+            "function",
+            "functionCall",
+            "function_call",
+            "name",
+            "partial_json",
+            "parts",
+            "reasoning",
+            "reasoning_content",
+        ),
+        *("refusal", "summary", "text", "thinking", "tool_calls", "transcript"),
+    )
+)
+"""The fields of events, in all forms, whose texts are output."""
+_MOST_NESTED = 16
+_FIRST_STEP = 4  # the very first event often has a role alone
+MOST_SAMPLES = 48
+_USUAL_WEIGHT = 100.0
+"""The usual tokens of a byte weigh as much as samples that differ by 10 bytes."""
+_MOST_KEPT_BYTES = 1_024
+"""A longer sample is measured at once, and not kept."""
+
+
+def output_tokens_in(event: dict[str, Any]) -> float:
+    """Returns the estimated tokens of the text, thinking, tool calls, sound and pictures in an event of any form.
+
+    The events of Responses that repeat what others have brought add nothing.
+    """
+    kind = event.get("type")
+    if not isinstance(kind, str) or not kind.startswith("response."):
+        return _tokens_of(event, 0)
+    delta = event.get("delta") if kind.endswith(".delta") else None
+    if not isinstance(delta, str):
+        return 0.0
+    return len(delta) / _AUDIO_CHARACTERS if kind.endswith("audio.delta") else _tokens_of(delta, 0)
+
+
+def _tokens_of(value: object, depth: int) -> float:
+    if isinstance(value, str):
+        return (len(value) if value.isascii() else len(value.encode(errors="replace"))) / _BYTES_PER_TOKEN
+    if depth > _MOST_NESTED:
+        return 0.0
+    if isinstance(value, list):
+        return sum([_tokens_of(one, depth + 1) for one in value])
+    if not isinstance(value, dict):
+        return 0.0
+    tokens = 0.0
+    for name, inner in value.items():
+        if name in _OUTPUT:
+            tokens += _tokens_of(inner, depth + 1)
+        elif name == "args" or name == "input":  # of a call: an object, or a text
+            tokens += _tokens_of(
+                orjson.dumps(inner).decode() if isinstance(inner, dict) and inner else inner, depth + 1
+            )
+        elif name == "audio" and isinstance(inner, dict):
+            tokens += _tokens_of(inner, depth + 1) + _length(inner.get("data")) / _AUDIO_CHARACTERS
+        elif name == "inlineData" and isinstance(inner, dict):
+            is_picture = str(inner.get("mimeType")).startswith("image/")
+            tokens += _PICTURE_TOKENS if is_picture else _length(inner.get("data")) / _GEMINIS_AUDIO_CHARACTERS
+        elif name == "images" and isinstance(inner, list):
+            tokens += _PICTURE_TOKENS * len(inner)
+        elif name == "reasoning_details" and not (value.get("reasoning_content") or value.get("reasoning")):
+            tokens += _tokens_of(inner, depth + 1)  # elsewhere these repeat it
+    return tokens
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str) else 0
+
+
+def extend_samples(samples: Sequence[tuple[int, float]], events: int, size: int) -> float:
+    """Returns the estimated tokens of so many events that have `size` bytes together.
+
+    Of each sample, at least one, the bytes and tokens are known. How many tokens a byte has follows from those that differ in
+    length; of few, it is near what texts have. Source: the regression estimator (Cochran, Sampling Techniques, 7).
+    """
+    mean_size = sum([one for one, _ in samples]) / len(samples)
+    mean_tokens = sum([tokens for _, tokens in samples]) / len(samples)
+    usual = mean_tokens / mean_size if mean_size > _MOST_KEPT_BYTES else 1 / _BYTES_PER_TOKEN  # long ones may be sound
+    both = sum([(one - mean_size) * (tokens - mean_tokens) for one, tokens in samples])
+    spread = sum([(one - mean_size) ** 2 for one, _ in samples])
+    per_byte = (both + usual * _USUAL_WEIGHT) / (spread + _USUAL_WEIGHT)
+    return max(0.0, events * mean_tokens + max(0.0, per_byte) * (size - events * mean_size))
+
+
 STREAM_ERROR = "stream_error"
 """The outcome of a stream in which the provider itself reported an error."""
 
@@ -99,8 +212,12 @@ class Transcript:
         "_has_done",
         "_head",
         "_headers",
+        "_long_bytes",
         "_long_tail",
         "_number",
+        "_read_events",
+        "_read_tokens",
+        "_reported_at",
         "_strips",
         "_told",
         "events",
@@ -109,6 +226,10 @@ class Transcript:
         "is_over",
         "is_plain",
         "last_plain",
+        "plain",
+        "plain_bytes",
+        "samples",
+        "step",
         "usage",
         "usage_event",
     )
@@ -123,8 +244,14 @@ class Transcript:
         self._strips = strips_usage
         self._has_done = False
         self._head = b""
+        self._long_bytes = 0
         self._long_tail = b""
         self._number = -1
+        self._read_events = 0
+        self._read_tokens = 0.0
+        """The events read here that had output, and their estimated tokens."""
+        self._reported_at = -1
+        """The number of plain events when an event last reported usage; -1: one with output has come since."""
         self._begun: dict[str, Any] | None = None
         """What the end of a response that fails repeats of its beginning."""
         self._told: dict[str, Any] = {}
@@ -136,9 +263,14 @@ class Transcript:
         self.is_over = False
         """The stream's last event has come."""
         self.is_plain = plain_events_of(form)
-        """Returns whether a block needs no reading; it is then to be counted and kept in `last_plain`."""
+        """Returns whether a block needs no reading; it is then to be given to `pass_plain`."""
         self.last_plain = b""
         """The last event that was passed on without reading."""
+        self.plain = self.plain_bytes = 0
+        """The events that were passed on without reading, and their bytes."""
+        self.samples: list[bytes | tuple[int, float]] = []
+        """One in `step` of them; of long ones their bytes and tokens."""
+        self.step = _FIRST_STEP
         self.failure: Failure | None = None
         self.usage: Usage | None = None
         self.usage_event = b""
@@ -149,6 +281,38 @@ class Transcript:
         """Returns whether the client has a part of an event, which was too long to be held back."""
         return bool(self._head)
 
+    def pass_plain(self, event: bytes) -> None:
+        """Counts an event that is passed on without reading."""
+        self.plain += 1
+        self.plain_bytes += len(event)
+        self.last_plain = event
+        if self.plain % self.step == 0:
+            self.samples.append(event if len(event) <= _MOST_KEPT_BYTES else _measured(event))
+            if len(self.samples) > MOST_SAMPLES:
+                self.thin_out()
+
+    def thin_out(self) -> None:
+        """Drops every other sample; from then on they are taken half as often."""
+        del self.samples[::2]
+        self.step *= 2
+
+    def account(self) -> tuple[Usage | None, int]:
+        """Returns the usage reported so far, and the tokens that what has come is estimated at; 0 where the last event has
+        reported them."""
+        usage = find_usage(self.last_plain) if b'"usage' in self.last_plain else None
+        if usage is not None and self.usage is not None:
+            usage = joined(self.usage, usage, max)
+        elif usage is None and self._reported_at != self.plain:
+            return self.usage, self._tokens()
+        usage = usage or self.usage
+        return usage, 0 if usage is not None and usage.output else self._tokens()
+
+    def _tokens(self) -> int:
+        samples = [_measured(one) if isinstance(one, bytes) else one for one in (*self.samples, self.last_plain)]
+        plain = extend_samples(samples, self.plain, self.plain_bytes) if self.plain else 0.0
+        # An event has a token at least.
+        return max(int(plain + self._read_tokens + self._long_tokens()), self.plain + self._read_events)
+
     def read(self, block: bytes, *, is_part: bool = False) -> bytes:
         """Returns the part of this block that may be passed on. `is_part`: it is the start or the middle of a long event."""
         if is_part or self._head:
@@ -156,8 +320,7 @@ class Transcript:
         kept = []
         for event in sse.split_events(block):
             if self.is_plain(event):
-                self.events += 1
-                self.last_plain = event
+                self.pass_plain(event)
                 kept.append(event)
                 continue
             kept.append(self._hear(event))
@@ -249,18 +412,23 @@ class Transcript:
         return event
 
     def _note(self, parsed: dict[str, Any]) -> None:
-        """Notes the event's usage. A stream of unknown form may also turn out to be one with a known end."""
+        """Notes the event's output and usage. A stream of unknown form may also turn out to be one with a known end."""
         kind = parsed.get("type")
         if self._form == "other" and isinstance(kind, str):
             if kind == "message_start":
                 self._form = "messages"
             elif kind.startswith("response."):
                 self._form = "responses"
+        if tokens := output_tokens_in(parsed):
+            self._read_events += 1
+            self._read_tokens += tokens
+            self._reported_at = -1
         told = usage_in(parsed)
         usage = None if told is None else read_usage(told)
         if usage is not None and not usage.tier:
             usage.tier = tier_beside(parsed)
         if usage is not None and told is not None:
+            self._reported_at = self.plain
             if self._form == "messages":
                 self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)
                 self.usage = read_usage(self._told)
@@ -309,6 +477,7 @@ class Transcript:
             self.failure = self._interrupted("the provider sent an event that is not JSON")
             return b""
         self._head = self._head or piece[:_HEAD_BYTES]
+        self._long_bytes += len(piece)
         self._long_tail = (self._long_tail + piece)[-_TAIL_BYTES:]
         if is_part:
             return block
@@ -320,12 +489,31 @@ class Transcript:
 
     def _end_long(self) -> None:
         self.events += 1
-        self.usage = find_usage(self._long_tail) or self.usage
+        self._read_tokens += self._long_tokens()
+        usage = find_usage(self._long_tail)
+        self._reported_at = -1 if usage is None else self.plain
+        self.usage = usage or self.usage
         if _LAST_NAME.search(self._head):
             self._be_over()
         if _FINISH.search(self._long_tail):
             self.finished.add(0)
         self._head = self._long_tail = b""
+        self._long_bytes = 0
+
+    def _long_tokens(self) -> float:
+        """Returns the estimated tokens of the long event that is being read, so far; 0.0: there is none."""
+        if not self._head or (b"response." in self._head and b".delta" not in self._head):
+            return 0.0
+        if b'"image/' in self._head or b"data:image/" in self._head:
+            return _PICTURE_TOKENS
+        tail = self._long_tail
+        is_base64 = tail.isascii() and tail.count(b" ") + tail.count(b"\\") < len(tail) // _HEAD_BYTES
+        return self._long_bytes / (_AUDIO_CHARACTERS if is_base64 else _BYTES_PER_TOKEN)
+
+
+def _measured(event: bytes) -> tuple[int, float]:
+    """Returns the bytes and the estimated tokens of an event."""
+    return len(event), output_tokens_in(sse.event_json(event) or {})
 
 
 def _number_of(event: dict[str, Any]) -> int:

@@ -21,7 +21,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE
-from gateway.core.ledger import cost_usd, estimated_usage
+from gateway.core.ledger import cost_usd, estimated_usage, streamed_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import estimate_tokens
 from gateway.core.relay import SseRelay, StreamBroken
@@ -93,7 +93,7 @@ async def hold(
     if end.outcome != "ok":
         raise UpstreamFailed(_class_of(end.outcome), Phase.STREAMING, "the stream broke off while it was held back")
     attempt.ended_at = clock.monotonic()
-    usage = end.usage if end.usage is not None and end.usage.output else estimated_usage(call, end.tokens)
+    usage = streamed_usage(call, "ok", end.usage, end.tokens)
     return HeldStream(replace(opened, body=b"".join(parts), usage=usage, relay=None), texts.texts())
 
 

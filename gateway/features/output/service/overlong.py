@@ -60,6 +60,10 @@ class OverlongStream:
         finally:
             await self._rest.aclose()
 
+    def account(self) -> tuple[Usage | None, int]:
+        """Returns the usage and the estimated tokens of a stream that has ended, as `OnEnd` gets them."""
+        return self._end.usage, self._end.tokens
+
     async def aclose(self) -> None:
         """Gives up on the stream."""
         await self._rest.aclose()
