@@ -174,7 +174,7 @@ def build_jobs(
         native=(
             HttpProviderBatches(pools.transport),
             admission.budgets,
-            lambda call: admission.costs.price(call, 0.0).most,  # the usual price, where it is known
+            admission.costs.usual_usd,
         ),
         tell_run=tell_run,
         last_users=last_users,

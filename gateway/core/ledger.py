@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil, inf
+from typing import Final
 
 from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
@@ -31,6 +32,9 @@ from gateway.features.runs.table.table import RunTable
 # What a call is estimated to use and to cost, by what its targets have answered to calls before it.
 #
 # It must not know budgets. A cost is in US dollars; where a target has no price it is None, which is not 0.
+
+
+_SOME_TOKENS: Final = Usage(1, 1)
 
 
 class CostEstimates:
@@ -84,17 +88,24 @@ class CostEstimates:
         return max(prices, key=lambda price: price.most, default=FREE)
 
     def refuse_unpriced(self, call: Call) -> None:
-        """Raises Forbidden where a key with a budget would have media made or read at a price that is not known."""
-        if call.endpoint.name not in MEDIA or call.key.allow_unpriced:
+        """Raises Forbidden where a key with a budget would use what has no price, at any target that the call may go to."""
+        is_media = call.endpoint.name in MEDIA
+        if call.key.allow_unpriced or not (is_media or call.endpoint.tokens != "none"):
             return
         for target in call.model.plan:
-            if self.usd(call, target) is None:
+            if cost_usd(call, target, media_usage(call, target, None) if is_media else _SOME_TOKENS) is None:
                 raise Forbidden(
-                    f"The key '{call.key.name}' has a budget, and what {call.endpoint.name} cost at {target.name} is not "
+                    f"The key '{call.key.name}' has a budget, and what '{call.endpoint.name}' costs at {target.name} is not "
                     "known; set 'price' at the target, or allow it with 'allow_unpriced: true' at the key.",
                     param="model",
                     code="unpriced_endpoint",
                 )
+
+    def usual_usd(self, call: Call) -> float:
+        """Returns the usual price of a call, where it is known. Raises Forbidden where its key has a budget and it has none."""
+        if call.key.budget_usd_per_day is not None:
+            self.refuse_unpriced(call)
+        return self.price(call, 0.0).most
 
     def price_unfinished(self, call: Call) -> None:
         """Prices the attempt in flight of a call that is given up: a provider works on it, and wants to be paid."""

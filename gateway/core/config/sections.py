@@ -149,6 +149,7 @@ def find_notices(
     if closed:
         notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
     notices += _fallback_notices(models, keys.values())
+    notices += _unpriced_notices(models, keys.values())
     return tuple(printable(notice) for notice in notices)
 
 
@@ -180,6 +181,27 @@ def _fallback_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Itera
             yield (
                 f"key {key.name}: its models do not allow what they fall back to: {', '.join(pairs)}; "
                 "fallbacks: allowed at the key leaves that out"
+            )
+
+
+def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Iterator[str]:
+    """Tells which models keys with a budget are refused, or use beside their budget, because they have no price."""
+    for key in keys:
+        if key.budget_usd_per_day is None:
+            continue
+        unpriced = {
+            target.name: None
+            for name, model in models.items()
+            if key.allows is None or key.allows.match(name)
+            for target in model.plan
+            if target.model is not None and target.find_rates(target.model) is None
+        }
+        if unpriced and key.allow_unpriced:
+            yield f"key {key.name}: its budget does not count what has no price: {', '.join(unpriced)}"
+        elif unpriced:
+            yield (
+                f"key {key.name} has a budget and is refused models with a target that has no price: {', '.join(unpriced)}; "
+                "set price at the target, or allow_unpriced: true at the key"
             )
 
 

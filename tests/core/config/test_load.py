@@ -913,7 +913,7 @@ def test_weights_that_do_nothing_are_announced(tmp_path: Path) -> None:
     text = config(
         models=f"{{a: {{{weighted}, choose: in_order}}, b: {{{weighted}}}, c: {{{weighted}, choose: fastest}}, "
         "d: {targets: [openai], choose: in_order, context_fallbacks: [b]}}",
-        keys="[{name: web, key: '${K}', budget_usd_per_day: 3}]",
+        keys="[{name: web, key: '${K}', rpm: 3}]",
     )
 
     assert load_text(tmp_path, text, {"K": KEY}).notices == (

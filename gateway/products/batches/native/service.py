@@ -19,7 +19,7 @@ from math import inf
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError
+from gateway.core.errors import Forbidden, GatewayError
 from gateway.core.snapshot.snapshot import Key, Policies, Provider
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
@@ -203,7 +203,10 @@ class PartCharges:
             return part
         if self._accounts.is_spent(key):
             return None
-        usd = await self._estimate(job, chunk, has_result)
+        try:
+            usd = await self._estimate(job, chunk, has_result)
+        except Forbidden as refused:
+            raise NoPart(str(refused)) from refused  # lines that run here are told so one by one
         if usd > budget_usd:
             raise NoPart(f"it costs about ${usd:.2g}, and its key may spend ${budget_usd:g} a day")
         day = await self._accounts.charge(key, usd)

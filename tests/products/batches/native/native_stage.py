@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -186,6 +186,7 @@ class NativeStage(Stage):
         self.provider = (InlineBatches if is_inline else ScriptedBatches)(clock, lies or Lies())
         self.policies = Policies(snapshot("claude") if is_inline else snapshot())
         self.accounts = Accounts(clock)
+        self.price_usd: Callable[[], float] = lambda: CHARGED_USD
         self.lives: list[Life] = []
         if is_inline:
             more["endpoint"] = "/v1/messages"
@@ -209,7 +210,7 @@ class NativeStage(Stage):
         if not self.accounts.outlives:
             self.accounts.charged = 0.0
         charges = PartCharges(
-            self.blobs, self.accounts, self.make_call, lambda _call: CHARGED_USD, self._rules_of, self.clock
+            self.blobs, self.accounts, self.make_call, lambda _call: self.price_usd(), self._rules_of, self.clock
         )
         parts = self.parts = NativeParts(
             *(store, self.blobs, batches, self.accounts, charges, self.policies),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import Forbidden
 from gateway.products.jobs.model import JobFlag, JobState
 from tests.products.batches.native.native_provider import Lies
 from tests.products.batches.native.native_stage import PRICE_USD, NativeStage, native_rules
@@ -499,6 +500,25 @@ def test_a_part_that_no_budget_pays_for_runs_here() -> None:
 
         assert (job.tally.completed, len(stage.tries), stage.provider.asked) == (20, 20, [])
         assert stage.accounts.most_charged == 0
+
+    run(story)
+
+
+def test_a_part_whose_price_is_not_known_runs_here() -> None:
+    """Where its key has a budget, which is told so line by line: at the provider nobody would count it."""
+
+    def refuse() -> float:
+        raise Forbidden("what it costs is not known", code="unpriced_endpoint")
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.price_usd = refuse
+        stage.worker.start()
+        await stage.accept_batch(20)
+
+        await stage.ended()
+
+        assert (len(stage.tries), stage.provider.asked) == (20, [])
 
     run(story)
 
