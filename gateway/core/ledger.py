@@ -178,9 +178,16 @@ class Accounts:
         """To be called when a call has come in."""
 
     def settle(
-        self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
+        self,
+        call: Call,
+        status: int,
+        outcome: str,
+        *,
+        target: Target | None = None,
+        usage: Usage | None = None,
+        beside_usd: float = 0.0,
     ) -> None:
-        """Close the call's account; a second time does nothing."""
+        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost."""
         if call.settled:
             return
         call.settled = True
@@ -190,7 +197,7 @@ class Accounts:
         try:
             self._release(call, usage)
         finally:  # whatever fails there, the books are kept
-            self._book(call, status, outcome, target, usage)
+            self._book(call, status, outcome, target, usage, beside_usd)
 
     def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
         """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
@@ -223,7 +230,9 @@ class Accounts:
         except Exception as defect:
             raise self.settle_failed(call, defect) from defect
 
-    def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
+    def _book(
+        self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None, beside_usd: float
+    ) -> None:
         now = self._clock.monotonic()
         last = call.attempts[-1] if call.attempts else None
         if last is not None and last.ended_at is None:
@@ -231,6 +240,8 @@ class Accounts:
             if outcome != "ok":
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
         cost = cost_usd(call, target, usage)
+        if beside_usd:
+            cost = (cost or 0.0) + beside_usd
         is_served = last is not None and cost is not None
         retries_usd = 0.0
         if len(call.attempts) > int(is_served):  # more than the one that served it

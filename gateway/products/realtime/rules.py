@@ -1,6 +1,8 @@
-"""The few events of a realtime session that are read: what a response has used, and errors. All others go on unparsed.
+"""The few events of a realtime session that are read: what a response or a transcription has used, and errors. All others go
+on unparsed.
 
-A byte search decides what is parsed. Source: OpenAI's Realtime API, server events `response.done` and `error`.
+A byte search decides what is parsed. Source: OpenAI's Realtime API, server events `response.done`, `error`,
+`conversation.item.input_audio_transcription.completed`, `session.created` and `session.updated`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
+from gateway.core.openai.media import certain_usage
 from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import EMULATOR, Usage
@@ -34,8 +37,9 @@ def why_no_sessions(provider: Provider) -> str | None:
 
 
 DONE, ERROR = b'"response.done"', b'"error"'
+TRANSCRIBED, SESSION = b'_transcription.completed"', b"session."
 HEAD_BYTES = 256
-"""An error says so near its beginning; what a model says comes later."""
+"""Errors, transcriptions and sessions say so near their beginning; what a model says comes later."""
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Longer events are not read."""
 
@@ -47,11 +51,16 @@ class ReadEvent(NamedTuple):
     usage: Usage | None
     error: str | None
     """The provider's code of an error, or of a response that has failed; None: it went well."""
+    transcribed: Usage | None = None
+    """What the transcription of what was said has used, at a model of its own."""
+    transcriber: str | None = None
+    """The provider's name for that model, where the event is about the session."""
 
 
 def is_read(data: bytes | bytearray) -> bool:
     """Returns whether an event has to be parsed."""
-    return DONE in data or ERROR in data[:HEAD_BYTES]
+    head = data[:HEAD_BYTES]
+    return DONE in data or ERROR in head or TRANSCRIBED in head or SESSION in head
 
 
 def read_event(data: bytes | bytearray) -> ReadEvent | None:
@@ -66,8 +75,15 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
         return None
     if event.get("type") == "error":
         return ReadEvent(is_done=False, usage=None, error=_code_of(event.get("error")))
-    response = event.get("response")
-    if event.get("type") != "response.done" or not isinstance(response, dict):
+    kind, response = str(event.get("type")), event.get("response")
+    if kind.endswith(("session.created", "session.updated")):
+        return ReadEvent(is_done=False, usage=None, error=None, transcriber=_transcriber(event.get("session")))
+    if kind == "conversation.item.input_audio_transcription.completed":
+        told = event.get("usage")
+        read = read_usage(told) if isinstance(told, dict) else None
+        used = None if read is None else certain_usage("transcriptions", read, b"", {})
+        return ReadEvent(is_done=False, usage=None, error=None, transcribed=used)
+    if kind != "response.done" or not isinstance(response, dict):
         return None
     usage, details = response.get("usage"), response.get("status_details")
     error = _code_of(details.get("error")) if response.get("status") == "failed" and isinstance(details, dict) else None
@@ -78,6 +94,17 @@ def error_event(code: str, kind: str, message: str) -> bytes:
     """Returns an error of ours as an event of the session."""
     error = {"type": kind, "code": code, "message": message, "param": None, "event_id": None}
     return orjson.dumps({"type": "error", "event_id": f"event_gateway_{code}", "error": error})
+
+
+def _transcriber(session: object) -> str:
+    """Returns the model that transcribes what a session hears, in either form of the API; empty: none does."""
+    for way in (("audio", "input", "transcription", "model"), ("input_audio_transcription", "model")):
+        at = session
+        for step in way:
+            at = at.get(step) if isinstance(at, dict) else None
+        if isinstance(at, str):
+            return at
+    return ""
 
 
 def _code_of(error: object) -> str:

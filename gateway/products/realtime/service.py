@@ -20,6 +20,8 @@ from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
 from gateway.core.relay import RawRelay
+from gateway.core.retry_budgets import usage_usd
+from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
@@ -88,6 +90,10 @@ class SessionHost(Protocol):
         """Charges what a response has used; returns why the session may not go on, None: it may."""
         ...
 
+    def transcribed(self, session: RealtimeSession, usage: Usage) -> str | None:
+        """Charges what a transcription has used at the session's `transcriber`; returns the same as `used`."""
+        ...
+
     def ended(self, session: RealtimeSession, outcome: str) -> None:
         """Closes the session's account."""
         ...
@@ -111,6 +117,8 @@ class RealtimeSession:
         "on_over",
         "provider",
         "target",
+        "transcribed_usd",
+        "transcriber",
         "usage",
     )
 
@@ -132,6 +140,10 @@ class RealtimeSession:
         self.ends_at = now + MAX_SESSION_S
         self.usage: Usage | None = None
         """What its responses have used so far."""
+        self.transcriber = ""
+        """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
+        self.transcribed_usd = 0.0
+        """What its transcriptions have cost so far."""
         self.errors = 0
         self.is_over = False
         self.is_draining = False
@@ -186,15 +198,17 @@ class RealtimeSession:
             return
         if event.error is not None:
             self.errors += 1
-        if not event.is_done:
-            return
+        if event.transcriber is not None:
+            self.transcriber = event.transcriber
+        why = None
+        if event.transcribed is not None:
+            why = self.host.transcribed(self, event.transcribed)
         if event.usage is not None:
             self.usage = event.usage if self.usage is None else added(self.usage, event.usage)
             why = self.host.used(self, event.usage)
-            if why is not None:
-                self.refuse(why, "budget_exceeded", "rate_limit_error")
-                return
-        if self.is_draining:
+        if why is not None:
+            self.refuse(why, "budget_exceeded", "rate_limit_error")
+        elif event.is_done and self.is_draining:
             self.restart()
 
     # Ends.
@@ -380,11 +394,24 @@ class RealtimeSessions:
             call.key_cost = reserved._replace(
                 input_tokens=reserved.input_tokens + usage.input, output_tokens=reserved.output_tokens + usage.output
             )
+        return self._over_budget(session)
+
+    def transcribed(self, session: RealtimeSession, usage: Usage) -> str | None:
+        """As `SessionHost` has it."""
+        target, model = session.target, upstream_model(session.call, session.target)
+        rates = target.find_rates(session.transcriber or model)
+        if session.transcriber not in ("", model) and rates is target.find_rates(model):
+            return None  # the target states its price, which is that of the session's own model
+        session.transcribed_usd += usage_usd(rates, usage) or 0.0
+        return self._over_budget(session)
+
+    def _over_budget(self, session: RealtimeSession) -> str | None:
+        call = session.call
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return None
-        usd = cost_usd(call, session.target, session.usage)
-        if usd is None or self._admission.budgets.allows(call, usd):
+        usd = (cost_usd(call, session.target, session.usage) or 0.0) + session.transcribed_usd
+        if not usd or self._admission.budgets.allows(call, usd):
             return None
         return f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."
 
@@ -405,7 +432,14 @@ class RealtimeSessions:
         self._ended[session.target.name] = [old + more for old, more in zip(known, session.traffic(), strict=True)]
         call = session.call
         self._admission.outcomes.ended(call, outcome)
-        self._accounts.settle(call, SWITCHING, outcome, target=session.target, usage=session.usage)
+        self._accounts.settle(
+            call,
+            SWITCHING,
+            outcome,
+            target=session.target,
+            usage=session.usage or (Usage(0, 0) if session.transcribed_usd else None),
+            beside_usd=session.transcribed_usd,
+        )
 
     def _look_at_key(self, session: RealtimeSession, policy: PolicySnapshot) -> None:
         """Ends a session whose key is not one of the gateway's any more, or may not use the model."""

@@ -12,7 +12,7 @@ from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import Usage, UsageParts
 from gateway.products.realtime.http import read_subprotocols
-from gateway.products.realtime.rules import error_event, is_read, read_event
+from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event
 from tests.products.realtime.provider import created, delta, done
 
 JSON = st.recursive(
@@ -22,11 +22,11 @@ JSON = st.recursive(
 )
 
 
-def test_only_ends_and_errors_are_read() -> None:
+def test_only_ends_errors_and_sessions_are_read() -> None:
     """A byte search decides; what a model says about them is parsed in vain, and counts for nothing."""
     assert is_read(done().encode())
     assert is_read(error_event("x", "y", "z"))
-    assert not is_read(created().encode())
+    assert is_read(created().encode())
     assert not is_read(delta("hello").encode())
     assert read_event(delta('"response.done"').encode()) is None
 
@@ -78,11 +78,8 @@ def test_a_failed_response_is_an_error_with_its_usage() -> None:
     event = read_event(done(status="failed", status_details=details).encode())
     assert event is not None
     assert (event.is_done, event.error, event.usage is not None) == (True, "rate_limit_exceeded", True)
-    assert read_event(b'{"type": "error", "error": {"type": "invalid_request_error", "code": null}}') == (
-        False,
-        None,
-        "invalid_request_error",
-    )
+    failed = read_event(b'{"type": "error", "error": {"type": "invalid_request_error", "code": null}}')
+    assert failed == ReadEvent(is_done=False, usage=None, error="invalid_request_error")
 
 
 @pytest.mark.parametrize(
