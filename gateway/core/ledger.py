@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil, inf
-from typing import Final
+from typing import Any, Final
 
 from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
@@ -291,7 +291,10 @@ def media_usage(call: Call, target: Target, told: Usage | None, written: int | N
     the tokens of the text that came back, as estimated; None: it is not known.
     """
     name, body = call.endpoint.name, call.body
-    asked = {} if call.endpoint.request != "json" else call.parsed or json_object(body) or {}
+    asked: dict[str, Any] = {}
+    if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
+        asked = call.parsed or json_object(body) or {}
+        asked = asked if target.edits is None else target.edits.seen(asked)
     certain = certain_usage(name, told, body, asked)
     estimated = estimated_media_usage(name, certain, body, asked, written)
     return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated

@@ -113,14 +113,18 @@ KINDS: dict[str, Kind] = {
 
 @asynccontextmanager
 async def serving(
-    start: StartGateway, kind: Kind, price: Any, *, model: str = "odd", **key: Any
+    start: StartGateway, kind: Kind, price: Any, *, model: str = "odd", body: Any = None, **key: Any
 ) -> AsyncIterator[Running]:
-    """A gateway whose only model is at a provider that answers like this; its key has a budget. `price` None: by the list."""
-    _, _, content_type, body = kind
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))
-    async with RawServer([[READ, head + body] * CALLS]) as provider:
+    """A gateway whose only model is at a provider that answers like this; its key has a budget. `price` None: by the list.
+
+    `body` is what the target changes in requests.
+    """
+    _, _, content_type, answer = kind
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(answer))
+    async with RawServer([[READ, head + answer] * CALLS]) as provider:
         web = {**KEYS[0], "budget_usd_per_day": BUDGET_USD, **key}
         target = {"provider": "main", "model": model, **({} if price is None else {"price": price})}
+        target |= {} if body is None else {"body": body}
         models = {"m": {"targets": [target]}}
         yield await start(lambda _: config_of(provider.url, keys=[web], models=models))
 
@@ -204,3 +208,21 @@ async def test_each_unit_has_its_price(
 
     assert ends == ["served"]
     assert (record["cost_usd"], record["usage_estimated"]) == (pytest.approx(usd), False)
+
+
+async def test_what_the_target_asks_for_is_what_counts(start: StartGateway) -> None:
+    """Its config changes the request."""
+    kind = KINDS["dall-e-3"]
+    async with serving(start, kind, {"image_usd": 0.04}, body={"set": {"n": 3}}) as running:
+        _, (record,) = await trial(running, kind, 1)
+
+    assert record["cost_usd"] == pytest.approx(0.12)
+
+
+async def test_a_text_too_large_to_be_read_again_counts_by_its_bytes(start: StartGateway) -> None:
+    path, _, content_type, answer = KINDS["tts-1"]
+    kind = path, json(model="m", input="x" * 300_000, voice="alloy"), content_type, answer
+    async with serving(start, kind, {"character_usd_per_million": 1.0}) as running:
+        _, (record,) = await trial(running, kind, 1)
+
+    assert record["cost_usd"] == pytest.approx(0.3, rel=0.001)
