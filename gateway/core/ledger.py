@@ -288,7 +288,7 @@ def media_usage(call: Call, target: Target, told: Usage | None, written: int | N
     """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
 
     `told` is what the provider has reported. The usage is marked as estimated where an estimate costs anything. `written` are
-    the tokens of the text that came back, as estimated; None: it is not known.
+    the tokens of the text that came back, as estimated; None: not all of it has come.
     """
     name, body = call.endpoint.name, call.body
     asked: dict[str, Any] = {}

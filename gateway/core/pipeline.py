@@ -272,7 +272,7 @@ class Pipeline:
             if usage is None:
                 self._deferred.cut(call)
             if call.endpoint.name in MEDIA:
-                usage = media_usage(call, opened.target, usage, output_tokens)
+                usage = media_usage(call, opened.target, usage, output_tokens if outcome == "ok" else None)
             else:
                 usage = streamed_usage(call, outcome, usage, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"

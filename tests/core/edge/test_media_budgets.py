@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post
-from tests.support.raw_server import READ, RawServer
+from tests.support.raw_server import CLOSE, READ, RawServer
 
 SECRET = f"authorization: Bearer {WEB_KEY}"
 BUDGET_USD = 5.0
@@ -226,3 +226,21 @@ async def test_a_text_too_large_to_be_read_again_counts_by_its_bytes(start: Star
         _, (record,) = await trial(running, kind, 1)
 
     assert record["cost_usd"] == pytest.approx(0.3, rel=0.001)
+
+
+async def test_a_transcription_that_breaks_off_is_reckoned_with_as_a_whole(start: StartGateway) -> None:
+    """The provider has heard all of it, whoever leaves: two seconds are 20 tokens of sound, and 7 of text."""
+    path, request, content_type, _ = KINDS["gpt-4o-transcribe as text"]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: 999\r\n\r\n" % content_type
+    async with RawServer([[READ, head + b"hel", CLOSE]]) as provider:
+        target = {"provider": "main", "model": "odd", "price": CENTS}
+        running = await start(lambda _: config_of(provider.url, keys=KEYS, models={"m": {"targets": [target]}}))
+        async with connect(running.url) as peer:
+            peer.send(post(path, request[0], SECRET, request[1]))
+            await peer.reader.read()
+        await running.idle()
+        await running.stop()
+
+    (record,) = (record for record in running.records if record["event"] == "call")
+    assert (record["input_tokens"], record["output_tokens"], record["usage_estimated"]) == (20, 7, True)
+    assert record["cost_usd"] == pytest.approx(0.27)
