@@ -84,6 +84,7 @@ PURE = (
     "gateway.core.health.target_health.peer_reports",
     "gateway.core.health.target_health.target_health",
     "gateway.core.health.times",
+    "gateway.core.http.descriptors",
     "gateway.core.intake.patience",
     "gateway.core.limits.bucket",
     "gateway.core.limits.estimate",

@@ -67,15 +67,18 @@ class UpstreamFailed(Exception):
         is_lasting: bool = False,
         fault: str | None = None,
         public: str | None = None,
+        is_ours: bool = False,
     ) -> None:
         """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this.
 
-        `public`: what clients read instead of `detail`; None: words of its class.
+        `public`: what clients read instead of `detail`; None: words of its class. `is_ours`: this process lacked what a
+        connection takes, which says nothing of the target.
         """
         super().__init__(f"{error_class} ({phase}): {detail}")
         self.public = fault or public
         self.is_lasting = is_lasting or fault is not None
         self.fault = fault
+        self.is_ours = is_ours
         self.error_class = error_class
         self.phase = phase
         self.detail = detail

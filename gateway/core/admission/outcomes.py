@@ -249,6 +249,7 @@ class HealthPropagation:
 
 CALLERS_DEADLINE = "callers_deadline"
 CONTENTS_OWN = "contents_own"
+OWN_WANT = "own_want"
 _FRONT_BYTES, _END_BYTES = 2048, 8192
 _NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
 _WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
@@ -329,8 +330,11 @@ class AttemptOutcomes:
         diagnosis: Diagnosis = _NO_DIAGNOSIS,
         *,
         fault: str | None = None,
+        is_ours: bool = False,
     ) -> None:
         """The attempt came to nothing; with a `diagnosis` the target did answer, with an error.
+
+        What `is_ours` is no news of the target: this process could not open a connection to anybody.
 
         A `fault` is the operator's to mend, and every call meets it: the target is left alone at once. Not so where the
         gateway itself has no credential, which is no news of the target, and costs a call nothing.
@@ -340,9 +344,9 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = grant.gate
-        if len(call.attempts) == 1 and not call.sdk_retry:
+        if len(call.attempts) == 1 and not call.sdk_retry and not is_ours:
             gate.health.breaker.fresh_failed_at = now
-        self._judge(call, grant, self._blamed(call, grant, error_class, now), now)
+        self._judge(call, grant, OWN_WANT if is_ours else self._blamed(call, grant, error_class, now), now)
         if phase is Phase.NOTHING_SENT:
             grant.cancel(now)
         else:

@@ -222,7 +222,9 @@ class Attempts:
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
         attempt.is_trial = _is_trial(call, attempt, failure.error_class)
-        self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
+        self._admission.outcomes.failed(
+            *(call, failure.error_class, failure.phase), fault=failure.fault, is_ours=failure.is_ours
+        )
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid

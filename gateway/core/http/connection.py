@@ -8,6 +8,7 @@ client has closed the connection is told at once.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import socket
 import sys
@@ -99,6 +100,8 @@ def has_left(transport: asyncio.Transport) -> bool:
     return bool(state != _CLOSE_WAIT)
 
 
+FIRST_REQUEST_S = 1.0
+"""Where connections are scarce, a new one has so long to send its first request."""
 Refused = Callable[[str, str, int, str | None], None]
 """Hears of a request that was answered here: its id, its path as far as known, status and code."""
 
@@ -253,6 +256,14 @@ class ClientConnection(HttpToolsProtocol):
         if head_is_late or (self.idle_since is not None and now - self.idle_since > keep_alive_s):
             self.transport.close()
 
+    def without_request_since(self, now: float) -> float | None:
+        """Since when the connection waits for a request; None: it has one, or may be just about to."""
+        if self.transport.is_closing():
+            return None
+        if self.head_since is None:
+            return self.idle_since
+        return self.head_since if self.cycle is None and now - self.head_since > FIRST_REQUEST_S else None
+
     def _stuck_since(self, now: float) -> float | None:
         """Since when the client has taken none of the bytes that wait for it; a slow one takes some."""
         if not self.flow.write_paused:
@@ -274,6 +285,18 @@ class ClientConnection(HttpToolsProtocol):
             if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
                 named_request(headers)
             write_whole(cycle, error.status, headers, body)
+
+
+def give_way(connections: set[Any], most: int) -> int:
+    """Close up to `most` connections that no request is on, those first that have waited longest; returns how many."""
+    now = asyncio.get_running_loop().time()
+    waiting = [
+        (since, id(each), each) for each in connections if (since := each.without_request_since(now)) is not None
+    ]
+    chosen = heapq.nsmallest(most, waiting)
+    for _, _, connection in chosen:
+        connection.transport.close()
+    return len(chosen)
 
 
 def sweep_connections(

@@ -24,7 +24,8 @@ from uvicorn.server import ServerState
 
 from gateway.core.errors import GatewayError, HeadersTooLarge, InvalidRequest
 from gateway.core.http import writing
-from gateway.core.http.connection import ClientConnection, HotEndpoints, Notice, Refused, sweep_connections
+from gateway.core.http.connection import ClientConnection, HotEndpoints, Notice, Refused, give_way, sweep_connections
+from gateway.core.http.descriptors import EXHAUSTED, most_clients
 from gateway.core.http.writing import AnyCycle, AsgiCycle, Cycle, refusal_bytes
 from gateway.core.render import new_request_id
 
@@ -41,9 +42,10 @@ from gateway.core.render import new_request_id
 PER_TURN = 16
 RETRY_S = 0.1
 """How soon it looks again when there was no descriptor."""
+GONE_S = 0.001
+"""How soon a connection is gone that has been closed."""
 SILENCE_S = 60.0
 """Between two words about the same trouble."""
-_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _OF_ONE = frozenset((errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENETUNREACH,
                      errno.EHOSTDOWN, errno.EHOSTUNREACH))  # fmt: skip
 """What befell one connection while it waited, or a firewall's word on it: the next may be good (accept(2))."""
@@ -51,11 +53,20 @@ log = logging.getLogger("gateway.edge")
 
 
 class Acceptor:
-    """One listening socket, which it owns; `make_protocol` serves each connection."""
+    """One listening socket, which it owns; `make_protocol` serves each connection.
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+    `wait_s` says after how many seconds another connection may be accepted, beside so many that are being let in.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        wait_s: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
+        self._wait_s = wait_s
         self._loop = asyncio.get_running_loop()
         self._taking: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -76,6 +87,10 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(PER_TURN):
+            wait_s = self._wait_s(len(self._taking))
+            if wait_s:
+                self._look_away(OSError(errno.EMFILE, "as many are served as its descriptors allow"), wait_s)
+                return
             try:
                 connection, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -99,16 +114,16 @@ class Acceptor:
         except OSError:
             connection.close()  # it has left already
 
-    def _look_away(self, exc: OSError) -> None:
+    def _look_away(self, exc: OSError, wait_s: float | None = None) -> None:
         """For a moment: the socket would be ready in each turn of the loop."""
         self._loop.remove_reader(self._listener)
-        self._retry = self._loop.call_later(RETRY_S, self._look_again)
+        self._retry = self._loop.call_later(RETRY_S if wait_s is None else wait_s, self._look_again)
         now = self._loop.time()
         if now < self._quiet_until:
             return
         self._quiet_until = now + SILENCE_S
         remedy = ""
-        if exc.errno in _EXHAUSTED:
+        if exc.errno in EXHAUSTED:
             remedy = (
                 f" (this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} descriptors: raise the limit, with "
                 "ulimit -n or LimitNOFILE, or lower the number of connections)"
@@ -468,6 +483,7 @@ class HttpServer:
         self._arriving: set[asyncio.Task[None]] = set()
         """Who was being let in when it stopped accepting."""
         self._notice = Notice()
+        self._most_clients = most_clients(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._config = uvicorn.Config(
             app,
             http=GatewayProtocol,
@@ -490,14 +506,15 @@ class HttpServer:
     async def start(self) -> None:
         """Accept connections from now on."""
         self.tick()
-        self._acceptor = Acceptor(self._socket, self._protocol)
+        self._acceptor = Acceptor(self._socket, self._protocol, self._wait_s)
 
     def accept_for(self, listeners: Mapping[int, socket.socket]) -> None:
         """Accept on these, too, each of a worker that cannot do it itself now; and no longer on those left out."""
         for number in self._tended.keys() - listeners.keys():
             self._tended.pop(number).close()  # its connections are the loop's
         for number in listeners.keys() - self._tended.keys():
-            self._tended[number] = Acceptor(listeners[number].dup(), self._protocol)  # which closes what is its own
+            own = listeners[number].dup()  # which the acceptor closes
+            self._tended[number] = Acceptor(own, self._protocol, self._wait_s)
 
     def give_notice(self) -> None:
         """Every answer from now on is the last of its connection."""
@@ -530,6 +547,13 @@ class HttpServer:
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+    def _wait_s(self, arriving: int) -> float:
+        """After how many seconds a connection may be accepted: there is to be a descriptor for its call's way out, too."""
+        connections = self._state.connections
+        if len(connections) + arriving < self._most_clients:
+            return 0.0
+        return GONE_S if give_way(connections, PER_TURN) else RETRY_S
 
     def _protocol(self) -> GatewayProtocol:
         return GatewayProtocol(

@@ -22,8 +22,11 @@ import httpx
 from gateway.core.http.client.connection import Http1Connection, LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
 from gateway.core.http.client.wire.redaction import with_phase
+from gateway.core.http.descriptors import is_own_want
 from gateway.core.types import Phase
 
+AGAIN_S = 0.05
+"""How soon a connection is tried again that could not be had for a want of descriptors or ports."""
 READ_BYTES = 16 * 1024
 """What the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader."""
 
@@ -169,14 +172,24 @@ class OriginPool:
             connection.discard()
 
     async def _open(self, timeouts: WireTimeouts) -> Http1Connection:
-        """Open a connection in a slot that is already taken; the slot is freed on failure."""
+        """Open a connection in a slot that is already taken; the slot is freed on failure.
+
+        Where this process lacks what a connection takes, it waits for others to end, as long as a connect may take.
+        """
+        gives_up_at = self._now() + timeouts.connect_s
         try:
-            connection = await self._dial_in_time(timeouts.connect_s)
+            while True:
+                try:
+                    connection = await self._dial_in_time(gives_up_at - self._now())
+                    self.connections.add(connection)
+                    return connection
+                except httpx.ConnectError as error:
+                    if not is_own_want(error) or self._now() + AGAIN_S > gives_up_at:
+                        raise
+                await asyncio.sleep(AGAIN_S)
         except BaseException:
             self._free_slot()
             raise
-        self.connections.add(connection)
-        return connection
 
     async def _dial_in_time(self, connect_s: float) -> Http1Connection:
         if self._is_closed:

@@ -25,6 +25,7 @@ from gateway.core.http.client.wire.redaction import (
     phase_of,
     secrets_of,
 )
+from gateway.core.http.descriptors import is_own_want
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -233,11 +234,12 @@ class Wire:
         detail = str(error) or type(error).__name__
         detail = (self._secrets.text(detail) if self._secrets else detail)[:300]
         error_class, public = _class_of(error, phase), None
-        if error_class is ErrorClass.CONNECTION and phase is Phase.NOTHING_SENT:
+        is_ours = phase is Phase.NOTHING_SENT and is_own_want(error)
+        if error_class is ErrorClass.CONNECTION and phase is Phase.NOTHING_SENT and not is_ours:
             name, place = self._provider.name, httpx.URL(self._provider.base_url).netloc.decode()
             public = f"provider '{name}' at {place} cannot be reached: {why_unreachable(error)}; check its base_url"
         is_lasting = isinstance(error, httpx.DecodingError)
-        return UpstreamFailed(error_class, phase, detail, is_lasting=is_lasting, public=public)
+        return UpstreamFailed(error_class, phase, detail, is_lasting=is_lasting, is_ours=is_ours, public=public)
 
     def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
         """The caller's credential, as the dialect wants it; Anthropic takes both forms, each for what it is, and a JWT is a
