@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.core.openai.sse import PENDING_LIMIT, Form
 from gateway.core.openai.transcript import Transcript, extend_samples, output_tokens_in
-from gateway.core.types import Usage
+from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -287,7 +287,7 @@ def test_a_report_in_the_last_event_is_of_all_that_has_come() -> None:
     assert account("chat", running) == (Usage(9, 70), 0)
     assert account("chat", zero, running) == (Usage(9, 70), 0)
     assert account("chat", zero, zero) == (Usage(9, 0), 200)
-    assert account("generate", generated, generated) == (Usage(9, 70), 0)
+    assert account("generate", generated, generated) == (Usage(9, 70, parts=UsageParts(reasoning=20)), 0)
 
 
 # -- samples --------------------------------------------------------------------------------------------------------------
