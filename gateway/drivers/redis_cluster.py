@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.asyncio import Connection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
 
@@ -32,6 +33,8 @@ from gateway.drivers.redis_health import ServerHealth, delay_s, reason_of
 
 CANNOT_SERVE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|BUSY|LOADING|MASTERDOWN)\b")
 """Codes of errors of a server that cannot serve; an error that a script passes on has words around them."""
+MAY_REFUSE_ALL = re.compile(r"\b(NOPERM|NOAUTH|WRONGPASS)\b")
+"""Codes of refusals for want of a permission: of this command, or of every one."""
 SPOILED = (
     "a key of the gateway holds data of another type: another program writes there, or another release has done so. Give the "
     "gateway a database or a namespace of its own"
@@ -39,6 +42,8 @@ SPOILED = (
 SPOILED_S = 5.0
 """Seconds for which the server is not used after that error."""
 PROBE_TTL_MS = 1000
+PROBE = b"return redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
+"""Writes as the gateway does, which is by scripts: a server may allow commands and forbid these."""
 MOST_HOPS = 5
 
 
@@ -74,7 +79,7 @@ class StoreServer:
         self.probe_key = probe_key
         self._spoiled_until = 0.0
         """The monotonic time until which a key of another type keeps the server out of use; the probe cannot see such keys."""
-        self._wires = [StoreWire(options.dial, self) for _ in range(options.connections)]
+        self._wires = [StoreWire(self._dial, self) for _ in range(options.connections)]
         self._health = ServerHealth(name, self._probe, self._cut_all, changed, options.timeout_s)
         self._told_of: set[str] = set()
 
@@ -89,6 +94,11 @@ class StoreServer:
     @property
     def reason(self) -> str:
         return self._health.reason
+
+    async def _dial(self, node: Node) -> Connection:
+        connection = await self._options.dial(node)
+        self._options.tally.connections += 1
+        return connection
 
     def start(self) -> None:
         """Connects in the background and goes on trying."""
@@ -157,7 +167,9 @@ class StoreServer:
             job.fail(StoreGone(text))
             return
         job.fail(StoreRefused(text))
-        if job.name not in self._told_of:
+        if MAY_REFUSE_ALL.search(text):
+            self._health.verify()
+        if not job.is_quiet and job.name not in self._told_of:
             self._told_of.add(job.name)
             log.error("the store cannot do %s, which is not said again: %s", job.name, text)
 
@@ -193,14 +205,14 @@ class StoreServer:
     async def _check(self) -> None:
         jobs = [StoreCommand(parts) for parts in self._checks()]
         for job in jobs:
-            job.hops = MOST_HOPS
+            job.hops, job.is_quiet = MOST_HOPS, True  # the health tells of it
         self._wires[0].ask(*jobs)
         for job in jobs:
             await job.future
 
     def _checks(self) -> list[tuple[Part, ...]]:
         load: list[tuple[Part, ...]] = [(b"SCRIPT", b"LOAD", script.text) for script in self._options.scripts.values()]
-        return [*load, (b"SET", self.probe_key, b"", b"PX", PROBE_TTL_MS) if self.probe_key else (b"PING",)]
+        return [*load, (b"EVAL", PROBE, 1, self.probe_key, PROBE_TTL_MS) if self.probe_key else (b"PING",)]
 
 
 log = logging.getLogger("gateway.store")

@@ -88,6 +88,18 @@ class ServerHealth:
             self._tries = 0
         self.start()
 
+    def verify(self) -> None:
+        """Notes a refusal that may concern one command, or all: the server goes on, and is in doubt if the probe fails."""
+        if self.is_open and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._verify(), name="store probe")
+
+    async def _verify(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._probe()
+        except Exception as error:  # noqa: BLE001 - as in `_recover`
+            self.doubt(reason_of(error))
+
     async def _recover(self) -> None:
         while not self.is_open:
             await asyncio.sleep(self._delay_s())

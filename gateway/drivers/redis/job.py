@@ -56,11 +56,12 @@ class StoreUnheard(StoreGone):
 
 
 class OperationCounts:
-    """The number of commands sent, and of those that ended without a reply."""
+    """The number of commands sent, of those that ended without a reply, and of connections made for them."""
 
-    __slots__ = ("failures", "operations")
+    __slots__ = ("connections", "failures", "operations")
 
     def __init__(self) -> None:
+        self.connections = 0
         self.operations = 0
         self.failures = 0
 
@@ -68,7 +69,20 @@ class OperationCounts:
 class StoreCommand:
     """One command and the future of its reply, which may be cancelled at any time: the reply is then read and discarded."""
 
-    __slots__ = ("_tally", "_timer", "future", "hops", "is_over", "key", "late", "packed", "parts", "script", "stays")
+    __slots__ = (
+        "_tally",
+        "_timer",
+        "future",
+        "hops",
+        "is_over",
+        "is_quiet",
+        "key",
+        "late",
+        "packed",
+        "parts",
+        "script",
+        "stays",
+    )
 
     def __init__(
         self,
@@ -91,6 +105,8 @@ class StoreCommand:
         """The number of times it was sent again: to another server, or with the script's text."""
         self.stays = False
         """It is for one connection, and sent nowhere else."""
+        self.is_quiet = False
+        """Whoever sent it tells of its refusal."""
         self._tally = tally
         self._timer: asyncio.TimerHandle | None = None
 

@@ -77,6 +77,13 @@ class Link:
         return self._options.tally.failures
 
     @property
+    def connections(self) -> int:
+        """Returns the number of connections that commands were sent over since the start: behind a new one may be another
+        server.
+        """
+        return self._options.tally.connections
+
+    @property
     def since(self) -> float:
         """Returns the wall time in seconds of the last change of `is_up`."""
         return self._store.since
@@ -121,8 +128,8 @@ class Link:
         return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
 
     def command_near(self, key: bytes, *parts: bytes | str | int) -> asyncio.Future[Any]:
-        """Sends one command without a key to the server that has this one, as `command` does."""
-        return self._ask(parts, key, None)
+        """Sends one command without a key to the server that has this one, as `command` does; a refusal is not logged."""
+        return self._ask(parts, key, None, is_quiet=True)
 
     def in_line(self, key: bytes, *commands: tuple[Part, ...]) -> list[asyncio.Future[Any]]:
         """Sends commands to the server that has this key: one behind the other, with nothing between, over one connection.
@@ -136,10 +143,10 @@ class Link:
         return self._store.home(key)
 
     def _ask(
-        self, parts: tuple[Part, ...], key: bytes, script: Script | None, *, stays: bool = False
+        self, parts: tuple[Part, ...], key: bytes, script: Script | None, *, stays: bool = False, is_quiet: bool = False
     ) -> asyncio.Future[Any]:
         job = StoreCommand(parts, key, self._options.tally, script)
-        job.stays = stays
+        job.stays, job.is_quiet = stays, is_quiet
         self._store.ask(job)
         if not job.future.done():
             job.expire_after(self._timeout_s)
