@@ -81,7 +81,7 @@ class JobLender:
             self.namespace = f"{self._name}-{number}"
         link = self.lend(self.namespace)
         durability = JobDurability(link, (), "fast")
-        durability.durability_lag_s, durability.durability = 0.0, "as told"
+        durability.durability_lag_s, durability._promise = 0.0, "as told"
         store = PromptJobStore(
             [link], self.partitions, f"replica-{number}", durability, bounds, following, kept_bounds=kept_bounds,
             wall=wall, lease_s=lease_s, is_hasty=True,

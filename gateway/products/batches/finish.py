@@ -360,7 +360,7 @@ class BatchEnds:
         expires_at = created_at + lasts_s
         tenant = INTERNAL if job.parent else job.tenant  # of a step's answers no tenant ever meets the file
         file = StoredFile(part.id, tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
-        await self._store.files.add(file)
+        await until_done(lambda: self._store.files.add(file), self._clock)
         return part.id
 
     async def _clear_away(self, job: Job) -> None:

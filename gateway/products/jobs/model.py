@@ -33,6 +33,12 @@ class OutcomeUnknown(JobsUnavailable):
     """Nobody answered whether it was done: the message says what may be there, and how to ask for it again."""
 
 
+class NotDurable(JobsUnavailable):
+    """It was done, but is not as safe as the config asks for: `result` is what it came to."""
+
+    result: Any = None
+
+
 class JobsOff(CallerFault):
     """This gateway takes no jobs."""
 

@@ -93,7 +93,6 @@ class RedisJobStore:
         second ago. That of a tenant is always exact.
         """
         self.lease_s = lease_s
-        self.durability, self.durability_lag_s = durability.durability, durability.durability_lag_s
         self._links = links
         self._durability = durability
         self._wakes: list[Callable[[], None]] = []
@@ -116,7 +115,19 @@ class RedisJobStore:
         self._commits = RedisCommits(self._partitions, self._background)
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
+        self._connections = links[0].connections
+        """How many were made when the settings were looked at: behind another one there may be another server."""
         self._problem = ""
+
+    @property
+    def durability(self) -> str:
+        """Returns what is true when `accept` returns, or what there is where it refuses new jobs for want of that."""
+        return self._durability.durability
+
+    @property
+    def durability_lag_s(self) -> float:
+        """Returns the seconds until what was written stays."""
+        return self._durability.durability_lag_s
 
     @property
     def is_well(self) -> bool:
@@ -125,6 +136,8 @@ class RedisJobStore:
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably; all or none of those of one tenant. Raises TooManyJobs above a bound of open jobs."""
+        if self._connections != self._links[0].connections:
+            await self._look_at_settings()
         self._refuse_if_unfit()
         return await self._acceptance.accept(jobs)
 
@@ -258,20 +271,32 @@ class RedisJobStore:
         with suppress(JobsUnavailable):
             if self._claims.is_silent():
                 await self._claims.look()
-            if time.monotonic() - self._checked_at > (RECHECK_S if self._problem else CHECK_S):
+            is_troubled = self._problem or self._durability.shortage
+            if time.monotonic() - self._checked_at > (RECHECK_S if is_troubled else CHECK_S):
                 self._checked_at = time.monotonic()
                 await self._claims.tidy()
                 await self._look_at_settings()
+                await self._try_to_settle()
+            elif self._connections != self._links[0].connections:
+                await self._look_at_settings()
+
+    async def _try_to_settle(self) -> None:
+        """Finds out whether writes can be made as safe again as they should be. Raises JobsUnavailable."""
+        mark = self._partitions.mark(0)
+        if self._durability.shortage and mark is not None:
+            await self._partitions.command(b"SET", mark, b"", b"PX", 30_000)
+            await self._partitions.settle([mark])
 
     async def _look_at_settings(self) -> None:
+        connections = self._links[0].connections
         try:
             await self._durability.check()
         except StoreUnusable as error:
             if str(error) != self._problem:
                 log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
-            self._problem = str(error)
+            self._problem, self._connections = str(error), connections
             return
-        self.durability, self.durability_lag_s = self._durability.durability, self._durability.durability_lag_s
+        self._connections = connections
         if self._problem:
             log.warning("jobs are on again")
         self._problem = ""

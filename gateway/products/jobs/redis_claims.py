@@ -30,6 +30,7 @@ from gateway.products.jobs.model import (
     JobState,
     JobsUnavailable,
     NewJob,
+    NotDurable,
     StoredAnswer,
     WriteResult,
 )
@@ -140,6 +141,9 @@ class RedisSteps:
         try:
             partition, seen = self._partitions.of_work(work), self._known.get(work.job.id)
             result = await self._take(partition, work.job.id, changed, seen, is_durable=is_durable)
+        except NotDurable:
+            self._unheard.discard(mark)
+            raise
         except JobsUnavailable:
             if len(self._unheard) >= MOST_KNOWN:
                 self._unheard.clear()
@@ -180,7 +184,7 @@ class RedisSteps:
             arguments = _arguments(job_id, seen, job, effects)
             if arguments is None:
                 if is_fresh:
-                    await self._partitions.settle([mark])  # somebody may have done it just now
+                    await self._settle(mark, result)  # somebody may have done it just now
                     return result
                 seen = None  # it may have changed meanwhile
                 continue
@@ -195,11 +199,19 @@ class RedisSteps:
                     self._known.pop(job_id, None)
                 else:
                     self.learn(job_id, seen)
-                await self._partitions.settle([mark])
+                await self._settle(mark, result)
                 return result
             if effects.replays_letter and seen.writes == writes:
                 raise LetterMoved
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
+
+    async def _settle(self, mark: bytes | None, result: object) -> None:
+        """Returns when a step is as safe as it has to be. Raises NotDurable with its result, OutcomeUnknown."""
+        try:
+            await self._partitions.settle([mark])
+        except NotDurable as short:
+            short.result = result
+            raise
 
     async def _replayed_by(self, partition: int, job: RedisJob) -> LetterSeen | None:
         """Returns the dead letter that a job runs again, which hears of its end."""

@@ -146,10 +146,16 @@ class JobStore(Protocol):
 
     lease_s: float
     """A claim ends after so long without `renew`; infinite where a crash of the worker is a crash of the store."""
-    durability: str
-    """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
-    durability_lag_s: float
-    """Seconds after which what was written stays, even if the store dies: what it was made of may be removed then."""
+
+    @property
+    def durability(self) -> str:
+        """Returns what is true when `accept` returns, for `/readyz`: such as "on disk"."""
+        ...
+
+    @property
+    def durability_lag_s(self) -> float:
+        """Returns the seconds after which what was written stays, even if the store dies: what it was made of may go then."""
+        ...
 
     @property
     def dead(self) -> DeadLetters:

@@ -21,7 +21,15 @@ from gateway.core.clock import Clock
 from gateway.core.errors import StoreUnusable
 from gateway.products.jobs.calls.ports import JobMeter
 from gateway.products.jobs.dead_letters.replay.replay import CLASS
-from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobEnd, JobState, JobsUnavailable, WriteResult
+from gateway.products.jobs.model import (
+    ClaimAsk,
+    ClaimedWork,
+    JobEnd,
+    JobState,
+    JobsUnavailable,
+    NotDurable,
+    WriteResult,
+)
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.upkeep import STOPPED
@@ -127,11 +135,16 @@ class RunningWork:
 
 
 async def until_done(ask: Callable[[], Awaitable[T]], clock: Clock) -> T:
-    """Asks something of the store until it can do it, be it a write or a look."""
+    """Asks something of the store until it can do it, be it a write or a look.
+
+    What was written and is not as safe as it should be goes on: the store says so in the log and `/readyz`.
+    """
     delay_s = FIRST_RETRY_S
     while True:
         try:
             return await ask()
+        except NotDurable as short:
+            return short.result  # type: ignore[no-any-return]  # what `ask` would have returned
         except JobsUnavailable:
             await clock.sleep(delay_s)
             delay_s = min(LAST_RETRY_S, 2 * delay_s)

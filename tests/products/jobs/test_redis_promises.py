@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from gateway.features.runs.rules import told
 from gateway.features.runs.step import RunToChange
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs import redis
-from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.products.jobs.redis_partitions import durability
 from gateway.products.jobs.redis_partitions.durability import JobDurability
 from gateway.products.jobs.store import open_redis_jobs
+from gateway.products.jobs.worker import until_done
+from tests.docs.support import DOCS
 from tests.features.runs.test_run_store import step
 from tests.support.conformance import Wall
+from tests.support.flow import FakeClock
 from tests.support.job_stores import OURS, Jobs
 from tests.support.redis_servers import RedisServer, proxied, redis_server, redis_watched
 
@@ -408,3 +412,128 @@ async def test_where_nothing_is_to_be_done_a_look_is_left_out_now_and_then(a_red
             await jobs.call()
             (work,) = await jobs.store.claim(asks)
             await jobs.finish(work)
+
+
+async def look_again(jobs: Jobs, after_s: float) -> None:
+    """As if so long had passed since the settings were looked at."""
+    store = jobs.store
+    assert isinstance(store, RedisJobStore)
+    store._checked_at -= after_s
+    store.tick()
+    await store.settled()
+
+
+async def test_what_was_taken_goes_on_where_no_replica_is_left(
+    wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what durability there is, which is said; new jobs are refused until there is a replica again."""
+    monkeypatch.setattr(durability, "WAIT_MS", 100)
+    monkeypatch.setattr(durability, "SHORT_WAIT_MS", 20)
+    with redis_server("--appendonly", "yes", "--repl-diskless-sync-delay", "0") as server, redis_server() as other:
+        async with opened(server.url, wall, accept="fast") as jobs:
+            work = await jobs.running_call()
+        async with opened(server.url, wall, accept="replicated") as jobs:
+            with pytest.raises(NotDurable):
+                await jobs.store.note(work, {"a": 1})
+            clock = FakeClock()
+            assert await until_done(lambda: jobs.store.note(work, {"a": 2}), clock) == OURS
+            await until_done(lambda: jobs.store.responses.put(jobs.response("r")), clock)
+            await until_done(lambda: jobs.store.files.add(jobs.file("output")), clock)
+
+            assert jobs.store.is_well
+            assert jobs.store.durability == "on disk within a second, on no replica: no new jobs"
+            assert (await jobs.get(work.job.id)).marks["a"] == 2
+            assert await jobs.finish(work) == OURS
+            with pytest.raises(JobsUnavailable, match="copied it to a replica"):
+                await jobs.call()
+
+            other.do("REPLICAOF", "127.0.0.1", server.port)
+
+            async def is_whole() -> bool:
+                await look_again(jobs, RECHECK_S + 1)
+                return jobs.store.durability == "on a replica, and on disk within a second"
+
+            await until_true(is_whole)
+            await until_done(jobs.call, clock)
+    said = [record.getMessage() for record in caplog.records if record.name == "gateway.jobs"]
+    assert [line.partition(":")[0] for line in said] == ["no new jobs are taken", "jobs are taken again"]
+
+
+async def test_a_redis_that_comes_back_another_way_is_looked_at_again(
+    wall: Wall, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the reconnection, not 10 minutes later."""
+    with redis_server("--appendonly", "yes") as server:
+        async with opened(server.url, wall, accept="fsync") as jobs:
+            before = jobs.store.durability
+            assert before.startswith("on disk")
+            server.stop()
+            server._options = ("--appendonly", "no")
+            server.start()
+
+            async def is_back() -> bool:
+                await look_again(jobs, 0)
+                return jobs.store.is_well
+
+            await until_true(is_back)
+            await until_done(jobs.call, FakeClock())
+            await look_again(jobs, 0)
+            assert jobs.store.durability == "lost with the Redis"
+    assert f"jobs are kept in another way: lost with the Redis; before: {before}" in caplog.text
+
+
+ACL_OF_DOCS = re.search(r"`ACL SETUSER gateway ([^`]+)`", (DOCS / "replicas.md").read_text())
+
+
+@pytest.mark.parametrize("has_info", [True, False])
+async def test_the_acl_of_the_docs_is_enough(wall: Wall, caplog: pytest.LogCaptureFixture, *, has_info: bool) -> None:
+    """Without INFO jobs are off, and the log says why and what to do, once."""
+    assert ACL_OF_DOCS is not None
+    rules = ACL_OF_DOCS[1].split()
+    with redis_server("--appendonly", "yes", "--appendfsync", "always") as server:
+        server.do("ACL", "SETUSER", "gateway", *(rule for rule in rules if has_info or rule != "+info"))
+        url = f"redis://gateway:SECRET@127.0.0.1:{server.port}/0"
+        if has_info:
+            async with opened(url, wall) as jobs:
+                assert jobs.store.durability == "on disk"
+                work = await jobs.running_call()
+                assert await jobs.finish(work) == OURS
+                await jobs.tick()
+                assert jobs.store.is_well
+        else:
+            for _ in range(2):
+                with pytest.raises(StoreUnusable, match=r"it refuses INFO \(NOPERM .*allow its user \+info"):
+                    async with opened(url, wall):
+                        pass
+    assert caplog.messages == []
+
+
+async def test_a_redis_that_refuses_everything_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """What counts is whether operations succeed; one refused command beside others that work is nothing."""
+    with redis_server() as server:
+        server.do("ACL", "SETUSER", "gateway", "on", ">SECRET", "~*", "&*", "+@all", "-@dangerous")
+        link = Link(SharedState(f"redis://gateway:SECRET@127.0.0.1:{server.port}/0"))
+        changes: list[bool] = []
+        link.on_change(changes.append)
+        await link.start()
+        with pytest.raises(StoreGone):
+            await link.command_near(b"x", b"INFO")
+        for _ in range(5):
+            await link.command(b"GET", link.key("x"))
+        server.do("ACL", "SETUSER", "gateway", "-@all")
+
+        async def is_gone() -> bool:
+            with suppress(StoreGone):
+                await link.command(b"GET", link.key("x"))
+            return not link.is_up
+
+        await until_true(is_gone)
+        assert "NOPERM" in link.reason
+        server.do("ACL", "SETUSER", "gateway", "+@all")
+
+        async def is_back() -> bool:
+            return link.is_up
+
+        await until_true(is_back)
+        await link.aclose()
+    assert changes == [True, False, True]

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 from gateway.core.errors import StoreUnusable
 from gateway.drivers.redis.link import Link, Script, StoreGone, StoreRefused, StoreUnheard, script_of
 from gateway.fleet.lease.lease import SharedState
-from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, NotDurable, OutcomeUnknown
 
 log = logging.getLogger("gateway.jobs")
 
@@ -29,6 +30,8 @@ Accept = Literal["fsync", "replicated", "fast"]
 
 WAIT_MS: Final = 1500
 """A server that has not made a write safe by then is taken for one that cannot."""
+SHORT_WAIT_MS: Final = 100
+"""The same once it was found so, until it can again: what has been accepted goes on without it."""
 SLOW_S: Final = 2.0
 """After so long a server that writes to its disk every second has done so."""
 PROBED: Final = 512
@@ -50,11 +53,19 @@ class JobDurability:
         self._waiting: dict[object, list[tuple[bytes, asyncio.Future[None]]]] = {}
         self._running: dict[object, asyncio.Task[None]] = {}
         self._waits_for_disk = self._waits_for_replica = False
+        self._disk = ""
         self.is_slow = False
         """Writes are on disk a second later, and no server can be asked to wait for that."""
-        self.durability = "unknown"
+        self._promise = "unknown"
+        self.shortage = ""
+        """What the servers lack to make writes as safe as they should be; empty: nothing, as of the last wait."""
         self.durability_lag_s = DURABILITY_LAG_S
         """Seconds until what was written stays, even if the server dies without a chance to write it."""
+
+    @property
+    def durability(self) -> str:
+        """Returns what a write is worth now, in words."""
+        return f"{self._disk}, {self.shortage}: no new jobs" if self.shortage else self._promise
 
     async def check(self) -> None:
         """Asks the servers for their settings. Raises StoreUnusable for one that cannot keep jobs, JobsUnavailable."""
@@ -80,9 +91,12 @@ class JobDurability:
         self.durability_lag_s = 0.0 if is_last_word else DURABILITY_LAG_S
         self.is_slow = self._accept != "fast" and worst == 1 and not self._waits_for_disk
         disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
-        self.durability = disk[0 if self._waits_for_disk else worst]
+        promise, self._disk = disk[0 if self._waits_for_disk else worst], disk[worst]
         if self._waits_for_replica:
-            self.durability = "on a replica" if worst == 3 else f"on a replica, and {self.durability}"
+            promise = "on a replica" if worst == 3 else f"on a replica, and {promise}"
+        if promise != self._promise != "unknown":
+            log.warning("jobs are kept in another way: %s; before: %s", promise, self._promise)
+        self._promise = promise
 
     def mark(self, base: bytes) -> bytes | None:
         """Returns a key that a write is to make in the same step, in the slot of `base`; None: nobody waits for writes."""
@@ -93,7 +107,7 @@ class JobDurability:
     async def settle(self, marks: Sequence[bytes | None]) -> None:
         """Returns when the writes that made these marks are as safe as they have to be.
 
-        Raises JobsUnavailable if they are not so in time; OutcomeUnknown where that is not known, or where the server that
+        Raises NotDurable if they are not so in time; OutcomeUnknown where that is not known, or where the server that
         has the slot now does not have the write: then it is to be repeated.
         """
         answers: list[asyncio.Future[None]] = []
@@ -125,7 +139,8 @@ class JobDurability:
     async def _wait(self, marks: Sequence[bytes]) -> list[Exception | None]:
         """Takes marks away, and waits until that is safe: so are the writes that made them; returns what is to be raised."""
         replicas, waits_for_disk = int(self._waits_for_replica), self._waits_for_disk
-        wait = (b"WAITAOF", 1, replicas, WAIT_MS) if waits_for_disk else (b"WAIT", replicas, WAIT_MS)
+        wait_ms = SHORT_WAIT_MS if self.shortage else WAIT_MS
+        wait = (b"WAITAOF", 1, replicas, wait_ms) if waits_for_disk else (b"WAIT", replicas, wait_ms)
         asked = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
         told: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         *were_there, reply = told
@@ -134,8 +149,20 @@ class JobDurability:
         on_disk, on_replicas = reply if waits_for_disk else (1, reply)
         if not on_disk or on_replicas < replicas:
             what = "copied it to a replica" if on_disk else "written it to its disk"
-            return [JobsUnavailable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
+            self._note_shortage("on no replica" if on_disk else "not written in time")
+            return [NotDurable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
+        self._note_shortage("")
         return [None if was_there == 1 else _unheard(was_there) for was_there in were_there]
+
+    def _note_shortage(self, shortage: str) -> None:
+        if shortage and not self.shortage:
+            log.error(
+                "no new jobs are taken: the Redis for jobs keeps them %s (accept: %s); what was taken goes on, %s",
+                shortage, self._accept, self._disk,
+            )  # fmt: skip
+        elif self.shortage and not shortage:
+            log.warning("jobs are taken again: the Redis keeps them %s", self._promise)
+        self.shortage = shortage
 
     async def _about(self, key: bytes) -> dict[str, str]:
         """Returns what a server says of itself."""
@@ -148,7 +175,7 @@ class JobDurability:
             return 3
         try:
             setting = (await self._ask(key, b"CONFIG", b"GET", b"appendfsync"))[1]
-        except JobsUnavailable:
+        except StoreUnusable:
             return 1  # it is a secret, and this is what servers do that nobody has told otherwise
         return {b"always": 0, b"everysec": 1}.get(setting, 2)
 
@@ -156,7 +183,11 @@ class JobDurability:
         try:
             return await self._link.command_near(key, *parts)
         except StoreRefused as error:
-            raise JobsUnavailable("Jobs cannot be kept now: their Redis does not say what it promises.") from error
+            name = " ".join(part.decode() for part in parts[:2])
+            raise StoreUnusable(
+                f"the Redis for jobs does not say what it promises: it refuses {name} ({error}); allow its user +info and "
+                "+config|get (ACL SETUSER)"
+            ) from error
         except StoreGone as error:
             raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
 
@@ -183,7 +214,8 @@ class BlobDurability:
         """Returns when that write is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
         if self._durability.is_slow:
             await asyncio.sleep(SLOW_S)
-        await self._durability.settle([mark])
+        with suppress(NotDurable):  # a job that names it is refused; what was taken before goes on
+            await self._durability.settle([mark])
 
     async def aclose(self) -> None:
         """Closes the connections."""
@@ -303,9 +335,11 @@ class JobPartitions:
         return self._durability.mark(self._bases[partition])
 
     async def settle(self, marks: Sequence[bytes | None]) -> None:
-        """Returns when what was written with these marks is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
+        """Returns when what was written with these marks is as safe as it has to be. Raises NotDurable, OutcomeUnknown."""
         try:
             await self._durability.settle(marks)
+        except NotDurable:
+            raise
         except JobsUnavailable:
             self.is_well = False
             raise
