@@ -45,6 +45,8 @@ class ErrorPause:
     noted: str = ""
     """What the batch's mark says of it."""
     probe_s: float = FIRST_PROBE_S
+    has_served: bool = False
+    """A line of the batch did not fail so: until one does, the first failure is enough."""
 
     @property
     def is_on(self) -> bool:
@@ -53,7 +55,7 @@ class ErrorPause:
 
     def succeeded(self) -> None:
         """Notes a line that did not fail so: everything goes on."""
-        self.in_a_row, self.error_class, self.probe_s = 0, "", FIRST_PROBE_S
+        self.in_a_row, self.error_class, self.probe_s, self.has_served = 0, "", FIRST_PROBE_S, True
 
     def failed(self, error_class: str, after: int, began_at_s: float = 0.0) -> None:
         """Notes a line that failed with a class of the brake's; `after` so many in a row it is on.
@@ -64,7 +66,7 @@ class ErrorPause:
         if self.is_on and began_at_s == self.probe_s:
             self.probe_s = min(LAST_PROBE_S, 2 * self.probe_s)
         self.in_a_row += 1
-        if self.in_a_row >= after:
+        if self.in_a_row >= after or not self.has_served:
             self.error_class = error_class
 
 
@@ -77,7 +79,9 @@ class Brakes:
     def of(self, job: Job) -> ErrorPause:
         """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
         noted = job.marks.get(output.BRAKED_BY, "")
-        return self._brakes.setdefault(job.id, ErrorPause(error_class=noted, noted=noted))
+        return self._brakes.setdefault(
+            job.id, ErrorPause(error_class=noted, noted=noted, has_served=job.tally.completed > 0)
+        )
 
     @property
     def job_ids(self) -> Sequence[str]:

@@ -107,7 +107,9 @@ class BatchRules:
     """A chunk that takes longer lets others go first."""
     brake_after: int = 20
     """So many lines in a row that fail with a class of `brake_classes` slow the batch down to single tries."""
-    brake_classes: frozenset[str] = frozenset(("auth", "permission", "not_found", "model_not_found", "quota_exhausted"))
+    brake_classes: frozenset[str] = frozenset(
+        ("auth", "connection", "permission", "not_found", "model_not_found", "quota_exhausted")
+    )
     cancel_grace_s: float = 30.0
     group_embeddings: int = 0
     """Lines for embeddings or moderations go to the provider together, with at most so many inputs; 0: each by itself."""

@@ -37,7 +37,7 @@ from gateway.products.batches.input import lines_of, read_line
 from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
 from gateway.products.jobs.calls.ports import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import DeadLetter
-from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
+from gateway.products.jobs.model import Job, JobError, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
@@ -389,9 +389,14 @@ class _Chunk:
                     return None
                 continue
             self._left.let_through(line.model)
-            if outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
+            if tried.error is not None and tried.error.error_class in self._rules.batches.brake_classes:
+                if self._is_held(line, tried.error, probe_s):
+                    return None
+            elif outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
                 return None
-            return self._result(who, tried, probe_s)
+            else:
+                self._brake.succeeded()
+            return self._result(who, tried)
 
     def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
         """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
@@ -407,24 +412,33 @@ class _Chunk:
             self._running.meter.tried_again(tried.error.error_class)
         return True
 
-    def _result(self, who: LineIdentity, tried: TryResult, probe_s: float) -> LineResult | None:
-        """Returns the line's result; None: it began as a probe of the brake, or met it, and is left for another claim."""
-        error_class = tried.error.error_class if tried.error is not None else ""
-        batches = self._rules.batches
-        self._runner.attempts.pop((self._job.id, who.line), None)
-        if error_class in batches.brake_classes:
-            was_on = self._brake.is_on
-            self._brake.failed(error_class, batches.brake_after, probe_s)
-            if self._brake.is_on and not was_on and self._running.meter is not None:
-                self._running.meter.braked(error_class)
-            if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
-                self._left.leave(self._brake.probe_s)
+    def _is_held(self, line: InputLine, error: JobError, probe_s: float) -> bool:
+        """Counts a failure that an operator has to mend; whether the line is held for another claim, and not given up.
+
+        It is given up, as a dead letter, when it has failed so as often as a line may while others of the batch were served.
+        """
+        batches, runner = self._rules.batches, self._runner
+        was_on = self._brake.is_on
+        self._brake.failed(error.error_class, batches.brake_after, probe_s)
+        if self._brake.is_on and not was_on and self._running.meter is not None:
+            self._running.meter.braked(error.error_class)
+        attempts = runner.attempts.pop((self._job.id, line.number), 0) + (not self._brake.is_on)
+        if attempts < attempts_allowed(self._rules, None):
+            runner.attempts[self._job.id, line.number] = attempts
+            self._left.leave(self._brake.probe_s)
+            if was_on:
                 self._left.leave_all_until(self._brake.probe_s)
-                return None
-        else:
-            self._brake.succeeded()
+            return True
+        if runner.dead_lines() != "never":
+            self._commits.add_letter(failed_letter(self._job, line, error, attempts))
+        return False
+
+    def _result(self, who: LineIdentity, tried: TryResult) -> LineResult:
+        """Returns the line's result."""
+        self._runner.attempts.pop((self._job.id, who.line), None)
         answer = tried.answer
         if answer is None:
+            error_class = tried.error.error_class if tried.error is not None else ""
             return unanswered_line(who, error_class or "server_error", "The request was not answered.")
         return answered_line(who, answer.status, who.id, answer.body, tried.usage, tried.cost_usd)
 
