@@ -438,9 +438,9 @@ class NativeParts:
                 part = await self._kept(running, chunk, parts.asked(part, lines))
                 event = await self._asking.ask(running.work.job, part, provider, source, moment)
             elif part.phase is PartPhase.FETCHING:
-                factor = self._rules_of(running.work.job).batches.native.price_factor
+                rules = self._rules_of(running.work.job).batches
                 policy, wording = self._policies.current, self._wording(running.work.job, part, provider)
-                await self._answers.fetch(running, chunk, part, provider, policy, wording, factor)
+                await self._answers.fetch(running, chunk, part, provider, policy, wording, rules)
                 event = Done()
             else:
                 event = await self._asking.look(running.work.job, chunk, part, provider)

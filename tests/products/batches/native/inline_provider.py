@@ -123,6 +123,9 @@ def _result_of(line: dict[str, Any]) -> dict[str, Any]:
     elif response["status_code"] == 200:
         result = {"type": "succeeded", "message": response["body"]}
     else:
-        error = {"type": ERRORS.get(response["status_code"], "api_error"), "message": "No."}
+        error = {
+            "type": ERRORS.get(response["status_code"], "api_error"),
+            "message": (response["body"].get("error") or {}).get("message", "No."),
+        }
         result = {"type": "errored", "error": {"type": "error", "error": error}}
     return {"custom_id": line["custom_id"], "result": result}

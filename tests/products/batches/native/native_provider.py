@@ -14,6 +14,8 @@ from gateway.products.batches.native.formats import NeverSent, ProviderRefused, 
 from gateway.products.jobs.webhooks.outward import Unreachable
 from tests.support.virtual import LoopClock
 
+EMPTY = "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing."
+
 
 @dataclass
 class Lies:
@@ -31,6 +33,8 @@ class Lies:
     """One of so many lines failed with 503, in the error file."""
     bad: int = 0
     """One of so many lines failed with 400, in the error file."""
+    spent: int = 0
+    """One of so many lines failed because the account is empty, in the error file."""
     vanishes_after_s: float | None = None
     expires_after_s: float | None = None
     """With what was done by then in the output, and counts that know nothing of it."""
@@ -272,6 +276,8 @@ class ScriptedBatches:
                 errors.append(_answer(line, 503))
             elif lies.bad and number % lies.bad == 0:
                 errors.append(_answer(line, 400))
+            elif lies.spent and number % lies.spent == 0:
+                errors.append(_answer(line, 400, {"error": {"message": EMPTY, "code": "billing_hard_limit_reached"}}))
             else:
                 output.append(answer)
             if lies.twice:
@@ -302,9 +308,9 @@ class ScriptedBatches:
         return file_id
 
 
-def _answer(line: dict[str, Any], status: int) -> dict[str, Any]:
+def _answer(line: dict[str, Any], status: int, said: dict[str, Any] | None = None) -> dict[str, Any]:
     assert line["method"] == "POST"
-    body = {"answer": line["custom_id"], "model": line["body"]["model"]}
+    body = said or {"answer": line["custom_id"], "model": line["body"]["model"]}
     usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}} if status == 200 else {}
     return {
         "id": "batch_req_x",

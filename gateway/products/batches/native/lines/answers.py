@@ -36,7 +36,7 @@ from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
 from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
-from gateway.products.jobs.rules import USUAL_FACTOR
+from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import RunningWork
@@ -100,7 +100,7 @@ class LineTranslator:
         if self._conversion is None:
             return told.body
         if told.status >= 400:
-            return for_openai(told.status, told.body, self._class_of(told)) or told.body
+            return for_openai(told.status, told.body, self.class_of(told)) or told.body
         said = self._edited(with_model(body, self._part.model)) if body else None
         if said is None:
             return None
@@ -153,7 +153,8 @@ class LineTranslator:
         assert self._conversion is not None  # noqa: S101  # who asks has one
         return self._conversion.spoken.facts(pair, self._part.model)
 
-    def _class_of(self, told: ProviderAnswer) -> str | None:
+    def class_of(self, told: ProviderAnswer) -> str | None:
+        """Returns the class of an error, by the same table as that of calls; None: its target is no longer in the config."""
         if self._target is None:
             return None
         table = self._target.errors
@@ -279,15 +280,16 @@ class ProviderAnswers:
         provider: Provider,
         policy: PolicySnapshot,
         wording: LineTranslator,
-        factor: float | None,
+        rules: BatchRules,
     ) -> None:
-        """Commits what a part has brought, as `wording` puts it; `factor` is its price, as a part of the usual one,
-        None: that of the price list.
+        """Commits what a part has brought, as `wording` puts it.
+
+        Lines that failed for what an operator has to mend have no result by that: they are held here until it is mended.
 
         Raises ProviderRefused, Unreachable, JobsUnavailable, ClaimLost.
         """
         rates = _rates(policy, running.work.job.marks[MODELS][0], part)
-        taking = _ResultCollector(running, chunk, await self._names(running, chunk), wording, rates, factor)
+        taking = _ResultCollector(running, chunk, await self._names(running, chunk), wording, rates, rules)
         taking.is_inline = part.is_inline
         for file_id in (part.output, part.errors):
             if file_id:
@@ -378,7 +380,7 @@ class _ResultCollector:
         names: dict[int, str],
         wording: LineTranslator,
         rates: Rates | None,
-        factor: float | None,
+        rules: BatchRules,
     ) -> None:
         self.running = running
         self.chunk = chunk
@@ -392,7 +394,7 @@ class _ResultCollector:
         self._taken: set[int] = set()
         self._prefix = line_id(running.work.job.id, 0)[:-6]
         self._rates = rates
-        self._factor = factor
+        self._factor, self._held = rules.native.price_factor, rules.brake_classes
 
     def take(self, text: bytes | None) -> None:
         """Takes a line of a provider's file; None: one that is too long to be looked at."""
@@ -409,7 +411,9 @@ class _ResultCollector:
         return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
 
     def result(self, answer: ProviderAnswer, asked: bytes) -> LineResult | None:
-        """Returns the result of a line; None: its answer cannot be read, and it runs here."""
+        """Returns the result of a line; None: its answer cannot be read, or is none of the line's own fault: it runs here."""
+        if answer.status >= 400 and self.wording.class_of(answer) in self._held:
+            return None
         who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), self.names[answer.number])
         body = self.wording.answer(who.id, asked, answer)
         if body is None:
