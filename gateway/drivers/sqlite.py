@@ -157,8 +157,13 @@ class File:
         """The contents of the tables as of the last write."""
 
     def open(self) -> None:
-        """Opens the file; raises StoreUnusable, and sqlite3.Error where the begin of the work with it fails."""
-        self._db = self._opened()
+        """Opens the file; raises StoreUnusable, whatever is wrong with what is in it."""
+        try:
+            self._db = self._opened()
+        except StoreUnusable:
+            raise
+        except Exception as error:
+            raise StoreUnusable(f"{self.kind.name} {self._path}: {error}. {self.kind.when_damaged}") from error
 
     def close(self) -> None:
         """Closes the file; sqlite moves the write-ahead log into it, if the disk lets it."""

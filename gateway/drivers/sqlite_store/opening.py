@@ -159,9 +159,11 @@ def _begin(db: sqlite3.Connection, version: int, migrations: Sequence[Sequence[s
     for statement in (one for step in migrations[version:] for one in step):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {len(migrations)}")
-    ((starts,),) = db.execute("UPDATE meta SET value = value + 1 WHERE name = 'starts' RETURNING value").fetchall()
+    counted = db.execute("UPDATE meta SET value = value + 1 WHERE name = 'starts' RETURNING value").fetchall()
+    if len(counted) != 1 or not isinstance(counted[0][0], int):
+        raise sqlite3.DatabaseError("its table meta does not tell how often it was opened")
     db.execute("COMMIT")
-    return int(starts)
+    return int(counted[0][0])
 
 
 def _version_of(db: sqlite3.Connection, path: str, kind: FileKind) -> int:

@@ -496,6 +496,11 @@ class JobEngine:
                 log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
             self.problem = str(error)
             raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.") from error
+        except Exception as error:
+            if repr(error) != self.problem:
+                log.exception("jobs are off")
+            self.problem = repr(error)
+            raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.") from error
         if self.problem:
             log.warning("jobs are on again")
         self.problem = ""

@@ -103,3 +103,20 @@ async def test_nothing_is_opened_by_the_clock_that_nobody_wants() -> None:
 
     assert engine.health() == "not used yet"
     await engine.drain(0.0)
+
+
+async def test_an_opening_that_fails_in_a_way_nobody_has_thought_of_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, once, and in `/readyz`."""
+    clock = FakeClock()
+
+    async def fail() -> JobStore:
+        raise ValueError("odd")
+
+    engine = JobEngine(fail, lambda: True, None, clock, waits=False)
+    for _ in range(2):
+        with pytest.raises(JobsUnavailable, match="the log of the gateway says why"):
+            await engine.store()
+        clock.advance(RETRY_S + 1)
+
+    assert engine.health() == "unavailable"
+    assert [record.getMessage() for record in caplog.records] == ["jobs are off"]

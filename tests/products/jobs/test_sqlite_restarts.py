@@ -6,18 +6,22 @@ import asyncio
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.core.errors import StoreUnusable
+from gateway.core.types import StoreBounds
 from gateway.drivers.sqlite_store.eviction import STATE_FILE
 from gateway.drivers.sqlite_store.opening import open_file
+from gateway.drivers.sqlite_store.store import SqliteStore
 from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
 from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
@@ -348,3 +352,37 @@ def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()
+
+
+DAMAGES = (
+    "DELETE FROM meta WHERE name = 'starts'",
+    "UPDATE jobs SET state = 'odd'",
+    "DROP TABLE totals",
+    "DROP TABLE pieces",
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_odd_rows_are_refused_with_the_remedy(path: str, damage: str) -> None:
+    """As other damage is, or they harm nobody: no error of another kind leaves the opening."""
+    store = SqliteJobStore(path, Wall())
+    await store.aclose()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(damage)
+    try:
+        store = SqliteJobStore(path, Wall())
+    except StoreUnusable as error:
+        assert JOBS_FILE.when_damaged in str(error)  # noqa: PT017  # some of these may be opened
+    else:
+        await store.aclose()
+        assert "jobs" in damage
+
+
+def test_an_odd_row_of_the_state_file_is_refused_with_the_remedy(path: str) -> None:
+    """It was a traceback."""
+    with closing(open_file(path, STATE_FILE)[0]):
+        pass
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM meta WHERE name = 'starts'")
+    with pytest.raises(StoreUnusable, match=re.escape(STATE_FILE.when_damaged)):
+        SqliteStore(path, Wall(), StoreBounds({}, 1000))

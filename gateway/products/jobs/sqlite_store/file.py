@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, TypeVar
 
-from gateway.core.errors import StoreUnusable
 from gateway.drivers.sqlite import File, FileThread, Total, Trouble
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.products.jobs.model import JobsUnavailable
@@ -44,10 +43,7 @@ class JobsFile:
             path, JOBS_FILE, connect, trouble, lambda _db, _totals: False, lambda db, n: pieces.open(db, n, wall())
         )
         self._thread = FileThread(self._file, trouble, monotonic)
-        try:
-            self._thread.start()
-        except sqlite3.Error as error:
-            raise StoreUnusable(f"{JOBS_FILE.name} {path}: {error}. {JOBS_FILE.when_damaged}") from error
+        self._thread.start()
         self._wakes: list[Callable[[], None]] = []
         self._is_closing = False
         self.changes = 0
