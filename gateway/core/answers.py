@@ -30,6 +30,7 @@ from gateway.core.openai.sse import (
     json_object,
     split_events,
 )
+from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import estimate_tokens, find_usage, read_usage, tier_beside
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
@@ -380,7 +381,7 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
         return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
-    reported = parsed.get("usage") or parsed.get("usageMetadata")
+    reported = parsed.get("usage") or usage_in(parsed)
     usage = read_usage(reported) if isinstance(reported, dict) else None
     if usage is not None and "service_tier" in parsed:
         usage.tier = usage.tier or tier_beside(parsed)

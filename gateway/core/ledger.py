@@ -21,7 +21,7 @@ from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIEN
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage, find_tier_asked
+from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled, find_tier_asked
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
@@ -191,6 +191,8 @@ class Accounts:
         if call.settled:
             return
         call.settled = True
+        if usage is not None and (usage.input > MOST_TOKENS or usage.output > MOST_TOKENS):
+            usage = _bounded(call, usage)
         call.usage, call.outcome = usage, outcome
         if call.left:
             status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
@@ -274,6 +276,22 @@ class Accounts:
         )
 
 
+def whole_usage(call: Call, told: Usage | None, body: bytes) -> Usage | None:
+    """Returns the usage of a whole answer: what its provider tells, and an estimate of each number that it does not.
+
+    None: the endpoint has no tokens.
+    """
+    if told is not None and told.input and (told.output or call.endpoint.tokens != "both"):
+        return told
+    estimate = estimated_usage(call, estimate_answer(body))
+    return told if estimate is None else filled(told, estimate)
+
+
+def _bounded(call: Call, usage: Usage) -> Usage:
+    most_output = None if call.max_tokens is None else call.max_tokens * answers_of(call)
+    return bounded(usage, len(call.body), most_output)
+
+
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
     """An estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
     if call.endpoint.tokens == "none":
@@ -305,9 +323,10 @@ def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_toke
 
     Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
     """
-    if reported is None:
-        return estimated_usage(call, output_tokens)
-    if reported.output < output_tokens and (outcome != "ok" or not reported.output):
+    if reported is None or not reported.input or not reported.output:
+        estimate = estimated_usage(call, output_tokens)
+        return reported if estimate is None else filled(reported, estimate)
+    if outcome != "ok" and reported.output < output_tokens:
         return replace(reported, output=output_tokens, estimated=True)
     return reported
 

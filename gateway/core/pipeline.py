@@ -25,16 +25,15 @@ from gateway.core.ledger import (
     CLIENT_GONE_STATUS,
     Accounts,
     answer_headers,
-    estimated_usage,
     lossy_header,
     media_usage,
     says_retry,
     streamed_usage,
+    whole_usage,
     with_retry_advice,
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
 from gateway.core.openai.media import MEDIA
-from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
@@ -250,7 +249,7 @@ class Pipeline:
         error_class = None if diagnosis is None else diagnosis.error_class  # as its property, without a call
         if error_class is None:
             usage = opened.usage
-            if usage is None or not usage.output:
+            if usage is None or not usage.output or not usage.input:
                 usage = self._untold(call, opened, usage)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
@@ -320,9 +319,9 @@ class Pipeline:
         return shared
 
     def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
-        """Returns the usage of a whole answer that reports no output tokens, or no usage at all."""
+        """Returns the usage of a whole answer that does not report both numbers of tokens."""
         if call.endpoint.request == "any" and self._deferred.awaits(call):
             self._deferred.shown(call, opened.body)
         if call.endpoint.sse == "responses":
             told = self._deferred.unfinished(call, opened.target, opened.body) or told
-        return told or estimated_usage(call, estimate_tokens(opened.body))
+        return whole_usage(call, told, opened.body)

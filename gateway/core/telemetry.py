@@ -6,6 +6,7 @@ The metrics themselves are a table (`metrics.py`); what one ended call adds to t
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ from gateway.products.jobs.metrics import JobCounter
 # labels and rows to add to are kept together. It must not know when calls are counted.
 
 
+log = logging.getLogger("gateway")
 NOTHING_FAILED = "queue"
 """Why a call went to a fallback at once: its own targets had no room in time, or were left alone."""
 
@@ -62,11 +64,13 @@ class PlainSeries:
 class CallCounter:
     """Counts ended calls."""
 
-    __slots__ = ("_metrics", "_plain", "_runs")
+    __slots__ = ("_doubted", "_metrics", "_plain", "_runs")
 
     def __init__(self, metrics: Metrics, runs: RunCounter | None = None) -> None:
         self._metrics = metrics
         self._runs = RunCounter(metrics) if runs is None else runs
+        self._doubted: set[tuple[str, str]] = set()
+        """The targets that have been logged for what they report, and the reasons."""
         self._plain: dict[Labels, PlainSeries] = {}  # by model, key and target: as many as the config can name
 
     def count(self, record: CallRecord) -> None:
@@ -78,6 +82,7 @@ class CallCounter:
             or record.outcome != "ok"
             or usage is None
             or usage.estimated
+            or usage.doubt
             or call.replay is not None
             or record.retries_usd
         ):
@@ -186,6 +191,14 @@ class CallCounter:
             tokens[model, target, "cache_write_input"] += usage.cache_written
         if usage.estimated:
             self._metrics.estimated.totals[model, target] += 1
+        if usage.doubt and (target, usage.doubt) not in self._doubted:
+            self._doubted.add((target, usage.doubt))
+            log.warning(
+                "%s reports a usage that can't be right: %s. Its calls may cost more or less than is counted here: "
+                "compare them with its bill. This is logged once.",
+                target,
+                usage.doubt,
+            )
         if record.cost_usd is None:
             self._metrics.unpriced.totals[model, target, key] += 1
             return

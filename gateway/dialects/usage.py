@@ -104,6 +104,7 @@ def generated_usage(usage: Usage) -> Json:
         "serviceTier": usage.tier,
         "server_tool_use": {"web_search_requests": parts.searches} if parts.searches else None,
         "estimated": usage.estimated,
+        "doubt": usage.doubt,
     }
     return {
         "promptTokenCount": usage.input,
@@ -147,6 +148,7 @@ def _besides(usage: Usage) -> Json:
         server_tool_use={"web_search_requests": searches} if searches else None,
         service_tier=usage.tier,
         estimated=usage.estimated,
+        doubt=usage.doubt,
     )
 
 

@@ -137,6 +137,65 @@ async def test_usage_and_cost_are_settled_once() -> None:
     assert not bench.account.usage.estimated
 
 
+UNREADABLE = {
+    "empty": b"{}",
+    "null": b"null",
+    "text": b'"5 tokens"',
+    "texts": b'{"prompt_tokens":"5","completion_tokens":"7"}',
+    "negative": b'{"prompt_tokens":-5,"completion_tokens":-7}',
+    "a total alone": b'{"total_tokens":99}',
+    "zeros": b'{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}',
+}
+
+
+@pytest.mark.parametrize("usage", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_unreadable_usage_is_estimated_by_the_words_of_the_answer(usage: bytes) -> None:
+    """Never billed as nothing, nor by the bytes of the JSON."""
+    padding = b"y" * 50_000
+    bench = one(
+        whole(b'{"choices":[{"message":{"content":"%b"}}],"usage":%b,"x":"%b"}' % (b"FINE" * 9, usage, padding))
+    )
+
+    await bench.serve(body=b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 400))
+
+    assert bench.account.usage is not None
+    assert (bench.account.usage.input, bench.account.usage.output, bench.account.usage.estimated) == (113, 9, True)
+    assert bench.account.cost_usd == pytest.approx(113 * 2e-6 + 9 * 8e-6)
+
+
+@rows(
+    ("usage", "counts"),
+    [
+        (b'{"prompt_tokens":50,"completion_tokens":null}', (50, 9)),
+        (b'{"prompt_tokens":-50,"completion_tokens":70}', (13, 70)),
+    ],
+)
+async def test_the_number_that_is_not_told_is_estimated_alone(usage: bytes, counts: tuple[int, int]) -> None:
+    """The other one stands."""
+    bench = one(whole(b'{"choices":[{"message":{"content":"%b"}}],"usage":%b}' % (b"FINE" * 9, usage)))
+
+    await bench.serve(body=b'{"model":"m","messages":[{"role":"user","content":""}]}')
+
+    assert bench.account.usage is not None
+    assert (bench.account.usage.input, bench.account.usage.output) == counts
+    assert bench.account.usage.estimated
+
+
+async def test_an_absurd_usage_costs_no_more_than_the_call_can_have_cost() -> None:
+    """2^31 tokens of each kind would be $21,475."""
+    bench = one(
+        whole(b'{"choices":[{"message":{}}],"usage":{"prompt_tokens":2147483648,"completion_tokens":2147483648}}')
+    )
+
+    body = b'{"model":"m","max_tokens":100,"n":2,"messages":[]}'
+    await bench.serve(body=body, max_tokens=100)
+
+    assert bench.account.cost_usd == pytest.approx(len(body) * 2e-6 + 200 * 8e-6)
+    assert bench.account.usage is not None
+    assert bench.account.usage.estimated
+    assert bench.account.usage.doubt
+
+
 async def test_missing_usage_is_estimated_and_marked() -> None:
     """A provider that does not count leaves us with an estimate that says so."""
     bench = one(whole(b'{"choices": [{}]}'))

@@ -425,6 +425,20 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
     assert samples["gateway_estimated_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.5
 
 
+async def test_a_usage_that_cannot_be_right_is_logged_once_for_each_target(caplog: pytest.LogCaptureFixture) -> None:
+    """And counted as any other."""
+    telemetry, _, _ = make()
+    odd = replace(record().usage or Usage(0, 0), doubt="its total is not the sum of its parts")
+
+    for _ in range(3):
+        telemetry.began()
+        telemetry.settled(record(usage=odd))
+    samples = scrape(telemetry)
+
+    assert samples["gateway_tokens_total[('kind', 'input'), ('model', 'm'), ('target', 'b/m')]"] == 300
+    assert [one.getMessage().partition(" ")[0] for one in caplog.records] == ["b/m"]
+
+
 @pytest.mark.parametrize(("value", "buckets"), [(0.5, [1, 1, 1]), (1.0, [1, 1, 1]), (1.5, [0, 1, 1]), (9.0, [0, 0, 1])])
 def test_buckets_are_cumulative_and_closed_above(value: float, buckets: list[int]) -> None:
     """`le` means less or equal, as Prometheus has it."""

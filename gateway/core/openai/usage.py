@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.openai.json_edit import UNREAD
+from gateway.core.openai.sse import answer_object
 from gateway.core.types import ALL_TEXT, Endpoint, Usage, UsageParts
 
 # The needs of a call, and the capabilities of a target.
@@ -337,6 +338,33 @@ _ON_DEMAND: Final = "on_demand_"
 """What Vertex puts before the names of tiers."""
 _MOST_TIER: Final = 32
 CONTRADICTS: Final = "its total is not the sum of its parts"
+ABSURD: Final = "no call can have used so much"
+MOST_TOKENS: Final = 1 << 24
+"""Of input, and of output: no call is known to have used as many. The longest contexts have two million, and agents that run at
+a provider read theirs some times over."""
+LONGEST_ANSWER: Final = 131_072
+"""The tokens of output that a model of today writes at most, where a caller sets no bound."""
+_ANSWERS: Final = frozenset(("choices", "output", "content", "candidates"))
+"""Where an answer says something: chat completions; Responses, Converse; Messages; generateContent."""
+_WORDS: Final = frozenset(
+    (
+        *(
+            "message",
+            "content",
+            "text",
+            "reasoning_content",
+            "reasoning",
+            "thinking",
+            "summary",
+            "parts",
+            "reasoningText",
+        ),
+        *("tool_calls", "function", "custom", "function_call", "functionCall", "toolUse", "name", "arguments", "input"),
+        *("code", "executableCode", "reasoningContent"),
+    )
+)
+"""The fields below of which words are output."""
+_MOST_NESTED: Final = 16
 _NO_PARTS: Final = frozenset(
     (
         "input",
@@ -358,13 +386,19 @@ _PARTS: Final = attrgetter(*(one.name for one in fields(UsageParts)))
 def read_usage(told: dict[str, Any]) -> Usage | None:
     """Returns the tokens of a provider's usage object, in any language; None when it has no numbers, or only zeros.
 
-    A count is a whole number that is not negative; whatever else stands there counts as missing. `estimated` is our own word,
-    in an answer that was converted from one without numbers.
+    A count is a whole number that is not negative; whatever else stands there counts as missing. `estimated` and `doubt` are
+    our own words, in an answer that was converted from one without numbers, or with odd ones.
     """
     keys = told.keys()
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
-    if usual is not None and (usage := _read_usual(*map(told.get, usual))) is not None:
-        return usage
+    if usual is not None:
+        came, went, total, of_input, of_output = map(told.get, usual)
+        if type(came) is int and type(went) is int and came + went == total and 0 < came | went < _MOST:
+            if not of_input and not of_output:
+                return Usage(came, went)
+            usage = _with_details(came, went, of_input or _NO_DETAILS, of_output or _NO_DETAILS)
+            if usage is not None:
+                return usage
     usage = _read(told)
     steps = told.get("iterations")
     for step in steps if isinstance(steps, list) else ():
@@ -375,11 +409,8 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
     return usage
 
 
-def _read_usual(came: Any, went: Any, total: Any, of_input: Any, of_output: Any) -> Usage | None:
-    """Returns what OpenAI's own usage says, without a look at the table; None: it says more than most do."""
-    if type(came) is not int or type(went) is not int or came + went != total or not 0 < came | went < _MOST:
-        return None
-    of_input, of_output = of_input or _NO_DETAILS, of_output or _NO_DETAILS
+def _with_details(came: int, went: int, of_input: Any, of_output: Any) -> Usage | None:
+    """Returns what OpenAI's own details say, without a look at the table; None: they say more than most do."""
     if type(of_input) is not dict or type(of_output) is not dict:
         return None
     read, made = [*filter(None, of_input.values())], [*filter(None, of_output.values())]
@@ -410,6 +441,7 @@ def _read(told: dict[str, Any]) -> Usage | None:
     written = min(written, came - cached)
     parts = ALL_TEXT if _NO_PARTS.issuperset(found) else _parts_of(found, came, went, cached)
     hourly = min(count("written_1h", 0), written)
+    doubt = CONTRADICTS if told.get("doubt") == CONTRADICTS else doubt
     return Usage(came, went, cached, told.get("estimated") is True, written, hourly, parts, _tier_of(told), doubt)
 
 
@@ -548,6 +580,52 @@ def read_seconds(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return seconds if 0 <= seconds < _MOST_SECONDS else None
+
+
+def estimate_answer(body: bytes) -> int:
+    """Returns the estimated tokens of a whole answer without usage, in any language: of its words, thoughts and calls of tools.
+
+    What is no JSON, and what would take long to parse, is estimated by all of its bytes.
+    """
+    answer = answer_object(body)
+    return estimate_tokens(body) if answer is None else -(-_bytes_of_words(answer, _ANSWERS, 0) // _BYTES_PER_TOKEN)
+
+
+def _bytes_of_words(said: object, names: frozenset[str], depth: int) -> int:
+    """Returns the bytes of the texts below the fields of these names."""
+    if isinstance(said, str):
+        return len(said.encode(errors="replace"))
+    if depth > _MOST_NESTED:
+        return 0
+    if isinstance(said, list):
+        return sum([_bytes_of_words(one, names, depth + 1) for one in said])
+    if not isinstance(said, dict):
+        return 0
+    size = 0
+    for name, value in said.items():
+        if name in ("args", "input") and isinstance(value, dict):
+            size += len(orjson.dumps(value))
+        elif name in names and not (name == "reasoning" and said.get("reasoning_content")):
+            size += _bytes_of_words(value, _WORDS, depth + 1)
+    return size
+
+
+def bounded(usage: Usage, request_bytes: int, most_output: int | None) -> Usage:
+    """Returns a usage with what no call can have used bounded by what this one can have cost, and marked as an estimate.
+
+    A token has a byte at least. `most_output` is the bound that the caller has set on all answers together; None: none.
+
+    Only numbers that can't be right are touched. A provider may count much that nobody sees here: the turns before, files and
+    pictures behind ids and URLs, pages that it has searched, thoughts.
+    """
+    if usage.input <= MOST_TOKENS >= usage.output:
+        return usage
+    came = usage.input if usage.input <= MOST_TOKENS else min(usage.input, request_bytes)
+    went = usage.output if usage.output <= MOST_TOKENS else min(usage.output, most_output or LONGEST_ANSWER)
+    cached = min(usage.cached, came)
+    written = min(usage.cache_written, came - cached)
+    hourly = min(usage.cache_written_1h, written)
+    return Usage(came, went, cached, True, written, hourly, tier=usage.tier, doubt=ABSURD)
 
 
 def _count(value: object) -> int | None:

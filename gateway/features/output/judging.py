@@ -21,9 +21,8 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
 from gateway.core.health.target_health.target_health import CLIENT_GONE
-from gateway.core.ledger import cost_usd, estimated_usage, streamed_usage
+from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_tokens
 from gateway.core.relay import SseRelay, StreamBroken
 from gateway.core.retry.retry import Step, Try
 from gateway.core.snapshot.route_plan import upstream_model
@@ -200,9 +199,7 @@ class Repairs:
             return None
         if opened.diagnosis is not None:
             return None
-        usage = opened.usage
-        if usage is None or not usage.output:
-            usage = usage or estimated_usage(repair, estimate_tokens(opened.body)) or Usage(0, 0, estimated=True)
+        usage = whole_usage(repair, opened.usage, opened.body) or Usage(0, 0, estimated=True)
         attempt.cost_usd = cost_usd(repair, target, usage)
         self._admission.outcomes.used(repair, usage)
         text = repaired_text(opened.body)

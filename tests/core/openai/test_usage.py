@@ -7,10 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.openai.usage import FIELDS, estimate_tokens, estimate_usage, find_usage, read_usage
+from gateway.core.openai.usage import (
+    ABSURD,
+    FIELDS,
+    LONGEST_ANSWER,
+    MOST_TOKENS,
+    bounded,
+    estimate_answer,
+    estimate_tokens,
+    estimate_usage,
+    filled,
+    find_usage,
+    read_usage,
+)
 from gateway.core.types import Usage, UsageParts
 from gateway.dialects.usage import chat_usage, generated_usage, message_usage, response_usage
 from tests.core.openai.usage_examples import EXAMPLES, Example
@@ -353,6 +366,90 @@ def test_an_estimate_takes_four_bytes_to_a_token_and_says_so() -> None:
     """Nobody counted: the numbers are marked."""
     assert estimate_usage(b"x" * 400, 7) == Usage(100, 7, estimated=True)
     assert estimate_tokens(b"x" * 43) == 10
+
+
+def said_in_each_language(text: str, thought: str = "", arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return whole answers that say the same, by language."""
+    call = {"name": "f", "arguments": orjson.dumps(arguments).decode()}
+    return {
+        "chat": {"choices": [{"message": {
+            "role": "assistant", "content": text,
+            **({"reasoning_content": thought, "reasoning": thought} if thought else {}),
+            **({"tool_calls": [{"id": "c" * 40, "type": "function", "function": call}]} if arguments else {}),
+        }}]},
+        "completions": {"choices": [{"text": text + thought + (call["name"] + call["arguments"] if arguments else "")}]},
+        "responses": {"output": [
+            *([{"type": "reasoning", "id": "r" * 40, "summary": [{"text": thought}]}] if thought else []),
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, "annotations": []}]},
+            *([{"type": "function_call", "id": "i" * 40, "call_id": "c" * 40, **call}] if arguments else []),
+        ]},
+        "messages": {"role": "assistant", "content": [
+            *([{"type": "thinking", "thinking": thought, "signature": "s" * 400}] if thought else []),
+            {"type": "text", "text": text},
+            *([{"type": "tool_use", "id": "c" * 40, "name": "f", "input": arguments}] if arguments else []),
+        ]},
+        "generate": {"candidates": [{"content": {"role": "model", "parts": [
+            *([{"text": thought, "thought": True, "thoughtSignature": "s" * 400}] if thought else []),
+            {"text": text},
+            *([{"functionCall": {"name": "f", "args": arguments}}] if arguments else []),
+        ]}}]},
+        "converse": {"output": {"message": {"role": "assistant", "content": [
+            *([{"reasoningContent": {"reasoningText": {"text": thought, "signature": "s" * 400}}}] if thought else []),
+            {"text": text},
+            *([{"toolUse": {"toolUseId": "c" * 40, "name": "f", "input": arguments}}] if arguments else []),
+        ]}}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("language", said_in_each_language(""))
+def test_an_answer_is_estimated_by_its_words_alone(language: str) -> None:
+    """In each language alike, whatever else is in it: ids, signatures, logs, a padded object of 100 kB."""
+    said = said_in_each_language("FINE")[language]
+    full = said_in_each_language("Ä" * 100, "x" * 80, {"city": "Oslo"})[language]
+
+    assert estimate_answer(orjson.dumps(said)) == 1
+    assert (
+        estimate_answer(orjson.dumps(said | {"padding": {"x": "y" * 100_000}, "metadata": {"content": "z" * 99}})) == 1
+    )
+    assert estimate_answer(orjson.dumps(full)) == -(-(200 + 80 + len('f{"city":"Oslo"}')) // 4)
+
+
+def test_what_is_no_answer_is_estimated_by_its_bytes() -> None:
+    """Or what nests too deeply to be looked through."""
+    assert estimate_answer(b"x" * 43) == 10
+    assert estimate_answer(b'{"content":' + b"[" * 200 + b'"words"' + b"]" * 200 + b"}") == 0
+
+
+@rows(
+    ("told", "expected"),
+    [
+        (None, Usage(100, 7, estimated=True)),
+        (Usage(90, 0), Usage(90, 7, estimated=True)),
+        (Usage(0, 9), Usage(100, 9, estimated=True)),
+        (Usage(90, 9, 40), Usage(90, 9, 40)),
+    ],
+)
+def test_what_is_not_told_is_taken_from_an_estimate(told: Usage | None, expected: Usage) -> None:
+    """And marked; where the estimate knows nothing either, what is told stands."""
+    assert filled(told, Usage(100, 7, estimated=True)) == expected
+    assert filled(Usage(8, 0), Usage(9, 0, estimated=True)) == Usage(8, 0)
+
+
+@rows(
+    ("told", "most_output", "expected"),
+    [
+        (Usage(2**31, 2**31), 500, Usage(1000, 500, estimated=True, doubt=ABSURD)),
+        (Usage(2**31, 2**31), None, Usage(1000, LONGEST_ANSWER, estimated=True, doubt=ABSURD)),
+        (Usage(20, 2**31, 10), 500, Usage(20, 500, 10, estimated=True, doubt=ABSURD)),
+        (Usage(2**31, 9, 2**30, cache_written=7), None, Usage(1000, 9, 1000, estimated=True, doubt=ABSURD)),
+        (Usage(MOST_TOKENS, MOST_TOKENS), 500, Usage(MOST_TOKENS, MOST_TOKENS)),
+    ],
+)
+def test_an_absurd_usage_is_bounded_by_what_the_call_can_have_cost(
+    told: Usage, most_output: int | None, expected: Usage
+) -> None:
+    """A byte of the request is a token at most, and no answer is longer than was asked for; millions are believed."""
+    assert bounded(told, 1000, most_output) == expected
 
 
 def test_a_usage_object_of_any_length_is_not_read() -> None:

@@ -24,9 +24,8 @@ from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.call import Call, OutputCheck, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
-from gateway.core.ledger import cost_usd, estimated_usage
+from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_tokens
 from gateway.core.ports import Meter
 from gateway.core.racing import CANCELLED
 from gateway.core.relay import SseRelay
@@ -172,11 +171,7 @@ class Outputs:
         """Closes the account of an attempt whose answer breaks the rule; its target is not to blame."""
         opened, attempt = bad.opened, bad.attempt
         check.violation = bad.verdict.bad[0].violation
-        usage = opened.usage
-        if usage is None or not usage.output:
-            usage = opened.usage = (
-                usage or estimated_usage(call, estimate_tokens(opened.body)) or Usage(0, 0, estimated=True)
-            )
+        usage = opened.usage = whole_usage(call, opened.usage, opened.body) or Usage(0, 0, estimated=True)
         attempt.cost_usd = cost_usd(call, opened.target, usage)
         _mark(attempt, str(check.violation))
         check.used.append((attempt, usage))

@@ -49,6 +49,8 @@ class Lies:
     breaks_off: int = 0
     """So many times a file breaks off in the middle."""
     garbage: bool = False
+    tells_no_usage: bool = False
+    """The usage of its answers has no numbers."""
     no_files_api: bool = False
     refuses_create: int = 0
     lost_answers: int = 0
@@ -269,7 +271,7 @@ class ScriptedBatches:
             self.served[line["custom_id"]] += 1
             if lies.drops and number % lies.drops == 0:
                 continue
-            answer = _answer(line, 200)
+            answer = _answer(line, 200, tells_usage=not self.lies.tells_no_usage)
             if lies.status_zero and number % lies.status_zero == 1:
                 answer["response"]["status_code"] = 0
             if lies.overloaded and number % lies.overloaded == 2:
@@ -308,10 +310,15 @@ class ScriptedBatches:
         return file_id
 
 
-def _answer(line: dict[str, Any], status: int, said: dict[str, Any] | None = None) -> dict[str, Any]:
+def _answer(
+    line: dict[str, Any], status: int, said: dict[str, Any] | None = None, *, tells_usage: bool = True
+) -> dict[str, Any]:
     assert line["method"] == "POST"
     body = said or {"answer": line["custom_id"], "model": line["body"]["model"]}
-    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}} if status == 200 else {}
+    usage: dict[str, Any] = {}
+    if status == 200:
+        usage["usage"] = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} if tells_usage else {}
+        usage["choices"] = [{"message": {"role": "assistant", "content": "x" * 400}}]
     return {
         "id": "batch_req_x",
         "custom_id": line["custom_id"],

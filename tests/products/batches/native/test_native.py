@@ -91,6 +91,26 @@ ALL_THERE = {
 """What a provider may do that costs nobody a line of it."""
 
 
+def test_lines_without_usage_are_estimated() -> None:
+    """By what was asked and what was answered: they were paid for."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.provider.lies = Lies(tells_no_usage=True)
+        stage.worker.start()
+        await stage.accept_batch(25)
+
+        job = await stage.ended()
+
+        assert job.tally.completed == 25
+        assert job.tally.output_tokens == 25 * 100
+        assert job.tally.input_tokens > 25 * 3
+        usd = (job.tally.input_tokens * 1.0 + job.tally.output_tokens * 2.0) / 1e6 * 0.5
+        assert job.tally.cost_usd == pytest.approx(usd) == stage.accounts.usd
+
+    run(story)
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_no_line_is_lost_to_a_provider_that(lie: str) -> None:
     """What is missing there runs here; what is there is not paid for twice, and its files are removed."""

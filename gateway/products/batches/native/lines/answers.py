@@ -19,6 +19,7 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import with_model
+from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed, Usage
@@ -341,9 +342,9 @@ class ProviderAnswers:
 
     async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
-        if not taking.wording.converts or not taking.answers:
+        numbers = {answer.number for answer in taking.answers if taking.wording.converts or not _is_told(answer.usage)}
+        if not numbers:
             return {}
-        numbers = {answer.number for answer in taking.answers}
         try:
             return {
                 number: body
@@ -420,6 +421,9 @@ class _ResultCollector:
             return None
         del self.names[answer.number]
         usage = answer.usage
+        if answer.status == 200 and not _is_told(usage):
+            usage = filled(usage, estimate_usage(asked, estimate_answer(answer.body)))
+            usage = bounded(usage, len(asked), None)
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
         return answered_line(who, answer.status, who.id, body, usage, usd)
 
@@ -433,6 +437,11 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
         return usage_usd(rates, replace(usage, tier=BATCH))
     usd = usage_usd(rates, replace(usage, tier=""))
     return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
+
+
+def _is_told(usage: Usage | None) -> bool:
+    """Returns whether a provider has told what a line has used, in numbers that can be right."""
+    return usage is not None and 0 < usage.input <= MOST_TOKENS >= usage.output
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:

@@ -1,0 +1,311 @@
+"""What a call has used is the same whole, streamed and in a batch, told or estimated, in every caller's language."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.call import CallRecord
+from gateway.core.openai.transcript import usage_in
+from gateway.core.openai.usage import read_usage
+from gateway.core.types import Usage
+from gateway.products.batches.native.formats import read_result
+from gateway.products.batches.native.lines.lines import read_answer
+from tests.dialects.aws_frames import event as frame
+from tests.dialects.ways import CALLERS, Json, Ways, sse, stream_of
+from tests.support.flow import JSON, Script
+
+TEXT: Final = "FINE" * 9
+SPOKEN: Final = ("chat", "responses", "messages", "generate", "converse")
+
+# --- how each provider's language says it ---
+
+_MESSAGE: Final = {"id": "msg_1", "type": "message", "role": "assistant", "model": "c", "stop_sequence": None}
+_CHUNK: Final = {"id": "c", "model": "g", "object": "chat.completion.chunk", "created": 1}
+_RESPONSE: Final = {"id": "resp_1", "object": "response", "model": "g", "created_at": 1}
+_ITEM: Final = {
+    "type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+    "content": [{"type": "output_text", "text": TEXT, "annotations": [], "logprobs": []}],
+}  # fmt: skip
+_OF_THE_END: Final = ("output_tokens", "output_tokens_details", "iterations", "server_tool_use")
+
+
+def whole(spoken: str, told: Any) -> Json:
+    """Return an answer with this usage."""
+    if spoken == "chat":
+        choice = {"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}
+        return {"id": "c", "model": "g", "created": 1, "choices": [choice], "usage": told}
+    if spoken == "responses":
+        return {**_RESPONSE, "status": "completed", "output": [_ITEM], "usage": told}
+    if spoken == "messages":
+        return {**_MESSAGE, "content": [{"type": "text", "text": TEXT}], "stop_reason": "end_turn", "usage": told}
+    if spoken == "generate":
+        parts = [{"text": TEXT}]
+        ended = {"content": {"role": "model", "parts": parts}, "finishReason": "STOP", "index": 0}
+        return {"candidates": [ended], "usageMetadata": told}
+    message = {"role": "assistant", "content": [{"text": TEXT}]}
+    return {"output": {"message": message}, "stopReason": "end_turn", "usage": told}
+
+
+def streamed(spoken: str, told: Any) -> list[bytes]:
+    """Return the events of the same answer."""
+    if spoken == "chat":
+        said = [({"role": "assistant", "content": ""}, None), ({"content": TEXT}, None), ({}, "stop")]
+        chunks = [{**_CHUNK, "choices": [{"index": 0, "delta": one, "finish_reason": end}]} for one, end in said]
+        return sse(*chunks, {**_CHUNK, "choices": [], "usage": told}, "[DONE]")
+    if spoken == "responses":
+        return sse(
+            {"type": "response.created", "response": {**_RESPONSE, "status": "in_progress", "output": []}},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**_ITEM, "content": []}},
+            {
+                "type": "response.output_text.delta",
+                "output_index": 0,
+                "content_index": 0,
+                "item_id": "m",
+                "delta": TEXT,
+            },
+            {"type": "response.output_item.done", "output_index": 0, "item": _ITEM},
+            {"type": "response.completed", "response": whole("responses", told)},
+            named=True,
+        )
+    if spoken == "messages":
+        begun, ended = told, told
+        if isinstance(told, dict) and told.get("input_tokens") in range(1 << 40):  # told at the start
+            begun = {name: value for name, value in told.items() if name not in _OF_THE_END} | {"output_tokens": 1}
+            ended = {name: value for name, value in told.items() if name in _OF_THE_END}
+        return sse(
+            {"type": "message_start", "message": {**_MESSAGE, "content": [], "stop_reason": None, "usage": begun}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": TEXT}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": ended},
+            {"type": "message_stop"},
+            named=True,
+        )
+    if spoken == "generate":
+        begun = {"candidates": [{"content": {"role": "model", "parts": [{"text": TEXT}]}, "index": 0}]}
+        ended = {"content": {"role": "model", "parts": [{"text": ""}]}, "finishReason": "STOP", "index": 0}
+        return sse(begun, {"candidates": [ended], "usageMetadata": told}, end=b"\r\n\r\n")
+    return [
+        frame("messageStart", {"role": "assistant"}),
+        frame("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": TEXT}}),
+        frame("contentBlockStop", {"contentBlockIndex": 0}),
+        frame("messageStop", {"stopReason": "end_turn"}),
+        frame("metadata", {"usage": told}),
+    ]
+
+
+async def settled(asked: str, spoken: str, told: Any, *, stream: bool) -> tuple[CallRecord, bytes]:
+    """Return the account of a call and what its caller got."""
+    script = (
+        stream_of(spoken, *streamed(spoken, told))
+        if stream
+        else Script(200, (JSON,), [orjson.dumps(whole(spoken, told))])
+    )
+    bench = Ways([spoken], [script])
+    asking = bench.asking(asked, stream=stream)
+    _, body = await bench.serve(**asking, parsed=orjson.loads(asking["body"]))
+    return bench.account, body
+
+
+# --- random usage of each provider's shape ---
+
+COUNT: Final = st.integers(0, 200_000)
+FEW: Final = st.integers(0, 900)
+NOT: Final = st.none()
+
+
+@st.composite
+def of_chat(draw: st.DrawFn) -> Json:
+    """OpenAI's, xAI's, Moonshot's, DeepSeek's."""
+    came, went = draw(COUNT) + 1, draw(COUNT) + 1
+    reasoning = draw(st.integers(0, went))
+    told: Json = {"prompt_tokens": came, "completion_tokens": went, "total_tokens": came + went}
+    if draw(st.booleans()):  # beside the completion
+        told |= {"completion_tokens": went, "total_tokens": came + went + reasoning}
+    cached = draw(st.integers(0, came))
+    where = draw(st.sampled_from(["details", "cached_tokens", "prompt_cache_hit_tokens"]))
+    details: Json = {
+        "audio_tokens": draw(st.integers(0, came)),
+        "image_tokens": draw(FEW),
+        "cache_write_tokens": draw(FEW),
+    }
+    if where == "details":
+        details["cached_tokens"] = cached
+    else:
+        told[where] = cached
+    told["prompt_tokens_details"] = draw(st.one_of(NOT, st.just(details)))
+    made = {"reasoning_tokens": reasoning, "audio_tokens": draw(st.integers(0, went))}
+    told["completion_tokens_details"] = draw(st.one_of(NOT, st.just(made)))
+    return told
+
+
+@st.composite
+def of_responses(draw: st.DrawFn) -> Json:
+    came, went = draw(COUNT) + 1, draw(COUNT) + 1
+    return {
+        "input_tokens": came,
+        "input_tokens_details": {"cached_tokens": draw(st.integers(0, came)), "cache_write_tokens": draw(FEW)},
+        "output_tokens": went,
+        "output_tokens_details": {"reasoning_tokens": draw(st.integers(0, went))},
+        "total_tokens": came + went,
+    }
+
+
+@st.composite
+def of_messages(draw: st.DrawFn) -> Json:
+    written, went = draw(COUNT), draw(COUNT) + 1
+    told: Json = {
+        "input_tokens": draw(COUNT) + 1,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": draw(COUNT),
+        "output_tokens": went,
+        "service_tier": draw(st.sampled_from(["standard", "priority"])),
+    }
+    if draw(st.booleans()):
+        hourly = draw(st.integers(0, written))
+        told["cache_creation"] = {"ephemeral_5m_input_tokens": written - hourly, "ephemeral_1h_input_tokens": hourly}
+    if draw(st.booleans()):
+        told["output_tokens_details"] = {"thinking_tokens": draw(st.integers(0, went))}
+    if draw(st.booleans()):
+        told["server_tool_use"] = {"web_search_requests": draw(FEW), "web_fetch_requests": 0}
+    if draw(st.booleans()):
+        step = {"input_tokens": draw(COUNT), "output_tokens": draw(FEW), "cache_read_input_tokens": draw(FEW)}
+        told["iterations"] = [
+            {"type": "compaction", **step},
+            {"type": "message", "input_tokens": 7, "output_tokens": 3},
+        ]
+    return told
+
+
+@st.composite
+def of_generate(draw: st.DrawFn) -> Json:
+    seen, heard, rest, tools = draw(FEW), draw(FEW), draw(COUNT) + 1, draw(FEW)
+    drawn, said, thought = draw(FEW), draw(COUNT) + 1, draw(FEW)
+    came, went = seen + heard + rest, drawn + said
+    return {
+        "promptTokenCount": came,
+        "toolUsePromptTokenCount": tools,
+        "candidatesTokenCount": went,
+        "thoughtsTokenCount": thought,
+        "totalTokenCount": came + tools + went + thought,
+        "cachedContentTokenCount": draw(st.integers(0, rest)),
+        "promptTokensDetails": [
+            {"modality": "TEXT", "tokenCount": rest},
+            {"modality": "IMAGE", "tokenCount": seen},
+            {"modality": "AUDIO", "tokenCount": heard},
+        ],
+        "candidatesTokensDetails": [
+            {"modality": "IMAGE", "tokenCount": drawn},
+            {"modality": "TEXT", "tokenCount": said},
+        ],
+    }
+
+
+@st.composite
+def of_converse(draw: st.DrawFn) -> Json:
+    came, went, written = draw(COUNT) + 1, draw(COUNT) + 1, draw(COUNT)
+    return {
+        "inputTokens": came,
+        "outputTokens": went,
+        "totalTokens": came + went,
+        "cacheReadInputTokens": draw(COUNT),
+        "cacheWriteInputTokens": written,
+        "cacheDetails": [{"ttl": "1h", "inputTokens": draw(st.integers(0, written))}],
+    }
+
+
+TOLD: Final[Mapping[str, st.SearchStrategy[Json]]] = {
+    "chat": of_chat(),
+    "responses": of_responses(),
+    "messages": of_messages(),
+    "generate": of_generate(),
+    "converse": of_converse(),
+}
+
+
+@settings(deadline=None, derandomize=True, max_examples=6)
+@pytest.mark.parametrize("spoken", SPOKEN)
+@given(data=st.data())
+def test_a_usage_is_billed_alike_in_every_language_whole_and_streamed(spoken: str, data: st.DataObject) -> None:
+    """To the cent, and as a caller of each language is told."""
+    told = data.draw(TOLD[spoken])
+    usage = read_usage(told)
+
+    async def story() -> None:
+        for asked in CALLERS:
+            first, body = await settled(asked, spoken, told, stream=False)
+            second, _ = await settled(asked, spoken, told, stream=True)
+            assert (first.usage, second.usage) == (usage, usage), (asked, told)
+            assert first.cost_usd == second.cost_usd
+            shown = usage_in(orjson.loads(body))
+            assert shown is not None
+            assert read_usage(shown) == usage, asked
+
+    asyncio.run(story())
+
+
+def _line(body: Json) -> Usage | None:
+    line = {"custom_id": "batch_req_x000001", "response": {"status_code": 200, "body": body}}
+    answer = read_answer(orjson.dumps(line), "batch_req_x")
+    assert answer is not None
+    return answer.usage
+
+
+def _result(body: Json) -> Usage | None:
+    line = {"custom_id": "batch_req_x000001", "result": {"type": "succeeded", "message": body}}
+    answer = read_result(orjson.dumps(line), "batch_req_x")
+    assert answer is not None
+    return answer.usage
+
+
+BATCH_LINES: Final[Mapping[str, Callable[[Json], Usage | None]]] = {
+    "chat": _line,
+    "responses": _line,
+    "messages": _result,
+}
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@pytest.mark.parametrize("spoken", BATCH_LINES)
+@given(data=st.data())
+def test_a_usage_is_read_alike_from_a_line_of_a_providers_batch(spoken: str, data: st.DataObject) -> None:
+    told = data.draw(TOLD[spoken])
+
+    assert BATCH_LINES[spoken](whole(spoken, told)) == read_usage(told)
+
+
+# --- usage that cannot be read ---
+
+UNREADABLE: Final[Mapping[str, Any]] = {
+    "empty": {},
+    "null": None,
+    "text": "5 tokens",
+    "texts": {"prompt_tokens": "5", "input_tokens": "5", "promptTokenCount": "5", "inputTokens": "5"},
+    "negative": {"prompt_tokens": -5, "completion_tokens": -7, "input_tokens": -5, "output_tokens": -7},
+    "a total alone": {"total_tokens": 99, "totalTokenCount": 99, "totalTokens": 99},
+}
+
+
+@pytest.mark.parametrize("told", UNREADABLE.values(), ids=UNREADABLE.keys())
+@pytest.mark.parametrize("spoken", SPOKEN)
+async def test_unreadable_usage_is_estimated_for_callers_of_every_language(spoken: str, told: Any) -> None:
+    """By the words of the answer, and marked; a whole answer costs the same whoever has asked."""
+    for asked in CALLERS:
+        account, _ = await settled(asked, spoken, told, stream=False)
+        assert account.usage is not None
+        assert account.usage.estimated, asked
+        assert account.usage.output == len(TEXT) // 4, asked
+        assert account.usage.input > 10, asked
+        assert account.cost_usd
+        account, _ = await settled(asked, spoken, told, stream=True)
+        assert account.usage is not None
+        assert account.usage.estimated, asked
+        assert account.usage.input > 10, asked
+        assert account.usage.output, asked
