@@ -180,7 +180,7 @@ def _suspect(clocks: Clocks) -> str:
 def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Iterator[str]:
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
-    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(peeked.model, target)}"
+    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(peeked.model, target, key)}"
     yield _counts(target.counting)
     if target.edits is not None:
         names = ", ".join(name for name, _ in target.edits.set) or "nothing"
@@ -233,14 +233,23 @@ def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
     return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
 
 
-def _price(asked: str, target: Target) -> str:
+def _price(asked: str, target: Target, key: Key) -> str:
     rates = target.find_rates(target.model or asked)
     if rates is None:
-        return "price not known"
-    told = f"{_of_tokens(rates)} per million tokens"
-    for start, dearer in reversed(rates.above):
-        told += f"; above {start:,} input tokens {_of_tokens(dearer)}"
-    return told
+        is_refused = key.budget_usd_per_day is not None and not key.allow_unpriced
+        return f"price not known{': refused, for the key has a budget' if is_refused else ''}"
+    told = [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
+    if rates.prices_tokens:
+        told.insert(0, f"{_of_tokens(rates)} per million tokens")
+        told += [f"above {start:,} input tokens {_of_tokens(dearer)}" for start, dearer in reversed(rates.above)]
+    return "; ".join(told)
+
+
+def _of_other_units(rates: Rates) -> Iterator[tuple[float, str]]:
+    yield rates.character_usd * 1e6, "million characters"
+    yield rates.audio_second_usd * 3600, "hour of sound"
+    yield rates.image_usd, "picture"
+    yield rates.request_usd * 1000, "thousand calls"
 
 
 def _of_tokens(rates: Rates) -> str:

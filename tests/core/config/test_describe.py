@@ -368,3 +368,29 @@ def test_a_name_that_loses_its_prefix_is_shown(tmp_path: Path) -> None:
 
     assert "the body's model becomes 'a', nothing else changes; " in told(", strip: x/")
     assert "the body's model becomes 'a'; " in told(", strip: x/, body: {drop: [seed]}")
+
+
+def test_explain_tells_the_price_of_each_unit(tmp_path: Path) -> None:
+    """What is sold by characters costs nothing by the token; and what nobody can count is refused to a key with a budget."""
+    policy = load_text(
+        tmp_path,
+        "providers: {o: {dialect: openai, base_url: 'https://api.openai.com/v1', api_key: sk-0123456789}}\n"
+        "models: {m: {targets: [o/tts-1]}, odd: {targets: [o/odd]}, own: {targets: [{provider: o, model: x, price: "
+        "{input_usd_per_million: 1, audio_usd_per_hour: 0.36, image_usd: 0.04, request_usd_per_thousand: 2}}]}}\n"
+        "keys: [{name: web, key: web-canary-key-0123456789, budget_usd_per_day: 5}, "
+        "{name: free, key: other-canary-0123456789}]\n"
+        f"jobs: {{store: 'sqlite:///{tmp_path}/jobs.db'}}\n",
+    )
+
+    def shown(model: str, key: str = "web") -> str:
+        body = orjson.dumps({"model": model, "input": "x" * 3000, "voice": "alloy"})
+        return explain(policy, body, path="/v1/audio/speech", key_name=key)
+
+    assert "; $15 per million characters\n" in shown("m")
+    assert "about $0.045 an attempt" in shown("m")
+    assert (
+        "$1 in, $0 out per million tokens; $0.36 per hour of sound; $0.04 per picture; $2 per thousand calls\n"
+        in shown("own")
+    )
+    assert "; price not known: refused, for the key has a budget\n" in shown("odd")
+    assert "; price not known\n" in shown("odd", "free")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gateway.core.limits.estimate import estimate_input_tokens
+from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.peek import Peeked
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
@@ -52,6 +53,10 @@ def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> flo
     """Returns what an attempt is estimated to cost before anything was learned; None: not priced."""
     target = model.plan[0]
     rates = target.find_rates(target.model or peeked.model)
+    if endpoint.name in MEDIA:
+        asked = peeked.parsed or {}
+        certain = certain_usage(endpoint.name, None, body, asked)
+        return usage_usd(rates, estimated_media_usage(endpoint.name, certain, body, asked))
     if endpoint.tokens == "none" or peeked.parsed is None:
         return usage_usd(rates, Usage(0, 0))
     tokens = estimate_input_tokens(body, peeked.parsed)
