@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from gateway.core.openai.sound import find_seconds
 from gateway.core.openai.usage import count_answers, read_seconds, read_usage
 from gateway.core.types import Usage
 
@@ -32,11 +33,6 @@ _PICTURE_TOKENS = {"low": 272, "medium": 1056}
 _DEAREST_PICTURE_TOKENS = 4160
 _UNKNOWN_AREA = 1.5
 """Of the picture's own choice, in pictures of 1024 x 1024."""
-_HEAD_BYTES = 65_536
-"""The part of a form in which a sound file has to begin."""
-_MOST_CHUNKS = 16
-_PCM = frozenset((1, 3, 0xFFFE))
-"""Formats of WAV files whose samples all have the same size."""
 
 
 def read_media_answer(answer: dict[str, Any]) -> Usage | None:
@@ -52,7 +48,7 @@ def read_media_answer(answer: dict[str, Any]) -> Usage | None:
 
 def certain_usage(endpoint: str, told: Usage | None, body: bytes, asked: dict[str, Any]) -> Usage:
     """Returns what is certain of a call's usage: what its provider has told (None: nothing), and of its request the characters
-    that are spoken, the seconds of a WAV file, the pictures.
+    that are spoken, the seconds that a sound file says it has, the pictures.
 
     `asked` is the body, parsed, and empty for a form.
     """
@@ -66,7 +62,7 @@ def certain_usage(endpoint: str, told: Usage | None, body: bytes, asked: dict[st
         images = parts.images or count_answers(asked)
         parts = replace(parts, images=images, image_output=parts.image_output or usage.output)
     else:
-        seconds = parts.audio_s or _wav_seconds(body) or 0.0
+        seconds = parts.audio_s or find_seconds(body) or 0.0
         parts = replace(parts, audio_s=seconds, audio_input=parts.audio_input or usage.input)
     return replace(usage, parts=parts)
 
@@ -110,24 +106,3 @@ def _area_of(size: object) -> float:
     if len(sides) != 2 or not all(side.isdecimal() and len(side) < 6 for side in sides):
         return _UNKNOWN_AREA
     return int(sides[0]) * int(sides[1]) / 1024**2
-
-
-def _wav_seconds(body: bytes) -> float | None:
-    """Returns how long the WAV file in a form is, by its head; None: there is none, or it does not say."""
-    start = body.find(b"RIFF", 0, _HEAD_BYTES)
-    if start < 0 or body[start + 8 : start + 12] != b"WAVE":
-        return None
-    at, bytes_per_s = start + 12, 0
-    for _ in range(_MOST_CHUNKS):
-        name, size = body[at : at + 4], _number(body, at + 4, 4)
-        if name == b"fmt " and _number(body, at + 8, 2) in _PCM:
-            bytes_per_s = _number(body, at + 12, 4) * _number(body, at + 20, 2)
-        if name == b"data":
-            rest = len(body) - at - 8  # a recorder that did not know the size has written the largest
-            return min(size, rest) / bytes_per_s if bytes_per_s else None
-        at += 8 + size + size % 2
-    return None
-
-
-def _number(body: bytes, at: int, size: int) -> int:
-    return int.from_bytes(body[at : at + size], "little")

@@ -18,11 +18,15 @@ TOKENS = {"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_toke
 DETAILS = {"text_tokens": 0, "audio_tokens": 14}
 
 
+def form(sound: bytes) -> bytes:
+    return b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + sound
+
+
 def wav(*chunks: tuple[bytes, bytes], data: bytes, size: int | None = None) -> bytes:
     """A form with a sound file: its chunks, and then its sound, of as many bytes as it says."""
     told = [name + struct.pack("<I", len(body)) + body + bytes(len(body) % 2) for name, body in chunks]
     sound = b"data" + struct.pack("<I", len(data) if size is None else size) + data
-    return b"--b\r\n\r\nRIFF\0\0\0\0WAVE" + b"".join(told) + sound
+    return form(b"RIFF\0\0\0\0WAVE" + b"".join(told) + sound)
 
 
 def fmt(rate: int = 8000, align: int = 2, kind: int = 1) -> tuple[bytes, bytes]:
@@ -72,24 +76,6 @@ def test_the_last_event_of_a_stream_reports_the_same(event: bytes, usage: tuple[
 
     assert read is not None
     assert (read.input, read.output, read.parts.audio_s) == usage
-
-
-@rows(
-    ("body", "seconds"),
-    [
-        pytest.param(wav(fmt(), data=bytes(32_000)), 2.0, id="by its head"),
-        pytest.param(wav((b"LIST", b"odd"), fmt(), (b"fact", bytes(4)), data=bytes(16_000)), 1.0, id="other chunks"),
-        pytest.param(wav(fmt(), data=bytes(16_000), size=2**32 - 1), 1.0, id="a recorder's, which did not know"),
-        pytest.param(wav(fmt(kind=2), data=bytes(16_000)), 0.0, id="packed"),
-        pytest.param(wav(fmt(rate=0), data=bytes(16_000)), 0.0, id="no rate"),
-        pytest.param(wav(data=bytes(16_000)), 0.0, id="no format"),
-        pytest.param(b"--b\r\n\r\nRIFF\0\0\0\0WEBPVP8 " + bytes(100), 0.0, id="another RIFF"),
-        pytest.param(b"--b\r\n\r\nID3" + bytes(100), 0.0, id="another form"),
-        pytest.param(b"RIFF", 0.0, id="cut off"),
-    ],
-)
-def test_a_wav_file_says_how_long_it_is(body: bytes, seconds: float) -> None:
-    assert certain_usage("transcriptions", None, body, {}).parts.audio_s == seconds
 
 
 @rows(
