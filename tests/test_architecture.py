@@ -99,7 +99,6 @@ PURE = (
     "gateway.core.openai.headers",
     "gateway.core.openai.json_edit",
     "gateway.core.openai.media",
-    "gateway.core.openai.sound",
     "gateway.core.openai.sse",
     "gateway.core.openai.transcript",
     "gateway.core.openai.usage",

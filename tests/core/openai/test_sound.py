@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.sound import find_seconds
+from gateway.core.openai.media import find_seconds
 from tests.core.openai.test_media import fmt, form, wav
 from tests.rows import rows
 
