@@ -56,6 +56,12 @@ def event(value: dict[str, Any]) -> bytes:
 TOKENS = {"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_tokens": 59}
 TOLD = {**TOKENS, "input_token_details": {"text_tokens": 0, "audio_tokens": 14}}
 SPOKEN = {"input_tokens": 14, "output_tokens": 101, "total_tokens": 115}
+DRAWN = {
+    "input_tokens": 8,
+    "input_tokens_details": {"text_tokens": 8, "image_tokens": 0},
+    "output_tokens": 272,
+    "total_tokens": 280,
+}
 DONE = event({"type": "transcript.text.done", "text": "hello", "usage": TOLD})
 MP3, TEXT, EVENTS, OBJECT = b"audio/mpeg", b"text/plain", b"text/event-stream", b"application/json"
 Kind = tuple[str, tuple[bytes, str], bytes, bytes]
@@ -93,6 +99,13 @@ KINDS: dict[str, Kind] = {
         OBJECT,
         orjson.dumps({"created": 1, "data": [{"url": "https://x/1.png"}]}),
     ),
+    "gpt-image-1 as stream": (
+        IMAGES,
+        json(model="m", prompt="a cat", size="1024x1024", quality="low", stream=True, partial_images=1),
+        EVENTS,
+        event({"type": "image_generation.partial_image", "partial_image_index": 0, "b64_json": "A" * 200_000})
+        + event({"type": "image_generation.completed", "b64_json": "A" * 2_000_000, "usage": DRAWN}),
+    ),
     "gpt-image-1": (
         IMAGES,
         json(model="m", prompt="a cat", size="1024x1024", quality="low"),
@@ -100,12 +113,7 @@ KINDS: dict[str, Kind] = {
         orjson.dumps({
             "created": 1,
             "data": [{"b64_json": "AAAA"}],
-            "usage": {
-                "input_tokens": 8,
-                "input_tokens_details": {"text_tokens": 8, "image_tokens": 0},
-                "output_tokens": 272,
-                "total_tokens": 280,
-            },
+            "usage": DRAWN,
         }),
     ),
 }  # fmt: skip
@@ -196,6 +204,7 @@ async def test_without_a_price_a_budget_cannot_hold(start: StartGateway, name: s
         ("gpt-4o-transcribe as text", "whisper-1", None, 2 * 0.36 / 3600),
         ("gpt-4o-mini-tts", "gpt-4o-mini-tts", None, (14 * 0.6 + 101 * 12) / 1e6),
         ("gpt-image-1", "gpt-image-1.5", None, (8 * 5 + 272 * 32) / 1e6),
+        ("gpt-image-1 as stream", "gpt-image-1.5", None, (8 * 5 + 272 * 32) / 1e6),
         ("dall-e-3", "odd", {"image_usd": 0.04}, 0.04),
     ],
 )
