@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -253,3 +255,19 @@ async def test_a_transcription_that_breaks_off_is_reckoned_with_as_a_whole(start
     (record,) = (record for record in running.records if record["event"] == "call")
     assert (record["input_tokens"], record["output_tokens"], record["usage_estimated"]) == (20, 7, True)
     assert record["cost_usd"] == pytest.approx(0.27)
+
+
+async def test_calls_at_once_spend_the_budget_at_most(start: StartGateway) -> None:
+    """Each costs $0.3, which is known before it is sent."""
+    path, (body, content_type), *_ = kind = KINDS["tts-1"]
+    async with serving(start, kind, {"character_usd_per_million": 100.0}) as running:
+
+        async def ask() -> str:
+            async with connect(running.url) as peer:
+                response = await peer.exchange(post(path, body, SECRET, content_type))
+            return "served" if response.status == 200 else str(response.error["code"])
+
+        ends = Counter(await asyncio.gather(*(ask() for _ in range(20))))
+
+    assert ends["served"] == 16
+    assert set(ends) <= {"served", "budget_reserved", "budget_exceeded"}
