@@ -5,8 +5,12 @@ The numbers of some are made rounder or larger, so that each count can be told f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.core.openai.usage import FIELDS
 from gateway.core.types import ALL_TEXT, Usage, UsageParts
 
 
@@ -415,3 +419,53 @@ EXAMPLES = [
         used(100, 20, 10, 60, 40),
     ),
 ]
+
+
+# --- the table of docs/reference/usage.md: `python -m tests.core.openai.usage_examples` renews it ---
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "usage.md"
+HEAD = "| provider | language | fields that are read | billed as | example from |\n|---|---|---|---|---|\n"
+
+
+def table() -> str:
+    """Return the rows of all examples."""
+    rows = []
+    for one in EXAMPLES:
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(read_in(one.told, FIELDS)))
+        rows.append(f"| {one.provider} | {one.language} | {names} | {billed(one.usage)} | {one.source} |\n")
+    return HEAD + "".join(rows)
+
+
+def read_in(told: Any, known: Any, above: str = "") -> Iterator[str]:
+    """Yield the names of the fields of an example that are read; of a list, its kinds."""
+    if isinstance(told, list):
+        kinds = [str(one.get("modality") or one.get("ttl") or one.get("type")) for one in told]
+        yield f"{above}[{'/'.join(kind for kind in dict.fromkeys(kinds) if kind in known)}]"
+        return
+    for name, value in told.items():
+        path = f"{above}.{name}" if above else name
+        if name == "iterations":
+            yield "iterations[compaction]"
+        elif not above and name in ("service_tier", "speed", "serviceTier", "trafficType"):
+            yield path
+        elif value and name in known:
+            yield from read_in(value, known[name], path) if isinstance(known[name], dict) else (path,)
+
+
+def billed(usage: Usage) -> str:
+    """Return a usage in words."""
+    parts = {"cached": usage.cached, "written": usage.cache_written, "written for 1 h": usage.cache_written_1h}
+    parts |= {one.name.replace("_", " "): getattr(usage.parts, one.name) for one in fields(usage.parts)}
+    more = [f"{count:,} {name}" for name, count in parts.items() if count] + ([usage.tier] if usage.tier else [])
+    return f"{usage.input:,} in, {usage.output:,} out" + (f" ({', '.join(more)})" if more else "")
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table as it has to be."""
+    start = page.index(HEAD.partition("\n")[0])
+    end = page.index("\n\n", start) + 1
+    return page[:start] + table() + page[end:]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))
