@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
-from gateway.core.types import Attempt, Usage
+from gateway.core.types import ALL_TEXT, Attempt, Usage
 from gateway.features.runs.rules import RunPart
 
 QUEUED_BATCHES = 500
@@ -118,6 +118,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
         **_written(usage),
+        **_quantities(usage),
         **_run(call.part),
         **_lowered(call),
         **_lossy(last),
@@ -141,6 +142,15 @@ def _lowered(call: Call) -> dict[str, list[str]]:
 
 def _written(usage: Usage | None) -> dict[str, Any]:
     return {"cache_written_tokens": usage.cache_written} if usage is not None and usage.cache_written else {}
+
+
+def _quantities(usage: Usage | None) -> dict[str, float]:
+    """What is billed by other units than tokens."""
+    if usage is None or usage.parts is ALL_TEXT:
+        return {}
+    parts = usage.parts
+    told = {"characters": parts.characters, "audio_s": round(parts.audio_s, 3), "images": parts.images}
+    return {name: value for name, value in told.items() if value}
 
 
 def _lossy(last: Attempt | None) -> dict[str, Any]:
@@ -210,7 +220,7 @@ class JsonLines:
         if len(attempts) != 1 or usage is None or record.retries_usd or call.denied or call.replay is not None:
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None or attempt.gaps or usage.cache_written:
+        if attempt.error_class is not None or attempt.gaps or usage.cache_written or call.endpoint.tokens == "none":
             return self._any_line(at, record)
         if call.part is not None or call.output_check is not None or call.lowered is not None:
             return self._any_line(at, record)

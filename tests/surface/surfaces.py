@@ -17,6 +17,7 @@ import uvloop
 
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
+from gateway.core.types import Usage, UsageParts
 from gateway.settings import Settings
 from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import constants, modules
@@ -54,6 +55,7 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/admin/objects/claim", {"tenant": "web", "ids": ["file-1"]}),
 )
 """What is asked of a running gateway for the fields of its answers."""
+MEDIA = Usage(0, 0, parts=UsageParts(characters=1, audio_s=1.0, images=1))
 NOT_ASKED = {"/admin/state/backup", "/admin/jobs/backup"}
 """What answers with a file."""
 
@@ -65,7 +67,7 @@ def surfaces() -> dict[str, list[str]]:
         "policies": _fields("policies"),
         "headers": set(header_names()),
         "metrics": {f"{name}{{{','.join(sorted(labels))}}}" for name, labels in metrics().items()},
-        "log": {*line_of(record()), *line_of(spared())},
+        "log": {*line_of(record()), *line_of(spared()), *line_of(record(usage=MEDIA))},
         "errors": set(codes()),
         "cli": _commands(),
         "environment": _variables(),

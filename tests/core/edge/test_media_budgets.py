@@ -219,6 +219,16 @@ async def test_each_unit_has_its_price(
 
     assert ends == ["served"]
     assert (record["cost_usd"], record["usage_estimated"]) == (pytest.approx(usd), False)
+    quantities = [record.get(name) for name in ("characters", "audio_s", "images")]
+    assert quantities == {SPEECH: [len_of(name), None, None], IMAGES: [None, None, 1]}.get(
+        KINDS[name][0], [None, 3600.0 if "hour" in name else 2.0, None]
+    )
+
+
+def len_of(name: str) -> int:
+    """Characters that a request for speech has spoken."""
+    body, _ = KINDS[name][1]
+    return len(orjson.loads(body)["input"]) if KINDS[name][0] == SPEECH else 0
 
 
 async def test_what_the_target_asks_for_is_what_counts(start: StartGateway) -> None:
