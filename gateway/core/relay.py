@@ -17,7 +17,17 @@ from gateway.core.openai import sse
 from gateway.core.openai.sse import FirstEventKind, StreamClock, first_error, first_word
 from gateway.core.openai.transcript import MOST_SAMPLES, NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.core.openai.usage import find_usage
-from gateway.core.types import Answer, Clocks, ErrorClass, PassthroughChunks, Phase, Upstream, UpstreamFailed, Usage
+from gateway.core.types import (
+    Answer,
+    Clocks,
+    ErrorClass,
+    PassthroughChunks,
+    Phase,
+    ReportsUsage,
+    Upstream,
+    UpstreamFailed,
+    Usage,
+)
 
 # Bodies that are no event streams: forwarded as they come, or read whole. Also the parts that all relays share.
 #
@@ -296,7 +306,13 @@ class SseRelay:
         """The usage that the provider has reported, and the estimated tokens of what has come, as `OnEnd` gets them."""
         if self._held or self._first:  # nobody has asked for the first chunk
             self._begin()
-        return self._said.account()
+        usage, tokens = self._said.account()
+        if self._said.is_over or not isinstance(self._answer, ReportsUsage):
+            return usage, tokens
+        reported, is_of_all = self._answer.reported()
+        if reported is None:
+            return usage, tokens
+        return reported, 0 if is_of_all and reported.output else tokens
 
     def pass_on(self, write: Callable[[bytes], bool]) -> None:
         """Let plain events go straight to `write` while `chunks` waits for the next, as `Reply.pass_on` tells.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from gateway.core.errors import InvalidRequest
 
@@ -493,6 +493,15 @@ class Answer(Protocol):
 
     async def aclose(self) -> None:
         """Gives the connection back, or closes it when the body was not read to its end."""
+        ...
+
+
+@runtime_checkable
+class ReportsUsage(Protocol):
+    """An answer whose body is converted on its way, so that the provider's own reports of usage do not stand in it."""
+
+    def reported(self) -> tuple[Usage | None, bool]:
+        """Returns the usage that the provider has reported so far, and whether that is of all that has come."""
         ...
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.types import Gap, How
+from gateway.core.types import Gap, How, Usage
 from gateway.dialects.memory import TurnMemory
 
 Json = dict[str, Any]
@@ -184,6 +184,14 @@ class Reader(Protocol):
         """Returns whether the end was told, or an error: how the target's connection ends says nothing more."""
         ...
 
+    @property
+    def reported(self) -> Usage | Json | None:
+        """Returns the usage that the target has reported last, also in its own words: another object with each report.
+
+        None: it has reported none, or its reports stand in the events as they are.
+        """
+        ...
+
     def feed(self, chunk: bytes) -> bytes:
         """Returns the events that this chunk has completed; empty when there is none."""
         ...
@@ -346,6 +354,10 @@ class _ReaderThroughChat:
     @property
     def is_over(self) -> bool:
         return self._first.is_over
+
+    @property
+    def reported(self) -> Usage | Json | None:
+        return self._second.reported
 
     def feed(self, chunk: bytes) -> bytes:
         said = self._second.feed(chunk)

@@ -27,6 +27,7 @@ from gateway.core.http.client.pools.whole_answers import (
 )
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.openai.json_edit import has_lone_surrogate
+from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -40,8 +41,9 @@ from gateway.core.types import (
     RawHeaders,
     Upstream,
     UpstreamFailed,
+    Usage,
 )
-from gateway.dialects.base import ConvertedRequest, ServerFacts, with_usage, with_wall
+from gateway.dialects.base import ConvertedRequest, Reader, ServerFacts, with_usage, with_wall
 from gateway.dialects.issuers import (
     LANGUAGES,
     REFUSALS,
@@ -494,6 +496,9 @@ class ConvertedAnswer:
             ]
         if self._is_stream and not sent.asked.get("stream"):  # it becomes a whole answer, which tells its usage
             self._sent = with_usage(self._sent)
+        self._reader: Reader | None = None
+        self._is_reported = False
+        """The events that came last reported usage."""
         self.whole = None if inner.whole is None else self._whole(inner.whole)
         self.chunks: AsyncIterator[bytes] = self._stream(inner.chunks) if self._is_stream else self._once(inner.chunks)
 
@@ -502,6 +507,11 @@ class ConvertedAnswer:
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+    def reported(self) -> tuple[Usage | None, bool]:
+        """As `ReportsUsage` has it."""
+        told = None if self._reader is None else self._reader.reported
+        return (read_usage(told) if isinstance(told, dict) else told), self._is_reported
 
     def _whole(self, body: bytes) -> bytes:
         if self._signs is not None and has_lone_surrogate(body):
@@ -523,12 +533,14 @@ class ConvertedAnswer:
         yield self._whole(said) if len(said) <= LARGE_BYTES else await to_thread(self._whole, said)
 
     async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        reader = self._pair.reader(self._sent)
+        reader = self._reader = self._pair.reader(self._sent)
         held = 0
         try:
             async for chunk in chunks:
+                known = reader.reported
                 if made := reader.feed(chunk) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, chunk):
                     held = 0
+                    self._is_reported = reader.reported is not known
                     yield made
                 else:
                     held += len(chunk)

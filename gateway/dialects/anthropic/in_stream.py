@@ -57,7 +57,7 @@ class ChatAsMessages(ConvertingReader):
         """The one with the finish reason."""
         self._finish: str | None = None
         self._is_refused = False
-        self._usage: Usage | None = None
+        self.reported: Usage | None = None
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
@@ -126,7 +126,7 @@ class ChatAsMessages(ConvertingReader):
         made: list[bytes] = []
         if not self._has_begun and ("choices" in said or "usage" in said):
             self._begin(made, said)
-        self._usage = usage_of_answer(said) or self._usage
+        self.reported = usage_of_answer(said) or self.reported
         choice = responses_answer.first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):
@@ -200,7 +200,7 @@ class ChatAsMessages(ConvertingReader):
             self._sent, self._choice, self._finish or "", has_calls=bool(self._calls), is_refused=self._is_refused
         )
         estimate = Usage(0, answer.tokens_in(self._blocks.told), estimated=True)
-        told = self._usage
+        told = self.reported
         unsaid = ("service_tier",) if told is not None and told.input else ("service_tier", *INPUTS)
         usage = message_usage(filled(told, estimate))
         made.append(

@@ -176,7 +176,7 @@ class MessagesAsChat(ConvertingReader):
         self._citations: list[Json] = []
         self._cited: list[Json] = []
         """Of the block that is open."""
-        self._usage: Json = {}
+        self.reported: Json = {}
         self._end: Json = {}
         """Why the message ended, as far as it is told."""
         self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
@@ -342,7 +342,8 @@ class MessagesAsChat(ConvertingReader):
 
     def _count(self, usage: Any) -> None:
         """Takes the counts of an event; they are of all so far, and the last ones hold."""
-        self._usage |= {name: value for name, value in object_of(usage).items() if value is not None}
+        if isinstance(usage, dict):
+            self.reported = self.reported | {name: value for name, value in usage.items() if value is not None}
 
     def _finish(self) -> bytes:
         if not self._end.get("stop_reason"):
@@ -360,7 +361,7 @@ class MessagesAsChat(ConvertingReader):
             made += self._delta({"refusal": refusal})
         told = finish_fields(self._sent, finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        if self._tells_usage and (usage := read_usage(self._usage)):
+        if self._tells_usage and (usage := read_usage(self.reported)):
             made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         return made + b"data: [DONE]\n\n"
 

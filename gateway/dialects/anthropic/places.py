@@ -129,6 +129,8 @@ class MessagesAtVertex:
 class _AsItIs:
     """Implements `base.Reader` for a stream that is in the caller's language."""
 
+    reported = None
+
     @property
     def is_over(self) -> bool:
         return False
@@ -142,6 +144,8 @@ class _AsItIs:
 
 class _FramedMessages:
     """Takes the events of a message out of Bedrock's frames; implements `base.Reader`."""
+
+    reported = None
 
     def __init__(self) -> None:
         self._frames = FrameReader()

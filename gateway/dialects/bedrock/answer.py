@@ -367,6 +367,7 @@ class ConverseAsChat:
         self._has_thought = False
         self._finish: str | None = None
         self._is_over = False
+        self.reported: Usage | None = None
 
     @property
     def is_over(self) -> bool:
@@ -421,6 +422,7 @@ class ConverseAsChat:
             except MalformedAnswer as error:
                 return self._fail({"message": str(error), "code": _UNREADABLE})
         if event == "metadata":
+            self.reported = usage_of(said)
             return self._begin() + self._end(said)
         return b""
 
@@ -515,9 +517,8 @@ class ConverseAsChat:
             self._head |= tier_of(self._sent, said)
         told = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
         made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        usage = usage_of(said)
-        if self._tells_usage and usage:
-            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
+        if self._tells_usage and self.reported is not None:
+            made += self._chunk({"choices": [], "usage": chat_usage(self.reported)})
         return made + b"data: [DONE]\n\n"
 
     def _fail(self, error: Json) -> bytes:

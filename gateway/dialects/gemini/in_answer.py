@@ -369,7 +369,7 @@ class ChatAsGenerate(ConvertingReader):
         self._tail = b""
         """What every event ends with, once the model is known."""
         self._head: Json = {}
-        self._usage: Usage | None = None
+        self.reported: Usage | None = None
         self._has_told = False
         """Some of the answer has left."""
 
@@ -422,7 +422,7 @@ class ChatAsGenerate(ConvertingReader):
         if not self._tail:
             self._head = head(self._sent, said)
             self._tail = b"," + orjson.dumps(self._head)[1:]
-        self._usage = usage_of_answer(said) or self._usage
+        self.reported = usage_of_answer(said) or self.reported
         made = []
         try:
             for choice in objects(said.get("choices")):
@@ -489,7 +489,7 @@ class ChatAsGenerate(ConvertingReader):
             {"content": empty, **(one.end or {}), "index": index, **citations_of({"annotations": one.cited})}
             for index, one in sorted(self._candidates.items())
         ]
-        usage = {} if self._usage is None else {"usageMetadata": generated_usage(self._usage)}
+        usage = {} if self.reported is None else {"usageMetadata": generated_usage(self.reported)}
         made = {"candidates": ended} | usage | self._head
         return b"data: %b\n\n" % orjson.dumps(made)
 

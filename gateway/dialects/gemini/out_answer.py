@@ -546,7 +546,6 @@ class GenerateAsChat(ConvertingReader):
         self._candidates: dict[int, Candidate] = {}
         self._before: dict[int, bytes] = {}
         """Of a piece of each candidate, all that stands before its delta."""
-        self._usage: Any = None
         self._blocked: str | None = None
 
     def _at_end(self, *, is_clean: bool) -> bytes:
@@ -582,7 +581,7 @@ class GenerateAsChat(ConvertingReader):
 
     def _take(self, said: Json) -> bytes:
         if (usage := said.get("usageMetadata")) is not None:
-            self._usage = usage
+            self.reported = usage
         if self._head is None:
             self._head = head(self._sent, said, "chat.completion.chunk")
         candidates = said.get("candidates")
@@ -653,7 +652,7 @@ class GenerateAsChat(ConvertingReader):
         for index, candidate in self._candidates.items():
             candidate.remember()
             made += self._end(index, candidate.finish, candidate.refusal, has_calls=candidate.calls > 0)
-        if self._tells_usage and (usage := read_usage(object_of(self._usage))):
+        if self._tells_usage and (usage := read_usage(object_of(self.reported))):
             made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         made += b"data: [DONE]\n\n"
         return bytes(made)

@@ -383,7 +383,7 @@ class ChatAsResponses(ConvertingReader):
         self._by_index: dict[int, OpenCall] = {}
         """The call that pieces with an index belong to."""
         self._finish: str | None = None
-        self._usage: Usage | None = None
+        self.reported: Usage | None = None
         self._proofs = CarriedProofs([], {})
         """What was signed and not told yet."""
 
@@ -446,7 +446,7 @@ class ChatAsResponses(ConvertingReader):
     def _take(self, said: Json) -> bytes:
         self._told = self._number
         made = [] if self._begun is not None else self._begin(said)
-        self._usage = usage_of_answer(said) or self._usage
+        self.reported = usage_of_answer(said) or self.reported
         choice = first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):
@@ -597,7 +597,7 @@ class ChatAsResponses(ConvertingReader):
             self._close_call(made, call)
         self._tell_proofs(made)
         items = [item for item in self._items if item is not None]
-        whole = ended(self._sent, self._begun, items, self._finish, self._usage)
+        whole = ended(self._sent, self._begun, items, self._finish, self.reported)
         self._is_over = True
         made.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(made)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -87,6 +87,8 @@ class ConvertingReader(ABC):
         self._events = EventReader()
         self._is_over = False
         """The end was told, or an error: nothing follows."""
+        self.reported: Any = None
+        """As `base.Reader` has it."""
 
     @property
     def is_over(self) -> bool:

@@ -69,6 +69,8 @@ class ResponsesAsChat(ConvertingReader):
             if not said.get("logprobs"):
                 return b'%b%b},"finish_reason":null}]}\n\n' % (self._before_text, orjson.dumps(said["delta"]))
             return self._delta({"content": said["delta"]}, chat_request.logprobs_of(said["logprobs"]))
+        if (response := said.get("response")) is not None:
+            self.reported = usage_of_answer(object_of(response)) or self.reported
         if type(kind) is not str or not kind.startswith("response.") or kind == "response.failed" or said.get("error"):
             return self._read_odd(event)
         return self._take(kind, said)
@@ -194,9 +196,8 @@ class ResponsesAsChat(ConvertingReader):
             self._head = {**(self._head or {}), "service_tier": body["service_tier"]}
         finish = chat_request.finish_of(body, is_incomplete=kind == "response.incomplete", has_calls=bool(self._calls))
         made += self._chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
-        usage = usage_of_answer(body)
-        if self._tells_usage and usage is not None:
-            told = {**(self._head or {}), "choices": [], "usage": chat_usage(usage)}
+        if self._tells_usage and self.reported is not None:
+            told = {**(self._head or {}), "choices": [], "usage": chat_usage(self.reported)}
             made += b"data: %b\n\n" % orjson.dumps(told)
         made += b"data: [DONE]\n\n"
         return bytes(made)
