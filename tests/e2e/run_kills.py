@@ -39,13 +39,16 @@ class KilledRun:
     twice: int
     """Prompts that were answered more than once, but those that are asked again on purpose."""
     paid_usd: float
+    run: dict[str, Any]
+    """The run as its calls add up to it."""
     said: str
 
     def sentence(self) -> str:
         """What there is to tell."""
         return (
             f"{self.kills} kills: {self.steps}; {self.paid} answers paid for, {self.least} without a kill; "
-            f"the run's cost ${self.job['cost_usd']:.4f}, the provider's ledger ${self.paid_usd:.4f}"
+            f"the run's cost ${self.job['cost_usd']:.4f} and ${self.run['wasted_usd']:.4f} wasted, "
+            f"the provider's ledger ${self.paid_usd:.4f}"
         )
 
 
@@ -56,6 +59,7 @@ async def run_through_kills(
     rng = random.Random(seed)
     said, run_id = [], ""
     job: dict[str, Any] = {}
+    run: dict[str, Any] = {}
     answer: Response | None = None
     least = calls_paid(clauses)
     async with speaking(says(clauses), DELAY_S) as provider:
@@ -70,6 +74,7 @@ async def run_through_kills(
                 job = await _until(served.url, run_id, partial(_has_paid, provider, paid))
                 if paid is None:
                     answer = await ask(served.url, get(f"/v1/jobs/{run_id}/result", WEB))
+                    run = orjson.loads((await ask(served.url, get(f"/v1/runs/{run_id}", WEB))).body)
                 served.kill()
                 await served.ends()
                 said.append(served.said)
@@ -84,6 +89,7 @@ async def run_through_kills(
         least,
         sum(count - 1 for count in again.values()),
         sum(provider.answered.values()) * CALL_USD,
+        run,
         "".join(said),
     )
 

@@ -38,3 +38,6 @@ async def test_five_stages_survive_kill_9(tmp_path: Path) -> None:
     assert found.answer["choices"][0]["message"]["content"] == "done: report short: 3 of 30"
     assert "Traceback" not in found.said
     assert found.paid <= found.least + 3 * 31, found.sentence()  # what was in flight at a kill
+    together_usd = found.run["cost_usd"] + found.run["wasted_usd"]
+    assert found.run["wasted_usd"] > 0
+    assert together_usd == pytest.approx(found.paid_usd, rel=0.5), found.sentence()  # what is wasted is estimated

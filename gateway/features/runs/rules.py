@@ -469,6 +469,8 @@ class RunPart:
     """It counts as one of the run's calls in flight."""
     reserved: int = 0
     """What it has reserved of the run's money, in units of money."""
+    lost_tries: int = 0
+    """Earlier tries of it that may have been paid for and whose end nobody has seen: their process died."""
     step: StepRequest | None = None
     """The step of its run that it is; None: it is none."""
 

@@ -68,7 +68,8 @@ class CallJobs:
                 running, job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
             )
             return
-        serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
+        request = request_of(job, work.payload, self._clock.wall())._replace(lost_tries=work.claims - 1)
+        serving = asyncio.create_task(self._server.serve(request))
         stopping = asyncio.create_task(running.stopping.wait())
         try:
             await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

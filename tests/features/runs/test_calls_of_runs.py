@@ -38,6 +38,7 @@ from gateway.features.runs.rules import (
     encode_run,
     merged,
     told,
+    units,
 )
 from gateway.features.runs.step import RUN, STEP, TASK, WORKFLOW, Close, nobody_waits, part_of, run_words
 from gateway.features.runs.steps.kept_steps import DurableRuns
@@ -616,3 +617,20 @@ def test_failed_attempts_are_money_of_the_run_and_a_good_end_is_a_recovery() -> 
     run(story())
     RunCounter(metrics).recovered(bench.account)
     assert dict(metrics.recoveries.totals) == {("interactive", "true"): 1}
+
+
+def test_what_was_paid_twice_after_a_kill_is_wasted() -> None:
+    """Each lost try may have cost as much as the one that has come to an end; one that came to nothing tells nothing."""
+    bench, table = bench_with(WorkflowRules("invoice"), 1)
+
+    async def story() -> None:
+        for outcome, usd in (("server_error", None), ("ok", CALL_USD)):
+            part = part_in(WorkflowRules("invoice"))
+            part.lost_tries = 2
+            table.settled(bench.call(part=part), outcome, usd, 0.0)
+        record = await table.get("web", "r")
+        assert record is not None
+        total = record.so_far.total
+        assert (total.cost, total.wasted) == (units(CALL_USD), units(2 * CALL_USD))
+
+    run(story())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
 
 import pytest
 
@@ -225,5 +227,35 @@ def test_calls_are_not_given_up_for_kills_that_come_from_elsewhere(seed: int, ki
 
         assert [name for name in names if (await stage.end_of(name)).state is not JobState.SUCCEEDED] == []
         assert lives.crashes >= min(kills, 5)
+
+    run(story)
+
+
+def test_a_try_after_a_kill_tells_that_another_may_have_been_paid_for() -> None:
+    """Of a call each that died; of a chunk the lines that can have been in flight, and no other."""
+
+    async def story(clock: LoopClock) -> None:
+        told: list[tuple[str, int]] = []
+
+        def script(request: StoredRequest, _try: int) -> float:
+            told.append((request.id, request.lost_tries))
+            return 0.2
+
+        stage = Stage(clock, rules=few_lines(window=10), script=script)
+        lives = Lives(stage)
+        clock.call_at(clock.monotonic() + 0.3, lives.die)  # ten more lines are in flight then, and the call
+        await stage.accept_batch(40)
+        await asyncio.sleep(0.15)
+        await stage.accept("job_1")
+        await lives.until_end("batch_1")
+        await lives.until_end("job_1")
+        await lives.aclose()
+
+        assert [lost for name, lost in told if name == "job_1"] == [0, 1]
+        lines = Counter(name for name, lost in told if lost and name != "job_1")
+        again = {name for name, number in Counter(name for name, _ in told).items() if number > 1} - {"job_1"}
+        assert again <= lines.keys()
+        assert len(lines) < 2 * 10  # three chunks share the window, and begin one after the other
+        assert max(lines.values()) == 1
 
     run(story)

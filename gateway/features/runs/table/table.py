@@ -91,6 +91,8 @@ class RunTable:
         at_ms = int(self._clock.wall() * 1000 + 0.5)
         if not live.first_ms:
             live.first_ms = at_ms - round((self._clock.monotonic() - call.received_at) * 1000)
+        if part.lost_tries and cost_usd:  # each may have cost as much as the one that came to an end
+            wasted_usd += part.lost_tries * cost_usd
         live.add(call, part, outcome, at_ms, cost_usd, wasted_usd)
         if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
             live.told(RunOutcome(part.outcome), at_ms)

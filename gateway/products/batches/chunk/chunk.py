@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 
 from gateway.core.clock import Clock
 from gateway.products.batches.chunk.chunk_input import (
@@ -225,6 +226,9 @@ class _Chunk:
         self._news = asyncio.Event()
         self._commits = LineCommits(runner.store, running, runner.clock, self._news)
         self._suspects = SuspectLines(runner.store, running, runner.turn)
+        self._doubted: set[int] = set()
+        """Lines that may have been in flight when a process died with the chunk: as many, at most, as go at once. Where several
+        died before anything was committed, each line is counted once: the others have hardly begun."""
         self._defect: BaseException | None = None
         self._is_unreadable = False  # nothing more begins; what runs has been paid for, and ends
 
@@ -288,6 +292,9 @@ class _Chunk:
                 return
             if self._suspects.is_on:
                 lines = await self._without_suspects(lines)
+            if self._running.work.claims > 1:
+                share = ceil(self._rules.batches.window / max(1, self._runner.chunks))
+                self._doubted.update([line.number for line in lines][: max(0, share - len(self._doubted))])
             for line in lines:
                 self._tasks[line.number] = asyncio.create_task(self._run_line(line))
             await asyncio.sleep(0)  # now those without room are held, and seen to be
@@ -374,6 +381,8 @@ class _Chunk:
             calls = self._calls.begin(line.number)
             probe_s = self._brake.probe_s if self._brake.is_on else 0.0
             request = request_of(job, self._rules, runner.clock.wall(), who.id, body, parsed)
+            if line.number in self._doubted:
+                request = request._replace(lost_tries=1)
             tried = await runner.server.serve(request, calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:

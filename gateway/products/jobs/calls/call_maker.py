@@ -59,6 +59,9 @@ class CallMaker:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
         step = request.step
+        part = part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step)
+        if part is not None:
+            part.lost_tries = request.lost_tries
         model, headers = plan.model, list(request.headers)
         if STRICT[0] in (index := dict(headers)):
             model = parse.strictly(model, index)
@@ -90,7 +93,7 @@ class CallMaker:
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
             output=self._rule_of(request, plan),
-            part=part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step),
+            part=part,
         )
 
     def _rule_of(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:

@@ -168,6 +168,8 @@ class StoredRequest(NamedTuple):
     """None: it is no step."""
     is_held: bool = False
     """Nobody reads its stream as it comes: it is to be checked before anything is kept of it, whatever its model's rule is."""
+    lost_tries: int = 0
+    """Earlier tries of it that may have been in flight when their process died."""
 
 
 class StepOfRun(NamedTuple):
