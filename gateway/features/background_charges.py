@@ -18,7 +18,7 @@ from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
 from gateway.core.ledger import known_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.usage import read_usage, tier_beside
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
@@ -93,6 +93,7 @@ class Deferred:
         reported = response.get("usage")
         usage = read_usage(reported) if isinstance(reported, dict) else None
         if usage is not None:
+            usage.tier = usage.tier or tier_beside(response)
             charge = self._charges.pop(id)
             real_usd = usage_usd(charge.rates, usage) or 0.0
             self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)

@@ -350,11 +350,13 @@ def later(**changes: Any) -> dict[str, Any]:
     return {"endpoint": RESPONSES, "path": "/responses", "body": LATER, "max_tokens": 2000, **changes}
 
 
-async def spent_after(*steps: tuple[dict[str, Any], Script | bytes], key: Key | None = None) -> list[float]:
+async def spent_after(
+    *steps: tuple[dict[str, Any], Script | bytes], key: Key | None = None, rates: Rates = PER_TOKEN
+) -> list[float]:
     """What the key has spent after each of these calls."""
     key = key or team(1.0)
     scripts = [whole(answer) if isinstance(answer, bytes) else answer for _, answer in steps]
-    bench = Bench([ScriptedUpstream(*scripts)], rates=PER_TOKEN, keys=[key])
+    bench = Bench([ScriptedUpstream(*scripts)], rates=rates, keys=[key])
     spent = []
     for changes, _ in steps:
         await bench.serve(key=key, tenant="team", **changes)
@@ -387,6 +389,15 @@ async def test_what_has_used_more_than_was_reserved_is_charged_more() -> None:
     )
 
     assert spent == pytest.approx([RESERVED_USD, 5000 * 1e-5])
+
+
+async def test_the_tier_that_the_response_names_later_is_billed() -> None:
+    flex = orjson.dumps(orjson.loads(response("completed", USED)) | {"service_tier": "flex"})
+    rates = replace(PER_TOKEN, by_tier={"flex": replace(PER_TOKEN, output_usd=PER_TOKEN.output_usd / 2)})
+
+    spent = await spent_after((later(), response("queued")), (asked_for(), flex), rates=rates)
+
+    assert spent == pytest.approx([RESERVED_USD, CALL_USD / 2])
 
 
 async def test_the_usage_is_also_read_where_the_response_is_asked_for_as_a_stream() -> None:

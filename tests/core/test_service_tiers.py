@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.core.openai.usage import find_usage
+from gateway.core.openai.usage import find_tier_asked, find_usage
 from tests.rows import rows
 from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole
 
@@ -99,3 +99,20 @@ def test_a_tier_stands_in_no_text(tail: bytes, tier: str) -> None:
 
     assert usage is not None
     assert usage.tier == tier
+
+
+@rows(
+    "body, tier",
+    [
+        (b'{"model":"m","service_tier" : "priority"}', "priority"),
+        (b'{"contents":[],"serviceTier":"PRIORITY"}', "priority"),
+        (b'{"serviceTier":{"type":"priority"}}', "priority"),
+        (b'{"messages":[],"speed":"fast"}', "fast"),
+        (b'{"messages":[{"content":"\\"service_tier\\":\\"flex\\""}],"speed":1.5}', ""),
+        (b'{"service_tier":null}', ""),
+        (b"", ""),
+    ],
+)
+def test_the_tier_that_a_request_asks_for_is_known_in_every_language(body: bytes, tier: str) -> None:
+    """What is reserved may have to be more for it."""
+    assert find_tier_asked(body) == tier

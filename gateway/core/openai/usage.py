@@ -191,10 +191,10 @@ INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
-_TIER_ASKED = re.compile(rb'"(?:service_tier|serviceTier|speed)"\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
-"""How requests name their tier: OpenAI's, Gemini's, Anthropic's fast mode, Converse's object."""
-_TIER = re.compile(rb'"service_tier": ?"([a-z_]{1,32})"')
-"""How OpenAI's answers name their tier, before `metadata`, which is the caller's; in a text, quotes would be escaped."""
+_TIER_NAMES = (b'"service_tier"', b'"serviceTier"', b'"speed"')
+"""How a tier is named: by OpenAI and others, by Gemini and Converse, and Anthropic's fast mode."""
+_TIER_WORD = re.compile(rb'\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
+"""A tier behind its name, which in Converse is an object's."""
 _BASE64 = re.compile(rb';base64,[A-Za-z0-9+/=]++|"data":\s?"[A-Za-z0-9+/=]{256,}+')
 """A picture or file, as OpenAI has it, and as Anthropic and Gemini do."""
 
@@ -211,16 +211,23 @@ def find_usage(tail: bytes) -> Usage | None:
         found = _object_after(tail, key + len(name)) if name else None
         usage = found and read_usage(found)
         if usage:
-            if not usage.tier and (beside := _TIER.search(tail)) is not None:
-                usage.tier = beside[1].decode()
+            usage.tier = usage.tier or _tier_in(tail, _TIER_NAMES[0])
             return usage
     return None
 
 
 def find_tier_asked(body: bytes) -> str:
     """Returns the service tier that a request names, in any language; empty: none."""
-    asked = _TIER_ASKED.search(body)
-    return "" if asked is None else asked[1].decode().lower()
+    return next(filter(None, [_tier_in(body, name) for name in _TIER_NAMES]), "")
+
+
+def _tier_in(text: bytes, name: bytes) -> str:
+    """Returns the first tier of this name: no text of a JSON document holds one, because its quotes would be escaped, and
+    `metadata`, which is the caller's, comes last in answers.
+    """
+    at = text.find(name)
+    word = _TIER_WORD.match(text, at + len(name)) if at >= 0 else None
+    return "" if word is None else word[1].decode().lower()
 
 
 def tier_beside(answer: dict[str, Any]) -> str:
