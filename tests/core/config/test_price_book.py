@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, time, timedelta
+from math import inf
 from random import Random
 from typing import Any
 
@@ -110,6 +111,7 @@ def wrong_costs(seller: Seller, model: ModelInfo, draws: Random) -> Iterator[Any
         for instant in instants_of(model):
             rates, until = book.at(context, instant.timestamp())
             assert until > instant.timestamp()
+            assert until == inf or book.at(context, until - 0.001)[0] == rates
             for usage, same in listed if rates is not None else ():
                 told = model.calc_price(same, seller, genai_request_timestamp=instant, price_context=context)
                 usd, right = usage_usd(rates, usage) or 0.0, float(told.total_price)
