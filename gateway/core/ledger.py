@@ -92,7 +92,7 @@ class CostEstimates:
         is_media = call.endpoint.name in MEDIA
         if call.key.allow_unpriced or not (is_media or call.endpoint.tokens != "none"):
             return
-        for target in call.model.plan:
+        for target in (*call.model.plan, *call.model.context_plan):
             if cost_usd(call, target, media_usage(call, target, None) if is_media else _SOME_TOKENS) is None:
                 raise Forbidden(
                     f"The key '{call.key.name}' has a budget, and what '{call.endpoint.name}' costs at {target.name} is not "

@@ -237,7 +237,8 @@ def _price(asked: str, target: Target, key: Key) -> str:
     rates = target.find_rates(target.model or asked)
     if rates is None:
         is_refused = key.budget_usd_per_day is not None and not key.allow_unpriced
-        return f"price not known{': refused, for the key has a budget' if is_refused else ''}"
+        refusal = ": 403 unpriced_endpoint for this key, which has a budget"
+        return f"price not known{refusal if is_refused else ''}"
     told = [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
     if rates.prices_tokens:
         told.insert(0, f"{_of_tokens(rates)} per million tokens")

@@ -193,7 +193,7 @@ def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Itera
             target.name: None
             for name, model in models.items()
             if key.allows is None or key.allows.match(name)
-            for target in model.plan
+            for target in (*model.plan, *model.context_plan)
             if target.model is not None and target.find_rates(target.model) is None
         }
         if unpriced and key.allow_unpriced:

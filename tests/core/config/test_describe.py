@@ -392,5 +392,28 @@ def test_explain_tells_the_price_of_each_unit(tmp_path: Path) -> None:
         "$1 in, $0 out per million tokens; $0.36 per hour of sound; $0.04 per picture; $2 per thousand calls\n"
         in shown("own")
     )
-    assert "; price not known: refused, for the key has a budget\n" in shown("odd")
+    assert "; price not known: 403 unpriced_endpoint for this key, which has a budget\n" in shown("odd")
     assert "; price not known\n" in shown("odd", "free")
+
+
+def test_explain_tells_prices_above_a_length_and_who_is_refused_what_has_none(tmp_path: Path) -> None:
+    """Only keys with a budget are; `--show` has every price."""
+    policy = load_text(
+        tmp_path,
+        "providers: {o: {dialect: openai, base_url: 'https://x'}}\n"
+        "models:\n  m:\n    targets:\n      - {provider: o, model: house}\n      - provider: o\n        model: long\n"
+        "        price: {input_usd_per_million: 1, output_usd_per_million: 2, search_usd_per_thousand: 10,\n"
+        "          above: [{input_tokens: 200000, input_usd_per_million: 3}],\n"
+        "          service_tiers: {flex: {input_usd_per_million: 0.5}}}\n"
+        "keys:\n  - {name: team, key: sk-0123456789abcdef0123456789, budget_usd_per_day: 5}\n"
+        "  - {name: free, key: sk-1123456789abcdef0123456789}\n",
+    )
+    body = b'{"model":"m","messages":[]}'
+    told = explain(policy, body, path="/v1/chat/completions", key_name="team")
+
+    assert "price not known: 403 unpriced_endpoint for this key, which has a budget\n" in told
+    assert "$1 in, $2 out per million tokens; above 200,000 input tokens $3 in, $2 out\n" in told
+    assert "price not known\n" in explain(policy, body, path="/v1/chat/completions", key_name="free")
+    shown = describe(policy)["models"]["m"]["targets"][1]["usd_per_million"]
+    assert shown["above"] == {"200000": {"input": 3.0, "output": 2.0, "cached_input": 3.0, "search": 10_000.0}}
+    assert shown["service_tiers"]["flex"]["input"] == 0.5

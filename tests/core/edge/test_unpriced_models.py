@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import Forbidden
-from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.snapshot.snapshot import Key, Rates, no_rates
 from gateway.core.types import Endpoint
 from gateway.dialects.http.door import GENERATE
 from gateway.products.realtime.http import REALTIME
@@ -41,6 +41,18 @@ async def test_a_key_with_a_budget_is_refused_what_has_no_price(endpoint: Endpoi
     assert refusal.value.code == "unpriced_endpoint"
     assert "p0/m" in str(refusal.value)
     assert not stage.admission.budgets._flying
+
+
+async def test_a_fallback_without_a_price_is_one_of_them() -> None:
+    """For a context that is too long as well: the call may end there."""
+    stage = Bench([ScriptedUpstream(whole()), ScriptedUpstream(whole())], contexts=1)
+    (unpriced,) = stage.policy.models["m"].context_plan
+    object.__setattr__(unpriced, "find_rates", no_rates)
+
+    with pytest.raises(Forbidden) as refusal:
+        await stage.admission.enter(stage.call(key=TEAM))
+
+    assert "p1/m" in str(refusal.value)
 
 
 @rows("key, rates", [(OPEN, None), (replace(TEAM, budget_usd_per_day=None), None), (TEAM, FREE), (TEAM, RATES)])
