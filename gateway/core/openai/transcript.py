@@ -106,7 +106,7 @@ _OUTPUT = frozenset(
 )
 """The fields of events, in all forms, whose texts are output."""
 _MOST_NESTED = 16
-_FIRST_STEP = 4  # the very first event often has a role alone
+_FIRST_STEP = 4
 MOST_SAMPLES = 48
 _USUAL_WEIGHT = 100.0
 """The usual tokens of a byte weigh as much as samples that differ by 10 bytes."""
@@ -208,6 +208,7 @@ class Transcript:
 
     __slots__ = (
         "_begun",
+        "_first_plain",
         "_form",
         "_has_done",
         "_head",
@@ -242,6 +243,8 @@ class Transcript:
         self._form = form
         self._headers = headers
         self._strips = strips_usage
+        self._first_plain = b""
+        """The first of the plain events, if it was counted by itself: it often has a role besides, or alone."""
         self._has_done = False
         self._head = b""
         self._long_bytes = 0
@@ -283,6 +286,8 @@ class Transcript:
 
     def pass_plain(self, event: bytes) -> None:
         """Counts an event that is passed on without reading."""
+        if not self.plain:
+            self._first_plain = event
         self.plain += 1
         self.plain_bytes += len(event)
         self.last_plain = event
@@ -309,7 +314,10 @@ class Transcript:
 
     def _tokens(self) -> int:
         samples = [_measured(one) if isinstance(one, bytes) else one for one in (*self.samples, self.last_plain)]
-        plain = extend_samples(samples, self.plain, self.plain_bytes) if self.plain else 0.0
+        size, plain = _measured(self._first_plain)
+        others = self.plain - (size > 0)
+        if others:
+            plain += extend_samples(samples, others, self.plain_bytes - size)
         # An event has a token at least.
         return max(int(plain + self._read_tokens + self._long_tokens()), self.plain + self._read_events)
 
