@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
+from gateway.core.health.target_health.target_health import CLIENT_GONE
 from gateway.core.types import ALL_TEXT, Attempt, Usage
 from gateway.features.runs.rules import RunPart
 
@@ -117,6 +118,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
+        **_estimate(record),
         **_written(usage),
         **_quantities(usage),
         **_run(call.part),
@@ -138,6 +140,13 @@ def _run(part: RunPart | None) -> dict[str, str]:
 def _lowered(call: Call) -> dict[str, list[str]]:
     """What was lowered because its model was slow."""
     return {} if call.lowered is None else {"degraded": list(call.lowered.fields)}
+
+
+def _estimate(record: CallRecord) -> dict[str, str]:
+    """Why the cost is an estimate, where the answer has not come to its end."""
+    if record.usage is None or not record.usage.estimated or record.outcome == "ok":
+        return {}
+    return {"cost_estimated": "left" if record.outcome == CLIENT_GONE else "broken_off"}
 
 
 def _written(usage: Usage | None) -> dict[str, Any]:

@@ -107,14 +107,23 @@ class CostEstimates:
             self.refuse_unpriced(call)
         return self.price(call, 0.0).most
 
-    def price_unfinished(self, call: Call) -> None:
-        """Prices the attempt in flight of a call that is given up: a provider works on it, and wants to be paid."""
+    def price_unfinished(self, call: Call, now: float) -> tuple[Target | None, Usage | None]:
+        """Prices the attempt in flight of a call that is given up at `now`; returns its target, and what it may have used.
+
+        A provider that is hung up on may stop, or go on to the end (Google bills all of it): it is taken to have generated what
+        is usual, if there was time for that.
+        """
         last = call.attempts[-1] if call.attempts else None
         if last is None or last.ended_at is not None or last.cost_usd is not None:
-            return
+            return None, None
         target = next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == last.target), None)
-        if target is not None:
-            last.cost_usd = self.usd(call, target)
+        if target is None:
+            return None, None
+        usage = self.usage(call, target)
+        if call.endpoint.name not in MEDIA:
+            usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers_of(call))
+        last.cost_usd = cost_usd(call, target, usage)
+        return target, usage
 
 
 def _tier_asked(call: Call, target: Target) -> str:
@@ -124,6 +133,8 @@ def _tier_asked(call: Call, target: Target) -> str:
     return find_tier_asked(call.body) if asked is None else asked.decode().strip('"')
 
 
+FASTEST_PER_S = 1_000
+"""The most output tokens per second of one answer; the fastest providers generate some hundreds to two thousand."""
 CLIENT_GONE_STATUS = 499
 INTERNAL_ERROR = "internal_error"
 
@@ -212,10 +223,24 @@ class Accounts:
         told.__cause__ = failure
         return told
 
-    def settle_stopped(self, call: Call, stopped: asyncio.CancelledError) -> None:
-        """Closes the account of a call that was cancelled."""
-        outcome = why_stopped(stopped)
-        self.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
+    def settle_stopped(
+        self,
+        call: Call,
+        stopped: asyncio.CancelledError,
+        target: Target | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """Closes the account of a call that was cancelled; `usage` is what its attempt in flight may have used, which teaches
+        the limits nothing."""
+        if call.settled:
+            return
+        call.settled = True
+        call.outcome = outcome = why_stopped(stopped)
+        try:
+            self._release(call, None)
+        finally:
+            status = CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status
+            self._book(call, status, outcome, target, usage)
 
     @contextmanager
     def closing(self, call: Call) -> Iterator[None]:

@@ -214,8 +214,8 @@ class Pipeline:
                 return Reply(CLIENT_GONE_STATUS, [])
             return await self.replays.single_flight.join(call, ended) or reply
         except asyncio.CancelledError as stopped:
-            self._admission.costs.price_unfinished(call)
-            self._accounts.settle_stopped(call, stopped)
+            unfinished = self._admission.costs.price_unfinished(call, self._clock.monotonic())
+            self._accounts.settle_stopped(call, stopped, *unfinished)
             raise
         except GatewayError as error:
             stale = self.replays.stale_reply_for(call, error.status)

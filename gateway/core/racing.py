@@ -47,6 +47,7 @@ from gateway.core.health.times import (
     trial_s,
     usual_of,
 )
+from gateway.core.ledger import cost_usd, streamed_usage
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
@@ -54,7 +55,7 @@ from gateway.core.retry.balancing import Hedging
 from gateway.core.retry.retry import is_final
 from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed
+from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
 
 # Hedging: a second attempt where the first is late, and the end of the one that is not needed.
 #
@@ -232,8 +233,10 @@ class Hedges:
         try:
             await _close(racer.task)
         finally:
+            usage = _usage_of_loser(racer)
+            usd = cost_usd(call, racer.target, usage) if usage else self._admission.costs.usd(call, racer.target)
             for attempt in call.attempts[-1:]:  # none: it had not begun
-                _end(attempt, self._admission.costs.usd(call, racer.target), now)
+                _end(attempt, usd, now)
 
 
 def _times(call: Call, grant: Reservation) -> Latency:
@@ -251,6 +254,16 @@ def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | 
     return None if opened.diagnosis is None else opened
 
 
+def _usage_of_loser(racer: Racer) -> Usage | None:
+    """Returns the usage of an answer that came and is not needed; None: none came, or it tells nothing."""
+    if racer.task.cancelled() or racer.task.exception() is not None:
+        return None
+    opened = racer.task.result()
+    if opened.relay is None:
+        return opened.usage
+    return streamed_usage(racer.call, CANCELLED, *opened.relay.account())
+
+
 async def _close(task: asyncio.Task[FirstAnswer]) -> None:
     """Stops the attempt and closes the answer that it may already have."""
     task.cancel()
@@ -261,11 +274,11 @@ async def _close(task: asyncio.Task[FirstAnswer]) -> None:
             await relay.aclose()
 
 
-def _end(attempt: Attempt, cost_usd: float | None, now: float) -> None:
+def _end(attempt: Attempt, usd: float | None, now: float) -> None:
     attempt.ended_at = now
     attempt.status = None
     attempt.error_class = CANCELLED
-    attempt.cost_usd = cost_usd
+    attempt.cost_usd = usd
 
 
 def _merge(call: Call, second: Racer, *, is_last: bool) -> None:

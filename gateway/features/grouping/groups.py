@@ -268,7 +268,7 @@ class Groups:
         except GatewayError as error:
             self._refuse(group, error)
         except asyncio.CancelledError:
-            self._admission.costs.price_unfinished(call)
+            self._admission.costs.price_unfinished(call, self._clock.monotonic())
             raise
         except Exception as defect:  # noqa: BLE001  # the members get it, and log it
             told = InternalError()

@@ -162,7 +162,7 @@ class Repairs:
         except GatewayError:
             return None
         except asyncio.CancelledError:
-            admission.costs.price_unfinished(repair)
+            admission.costs.price_unfinished(repair, self._clock.monotonic())
             raise
         finally:
             admission.outcomes.cancelled(repair, CLIENT_GONE)  # of what has ended there is nothing left to give back

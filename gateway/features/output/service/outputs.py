@@ -147,7 +147,7 @@ class Outputs:
         try:
             held = await hold(call, opened, opened.relay, self._clock, self._watch)
         except DeadlineExceeded:
-            self._admission.costs.price_unfinished(call)
+            self._admission.costs.price_unfinished(call, self._clock.monotonic())
             self._admission.outcomes.cancelled(call, CALLERS_DEADLINE)
             attempt = call.attempts[-1]
             attempt.ended_at, attempt.error_class = self._clock.monotonic(), ErrorClass.TIMEOUT

@@ -1,0 +1,79 @@
+"""Calls that are left before their answer: charged what may have been spent by then, and not what was reserved."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from gateway.core.calllog import JsonLines
+from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.types import Usage
+from tests.core.test_hedge import Track, turns
+from tests.support.flow import ANSWER, JSON, Bench, Script, ScriptedUpstream
+
+KEY = Key("team", "team", b"", budget_usd_per_day=1000.0)
+RATES = Rates(input_usd=0.001, output_usd=0.01, cached_input_usd=0.001)
+
+
+async def leave(stage: Bench, after_s: float, **changes: object) -> float:
+    """A call whose client leaves while it waits for the answer; returns what its key had reserved."""
+    call = stage.call(key=KEY, **changes)
+    serving = asyncio.ensure_future(stage.pipeline.handle(call))
+    await turns()
+    assert call.reserved is not None
+    reserved_usd = call.reserved.usd
+    stage.clock.advance(after_s)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    return reserved_usd
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("after_s", "max_tokens", "output"),
+    [(0.02, None, 20), (0.02, 50, 20), (0.1, 50, 50), (60.0, None, 512), (60.0, 10_000, 512)],
+)
+async def test_a_call_that_is_left_costs_what_may_have_been_generated(
+    stream: bool, after_s: float, max_tokens: int | None, output: int
+) -> None:
+    """A usual answer, if there was time for it; the rest of what was reserved is given back, and the log says why."""
+    waits = Script(200, (JSON,), [asyncio.Event()])
+    stage = Bench([ScriptedUpstream(waits)], keys=[KEY], rates=RATES)
+
+    reserved_usd = await leave(stage, after_s, max_tokens=max_tokens, stream=stream)
+
+    usd = 0.003 + output * 0.01
+    assert stage.account.usage == Usage(3, output, estimated=True)
+    assert (stage.account.cost_usd, stage.account.retries_usd) == (pytest.approx(usd), 0.0)
+    assert stage.admission.budgets._spent("team") == pytest.approx(usd)
+    assert usd < reserved_usd
+    line = orjson.loads(JsonLines({}).line(0.0, stage.account))
+    assert (line["cost_usd"], line["usage_estimated"], line["cost_estimated"]) == (pytest.approx(usd), True, "left")
+
+
+async def test_a_call_that_is_left_teaches_nothing_of_answers() -> None:
+    """Its tokens are a guess."""
+    waits = Script(200, (JSON,), [asyncio.Event()])
+    stage = Bench([ScriptedUpstream(waits)], keys=[KEY], rates=RATES)
+    (target,) = stage.policy.models["m"].plan
+    calibration = stage.admission.gates.line(target, stage.call()).gate.calibration
+
+    await leave(stage, 60.0)
+
+    assert (calibration.count, calibration.answers_seen) == (0, 0)
+
+
+async def test_an_answer_that_nobody_waits_for_costs_what_it_says() -> None:
+    """Two attempts are answered at once: one answer is taken, and both say what they have used."""
+    track = Track()
+    serving = await track.begin()
+    await track.late()
+    for wire in track.wires:
+        wire.answer(body=ANSWER)
+    await serving
+
+    assert [attempt.cost_usd for attempt in track.ledger] == [pytest.approx(1000 * 2e-6 + 10 * 8e-6)] * 2
+    track.nothing_is_left()
