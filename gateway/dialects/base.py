@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How, Usage
 from gateway.dialects.memory import TurnMemory
 
@@ -277,13 +278,31 @@ ENDED_WELL: Final = frozenset(("stop", "tool_calls"))
 """The finish reasons of an answer that is whole."""
 
 
+UNKNOWN_FINISH: Final = "unknown"
+"""Stands for the finish reason of a whole answer that has none: some servers leave it `null`, and it may have been cut."""
+
+
 def finish_in(choice: Json) -> str:
-    """Returns why a choice ended, in OpenAI's words; a word that nobody knows as it is, and `stop` where there is none."""
+    """Returns why a choice ended, in OpenAI's words; a word that nobody knows as it is.
+
+    Where there is none, whole calls and a refusal are an end, and plain text is not: it may have been cut anywhere.
+    """
     word = text_of(choice.get("finish_reason"))
     if word in _OWN_FINISHES:
         return word
     known = word.lower()
-    return _FINISHES.get(known) or (known if known in _OWN_FINISHES else word) or "stop"
+    return _FINISHES.get(known) or (known if known in _OWN_FINISHES else word) or _end_without_word(choice)
+
+
+def _end_without_word(choice: Json) -> str:
+    message = object_of(choice.get("message"))
+    named = objects(message.get("tool_calls")) or [{"function": message.get("function_call")}] * (
+        "function_call" in message
+    )
+    calls = [text_of(object_of(call.get("function")).get("arguments")) for call in named]
+    if calls and all(is_no_argument(text) or json_object(text.encode(errors="replace")) is not None for text in calls):
+        return "tool_calls"
+    return "stop" if message.get("refusal") else UNKNOWN_FINISH
 
 
 def finish_fields(sent: ConvertedRequest, finish: str, *, has_calls: bool) -> Json:

@@ -435,7 +435,9 @@ ENDS = [
     ("content_filter", {"tool_calls": [call("a")]}, "refusal"),
     ("tool_calls", {"content": "x"}, "end_turn"),
     ("stop", {"refusal": "no"}, "refusal"),
-    (None, {"content": "x"}, "end_turn"),
+    (None, {"content": "x"}, "unknown"),  # some servers leave it null; the answer may have been cut
+    (None, {"tool_calls": [call("a")]}, "tool_use"),  # a whole call is an end
+    (None, {"refusal": "no"}, "refusal"),
     ("a_word_of_its_own", {"content": "x"}, "a_word_of_its_own"),
     ("eos", {"content": "x"}, "end_turn"),
     ("sensitive", {"content": "x"}, "refusal"),

@@ -43,7 +43,10 @@ BOUNDS = StoreBounds({"default": 10_000_000}, 10_000_000)
 ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
 """No target is tried again by a call that has failed there."""
 ERRORS = read_error_tables((), {}, []).of("")
-ANSWER = b'{"id": "1", "choices": [{"message": {}}], "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
+ANSWER = (
+    b'{"id": "1", "choices": [{"message": {}, "finish_reason": "stop"}],'
+    b' "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
+)
 
 
 @dataclass

@@ -100,7 +100,9 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
         return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
     if endpoint in ("chat", "completions"):
         whole = sse.answer_object(body) or {}
-        return bool(choices_of(whole)) and not whole.get("error") and failed_reason(whole) is None
+        choices = choices_of(whole)
+        is_ended = bool(choices) and all(choice.get("finish_reason") for choice in choices)  # else it may have been cut
+        return is_ended and not whole.get("error") and failed_reason(whole) is None
     return b'"error"' not in body or not (is_crowded(body) or (sse.json_object(body) or {}).get("error"))
 
 
