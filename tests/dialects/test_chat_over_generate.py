@@ -220,6 +220,8 @@ def test_signatures_come_back_in_every_clothing() -> None:
             {"messages.reasoning_details": "dropped"},
         ),
         ({"reasoning_content": "hm"}, {"messages.reasoning_content": "dropped"}),
+        ({"reasoning_content": "hm", "tool_calls": [SIGNED]}, {}),
+        ({"reasoning_content": "hm", "tool_calls": [CALL]}, {"messages.reasoning_content": "dropped"}),
         ({"refusal": "no"}, {"messages.refusal": "approximated"}),
         ({"name": "bob"}, {"messages.name": "dropped"}),
         ({"audio": {"id": "a"}}, {"messages.audio": "refused"}),

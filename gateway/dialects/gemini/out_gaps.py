@@ -92,16 +92,20 @@ def _read_answer(message: Json, facts: ServerFacts, found: list[Gap]) -> None:
         found.append(Gap("messages.images", How.DROPPED, "pictures that the model made are not shown to it again"))
     if message.get("refusal"):
         found.append(Gap("messages.refusal", How.APPROXIMATED, "it goes back as what the model has said"))
+    is_signed = False
     for call in objects(message.get("tool_calls")):
         if call.get("type", "function") != "function":
             found.append(Gap("messages.tool_calls.custom", How.REFUSED, "the target has functions alone as tools"))
-        is_signed = "extra_content" in call or IN_ID in text_of(call.get("id"))
-        if is_signed and signature_of_call(call, facts.issuer) is None:
+        if "extra_content" not in call and IN_ID not in text_of(call.get("id")):
+            continue
+        if signature_of_call(call, facts.issuer) is None:
             found.append(Gap("messages.tool_calls.extra_content", How.DROPPED, _NOT_ITS_OWN))
+        else:
+            is_signed = True  # Gemini takes signatures back, which stand for the thoughts, and no words of thoughts
     details = message.get("reasoning_details")
     if message.get("thinking_blocks") or (details and has_foreign(message, facts.issuer)):
         found.append(Gap("messages.reasoning_details", How.DROPPED, _NOT_ITS_OWN))
-    if not details and (message.get("reasoning_content") or message.get("reasoning")):
+    if not (details or is_signed) and (message.get("reasoning_content") or message.get("reasoning")):
         found.append(Gap("messages.reasoning_content", How.DROPPED, "thoughts in words do not go back"))
 
 

@@ -154,9 +154,9 @@ class ResponseSocketDoor:
             log.exception("defect while serving %s", turn.request_id)
             self._refuse(connection, turn, InternalError())
         finally:
-            if (
-                turn.response is None and waiting.asked.generates
-            ):  # it has failed: no turn goes on from there, as at OpenAI
+            # It has failed: no turn goes on from there, as at OpenAI ("If a turn fails (4xx or 5xx), the service evicts the
+            # referenced previous_response_id from the connection-local cache": developers.openai.com, WebSocket mode).
+            if turn.response is None and waiting.asked.generates:
                 self.memory.drop(id(connection), waiting.asked.previous_id)
             connection.turns.discard(turn)
             self._inflight.serving.discard(turn)
