@@ -319,6 +319,11 @@ class ConversationWire:
             return SignedAnswer(answer, language, partial(self._issuers.remember, issuer=issuer))
         return answer
 
+    def fit(self, body: bytes, language: str) -> tuple[bytes, list[Gap]]:
+        """Returns a request as it goes there with the config's credential, and what that loses, for the provider's batches."""
+        issuer = issuer_of(self._place, language, None)
+        return self._leave_out(body, language, partial(self._issuers.is_foreign, issuer=issuer))
+
     async def _prepared(self, outgoing: Outgoing, body: bytes, language: str, is_left: IsLeft) -> bytes:
         """Returns the request as it goes there. Raises InvalidRequest where something is lost, and nothing may be."""
         prepare = partial(self._leave_out, body, language, is_left)

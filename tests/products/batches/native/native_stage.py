@@ -18,6 +18,7 @@ import yaml
 from gateway.core.config.load.load import load_snapshot
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
+from gateway.dialects.upstream import Languages
 from gateway.products.batches.chunk.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry
 from gateway.products.batches.native.rules import plan_parts
@@ -29,6 +30,7 @@ from gateway.products.jobs.rules import BatchRules, JobRules, NativeRules, Segme
 from gateway.products.jobs.worker import JobWorker, RunningWork
 from tests.products.batches.native.inline_provider import InlineBatches
 from tests.products.batches.native.native_provider import Lies, ScriptedBatches
+from tests.support.flow import FakeClock
 from tests.support.stage import Stage
 from tests.support.virtual import LoopClock
 
@@ -39,12 +41,18 @@ CHARGED_USD = 0.01
 
 
 @cache
-def snapshot(*names: str) -> PolicySnapshot:
+def snapshot(*names: str, languages: Languages | None = None) -> PolicySnapshot:
     """A model `m` at three providers, of which one has no credential, or at those that are named."""
+    languages = languages or Languages(FakeClock(), lambda: "id")
     price = {"price": {"input_usd_per_million": 1.0, "output_usd_per_million": 2.0}}
     config = {
         "providers": {
-            "openai": {"dialect": "openai", "base_url": "http://127.0.0.1:9/v1", "api_key": "sk-one-canary-1f0e9d8c"},
+            "openai": {
+                "dialect": "openai",
+                "kind": "openai",
+                "base_url": "http://127.0.0.1:9/v1",
+                "api_key": "sk-one-canary-1f0e9d8c",
+            },
             "azure": {"dialect": "azure", "base_url": "http://127.0.0.1:8", "api_key": "two-canary-1f0e9d8c7b"},
             "bare": {"dialect": "openai", "base_url": "http://127.0.0.1:7/v1"},
             "claude": {"dialect": "anthropic", "base_url": "http://127.0.0.1:6", "api_key": "sk-ant-canary-1f0e9d8c"},
@@ -61,11 +69,12 @@ def snapshot(*names: str) -> PolicySnapshot:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
-        return load_snapshot(path, {}, connect=_no_upstream, version=1, now_wall=0.0)
+        connect, converse = _no_upstream, languages.conversing
+        return load_snapshot(path, {}, connect=connect, converse=converse, version=1, now_wall=0.0)
 
 
 def _no_upstream(_provider: Any, _model: Any) -> Upstream:
-    return cast(Upstream, SimpleNamespace())
+    return cast(Upstream, SimpleNamespace(errors=()))
 
 
 def native_rules(*, part_lines: int = 10, **changes: Any) -> JobRules:

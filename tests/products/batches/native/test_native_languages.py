@@ -11,12 +11,14 @@ import pytest
 
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.core.types import Upstream
+from gateway.dialects.upstream import Languages
 from gateway.features.output.rules import OutputRule
 from gateway.products.batches.native.lines.answers import LineTranslator
 from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
 from gateway.products.batches.output import ENDPOINT, MODELS
 from gateway.products.jobs.model import Job
 from tests.products.batches.native.native_stage import native_rules, snapshot
+from tests.support.flow import FakeClock
 
 ELSEWHERE: Any = {"/responses": cast(Upstream, SimpleNamespace())}
 
@@ -75,3 +77,32 @@ def test_a_line_fits_the_provider_as_a_call_does() -> None:
     assert line is not None
     (sent,) = orjson.loads(line)["body"]["tools"]
     assert sent["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("name", ["openai", "azure"])
+def test_a_line_goes_without_what_others_signed(name: str) -> None:
+    """As in a call: reasoning that another organization encrypted, and words that the provider takes from nobody."""
+    languages = Languages(FakeClock(), lambda: "id")
+    policy = snapshot(name, languages=languages)
+    languages._issuers.remember("theirs", "elsewhere")
+    part: Any = SimpleNamespace(target=f"{name}/{name}-m", model=f"{name}-m", is_inline=False)
+
+    def sent(endpoint: str, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        batch: Any = SimpleNamespace(about={ENDPOINT: endpoint}, marks={MODELS: ["m"]})
+        translator = LineTranslator(policy, batch, part, endpoint, 0.0)
+        line = translator.line("line_1", orjson.dumps({"model": "m", **body}))
+        assert line is not None
+        return orjson.loads(line)["body"], sorted(field for field, _ in translator.lost)
+
+    items = [
+        {"type": "reasoning", "summary": [], "encrypted_content": proof, "content": []} for proof in ("theirs", "own")
+    ]
+    user = {"type": "message", "role": "user", "content": "hi"}
+    body, lost = sent("/v1/responses", {"input": [*items, user]})
+    assert [one.get("encrypted_content") for one in body["input"] if one["type"] == "reasoning"] == ["own"]
+    assert lost == ["input.reasoning"]
+
+    turn = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
+    body, lost = sent("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}, turn]})
+    assert body["messages"][1] == {"role": "assistant", "content": "so"}
+    assert lost == ["messages.reasoning_content"]

@@ -24,10 +24,11 @@ from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.issuers import fitted
+from gateway.dialects.issuers import LANGUAGES
 from gateway.dialects.registry import PATHS, Pair, pair_of
 from gateway.dialects.spoken import Conversion, Spoken
 from gateway.dialects.sse.relayed_errors import for_openai
+from gateway.dialects.upstream import ConversationWire
 from gateway.products.batches.chunk.chunk_input import ChunkInput, InputLine
 from gateway.products.batches.input import MOST_LINE_BYTES, LineCutter, key_named, read_custom_id, read_line
 from gateway.products.batches.input import lines_of as numbers_of
@@ -52,8 +53,6 @@ from gateway.products.jobs.worker import RunningWork
 MESSAGES: Final = "messages"
 BATCH: Final = "batch"
 """The service tier that lines have at a provider's Batch API."""
-_MARK: Final = b'"gw1.'
-"""Begins the signature of thinking that another provider's model did; the same as `MARK` of Messages in `dialects`."""
 
 
 class TranslatedLine(NamedTuple):
@@ -91,9 +90,12 @@ class LineTranslator:
         said = self._said(line_id, with_model(body, self._part.model))
         if said is None:
             return None
+        said = self._fitted(said)
+        if said is None:
+            return None
         self.lost.update(said.lost)
         if not self._part.is_inline:
-            return part_line(line_id, self._url, fitted(said.text, self._asked, "openai"), self._part.model)
+            return part_line(line_id, self._url, said.text, self._part.model)
         return b'{"custom_id":%b,"params":%b}' % (orjson.dumps(line_id), said.text.translate(None, b"\r\n"))
 
     def answer(self, line_id: str, body: bytes, told: ProviderAnswer) -> bytes | None:
@@ -124,7 +126,7 @@ class LineTranslator:
     def _said(self, line_id: str, body: bytes) -> TranslatedLine | None:
         edited = self._edited(body)
         if edited is None or self._conversion is None:
-            return edited if edited is None or _MARK not in body else self._unmarked(edited)
+            return edited
         pair = self._conversion.pair
         try:
             _, made, gaps = pair.request(
@@ -142,10 +144,13 @@ class LineTranslator:
         lost = tuple((name, str(How.DROPPED)) for name in dropped)
         return None if dropped and self._refuses_loss else TranslatedLine(made, lost)
 
-    def _unmarked(self, line: TranslatedLine) -> TranslatedLine | None:
-        from gateway.dialects.anthropic.in_request import without_marks  # few conversations have one
-
-        made, gaps = without_marks(line.text)
+    def _fitted(self, line: TranslatedLine) -> TranslatedLine | None:
+        """Returns the line as a call's body goes there: without what others signed, and told as lost."""
+        language = MESSAGES if self._part.is_inline else self._asked
+        wire = None if self._target is None else self._target.upstream
+        if not isinstance(wire, ConversationWire) or language not in LANGUAGES.values():
+            return line
+        made, gaps = wire.fit(line.text, language)
         if gaps and self._refuses_loss:
             return None
         return TranslatedLine(made, (*line.lost, *((gap.field, str(gap.how)) for gap in gaps)))
