@@ -278,6 +278,15 @@ ENDED_WELL: Final = frozenset(("stop", "tool_calls"))
 """The finish reasons of an answer that is whole."""
 
 
+def after_null(lead: str, text: str) -> tuple[str, str]:
+    """Returns the beginning of a call's arguments that may still become `null`, and what is told of them by now.
+
+    `lead` is such a beginning, `text` the next piece: servers cut the word anywhere.
+    """
+    lead += text
+    return (lead.strip(), "") if "null".startswith(lead.strip()) else ("", lead)
+
+
 UNKNOWN_FINISH: Final = "unknown"
 """Stands for the finish reason of a whole answer that has none: some servers leave it `null`, and it may have been cut."""
 

@@ -336,7 +336,8 @@ async def test_null_for_arguments_is_none(asked: str) -> None:
     assert given[asked]() == {}
     head = {**call, "index": 0, "function": {"name": "f", "arguments": ""}}
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
-    for pieces in ([{**call, "index": 0}], [head, {"index": 0, "function": {"arguments": "null"}}]):
+    split = [[{"index": 0, "function": {"arguments": text}} for text in ("null"[:at], "null"[at:])] for at in range(5)]
+    for pieces in ([{**call, "index": 0}], *([head, *texts] for texts in split)):
         deltas = [
             {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]} for piece in pieces
         ]

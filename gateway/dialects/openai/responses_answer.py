@@ -16,6 +16,7 @@ from gateway.dialects.base import (
     ConvertedRequest,
     Json,
     MalformedAnswer,
+    after_null,
     finish_in,
     is_no_argument,
     object_of,
@@ -327,6 +328,8 @@ class OpenCall(Growing):
         self.is_search = False
         """It searches tools, of which no events tell what it is called with."""
         self.place = -1
+        self.lead = ""
+        """A beginning of its arguments that may still become `null`."""
 
     @property
     def telling(self) -> str:
@@ -535,8 +538,8 @@ class ChatAsResponses(ConvertingReader):
             self._items.append(None)
             made.append(self._event("response.output_item.added", output_index=call.place, item=item))
             text, call.pieces = "".join((*call.pieces, text)), []
-        if not call.pieces and not call.is_custom and is_no_argument(text):
-            text = ""
+        if not call.pieces and not call.is_custom:
+            call.lead, text = after_null(call.lead, text)
         if text and call.name and not call.is_wrapped:
             made.append(self._more(call, text))
         elif text:

@@ -24,6 +24,7 @@ from gateway.dialects.base import (
     ConvertedRequest,
     Json,
     MalformedAnswer,
+    after_null,
     finish_in,
     is_no_argument,
     object_of,
@@ -290,8 +291,21 @@ class ToolUse(MessageBlock):
     """A call. It is a block when its turn has come; until then its arguments are held."""
 
     __slots__ = (
-        "_held", "_kept", "_known_whole", "_made_id", "_tried", "_tries", "extra", "held_characters", "id", "index",
-        "is_closed", "is_empty", "is_waiting", "name",
+        "_held",
+        "_kept",
+        "_known_whole",
+        "_lead",
+        "_made_id",
+        "_tried",
+        "_tries",
+        "extra",
+        "held_characters",
+        "id",
+        "index",
+        "is_closed",
+        "is_empty",
+        "is_waiting",
+        "name",
     )  # fmt: skip
 
     def __init__(self, index: int, id: str) -> None:
@@ -303,6 +317,8 @@ class ToolUse(MessageBlock):
         """What its provider has said besides."""
         self.is_waiting = self.is_closed = False
         self.is_empty = True
+        self._lead = ""
+        """A beginning that may still become `null`."""
         """No argument was told yet."""
         self.held_characters = 0
         self._held: list[str] = []
@@ -334,7 +350,8 @@ class ToolUse(MessageBlock):
 
     def more(self, text: str) -> bytes:
         if self.is_empty:
-            if is_no_argument(text):
+            self._lead, text = after_null(self._lead, text)
+            if not text:
                 return b""
             self.is_empty = False
         self._known_whole = False
@@ -364,13 +381,16 @@ class ToolUse(MessageBlock):
     def is_sound(self) -> bool:
         """Returns whether it can end here: with a JSON object, or nothing, or more than was kept to be checked."""
         kept = self._kept
-        if kept is None or self._known_whole or self.is_empty:
+        if self.is_empty:
+            return is_no_argument(self._lead)
+        if kept is None or self._known_whole:
             return True
         return json_object("".join(kept).encode(errors="replace")) is not None
 
     def ended(self) -> bytes:
         """Returns the events that end the block; a call without arguments has an empty object."""
         self.is_closed = True
+        self._lead = ""
         told = self.more("{}") if self.is_empty else b""
         self._kept = None
         return told + super().ended()
