@@ -122,6 +122,8 @@ def _section(path: str, sections: tuple[str, ...]) -> tuple[Mapping[str, str], S
 
 
 COMMAND: Final = "credential_process"
+MOST_END_S: Final = 5.0
+"""A killed program is gone by then, unless another one holds its pipe."""
 ANSWER_S = 20.0
 """A program takes no longer."""
 MOST_SAID_BYTES: Final = 65_536
@@ -159,13 +161,20 @@ async def said_by(command: str, where: str, environ: Mapping[str, str], files: M
         if child.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            await asyncio.shield(child.wait())
+            await asyncio.shield(_end(child))
     said = object_of(text)
     if status != 0 or said.get("Version") != _VERSION:
         what = f"it ends with status {status}" if status else "it says no JSON object of version 1"
         told = f"{where}: credential_process: {words[0]}: {what}"
         raise CredentialMissing("its program gives no credential", told, files)
     return said
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Waits until a killed program and its pipe are gone: an event loop that has one of them cannot be closed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MOST_END_S):
+            await child.communicate()
 
 
 async def _read(child: asyncio.subprocess.Process) -> bytes:

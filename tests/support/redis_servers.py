@@ -248,9 +248,10 @@ class RedisWatched:
         return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/{self.service}/0"
 
     def start(self) -> RedisWatched:
-        for each in (self.master, self.replica, self.sentinel):
+        for each in (self.master, self.replica):
             each.start()
         wait_for(self._is_linked)
+        self.sentinel.start()  # before, on a busy machine it would take the master for down, and the replica for one
         return self
 
     def _is_linked(self) -> bool:

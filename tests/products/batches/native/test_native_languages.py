@@ -94,7 +94,7 @@ def test_a_line_goes_without_what_others_signed(name: str) -> None:
         assert line is not None
         return orjson.loads(line)["body"], sorted(field for field, _ in translator.lost)
 
-    items = [
+    items: list[dict[str, Any]] = [
         {"type": "reasoning", "summary": [], "encrypted_content": proof, "content": []} for proof in ("theirs", "own")
     ]
     user = {"type": "message", "role": "user", "content": "hi"}
