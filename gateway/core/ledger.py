@@ -368,13 +368,23 @@ def _started_at(attempt: Attempt) -> float:
 
 def overhead_s(call: Call, now: float) -> float:
     """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
+    if len(call.attempts) == 1:  # as in most calls
+        attempt = call.attempts[0]
+        upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
+    else:
+        upstream_s = _upstream_s(call.attempts, now)
+    ours_s = now - call.received_at - upstream_s - call.queue_s - call.backoff_s
+    return ours_s if ours_s > 0.0 else 0.0
+
+
+def _upstream_s(attempts: Sequence[Attempt], now: float) -> float:
     upstream_s, until = 0.0, -inf
-    for attempt in call.attempts if len(call.attempts) < 2 else sorted(call.attempts, key=_started_at):
+    for attempt in sorted(attempts, key=_started_at):
         ended_at = now if attempt.ended_at is None else attempt.ended_at
         if ended_at > until:  # two may have run side by side
             upstream_s += ended_at - max(attempt.started_at, until)
             until = ended_at
-    return max(0.0, now - call.received_at - upstream_s - call.queue_s - call.backoff_s)
+    return upstream_s
 
 
 # What an answer tells about its way through the gateway: request id, target, attempts, times.

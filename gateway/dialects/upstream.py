@@ -272,13 +272,15 @@ class ConversationWire:
     A refusal of what is left of that is answered by the same request without any of it, once.
     """
 
-    __slots__ = ("_hints", "_inner", "_issuers", "_place", "_signed", "_takes", "_wants_reasoning", "errors")
+    __slots__ = ("_chats", "_hints", "_inner", "_issuers", "_place", "_signed", "_takes", "_wants_reasoning", "errors")
 
     def __init__(self, inner: Upstream, place: ProvidersPlace, issuers: Issuers) -> None:
         self._inner = inner
         self._place = place
         self._hints = {path: hints_of(language, place.kind) for path, language in LANGUAGES.items()}
         self._signed = frozenset(path for path, language in LANGUAGES.items() if signs(language, place.kind))
+        self._chats = frozenset(path for path, language in LANGUAGES.items() if language == "chat") - self._signed
+        """The paths at which nothing is to be looked at in a call without a turn of the model and without tools."""
         self._takes = taken_by(place.kind, takes_words=facts_of(place.kind).takes_reasoning)
         self._issuers = issuers
         self._wants_reasoning = False
@@ -289,7 +291,16 @@ class ConversationWire:
         return f"ConversationWire({self._inner!r})"
 
     def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
-        hints, body = self._hints.get(outgoing.path), outgoing.body
+        body = outgoing.body
+        if (
+            outgoing.path in self._chats
+            and isinstance(body, bytes)
+            and len(body) <= LARGE_BYTES
+            and b'assistant"' not in body
+            and b'"parameters' not in body
+        ):
+            return self._inner.send(outgoing)
+        hints = self._hints.get(outgoing.path)
         is_watched = outgoing.path in self._signed and self._is_watched
         if hints is not None and not is_watched and isinstance(body, bytes) and len(body) <= LARGE_BYTES:
             for hint in hints:

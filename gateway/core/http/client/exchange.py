@@ -98,13 +98,15 @@ def ends_with_connection(headers: RawHeaders) -> bool:
     Raises `httpx.RemoteProtocolError` for any Transfer-Encoding but one plain `chunked`: with `xchunked`, `chunked,
     chunked` or `gzip, chunked` two readers may see two different ends.
     """
-    framed = False
+    index = dict(headers)
+    if b"transfer-encoding" not in index:  # as in most answers
+        return b"content-length" not in index
+    is_framed = False
     for name, value in headers:
-        if name in _FRAMING:  # one question for most headers
-            if name == b"transfer-encoding" and (framed or value.lower() != b"chunked"):
-                raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
-            framed = True
-    return not framed
+        if name == b"transfer-encoding" and (is_framed or value.lower() != b"chunked"):
+            raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
+        is_framed = is_framed or name in _FRAMING
+    return False
 
 
 def head_size(reason: bytes, headers: RawHeaders) -> int:
