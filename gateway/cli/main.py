@@ -6,6 +6,7 @@ is in a module that is imported when it is called. Every failure is a sentence o
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,8 +19,9 @@ from gateway.core.errors import ConfigError, StoreUnusable
 # How a command ends: its exit code, and sentences on standard error.
 
 
-OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-"""Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT)."""
+OK, FAILED, UNUSABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+"""Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT), or by
+a closed pipe (128 + SIGPIPE)."""
 
 
 def fail(message: str, code: int) -> int:
@@ -36,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module, function = options.command.split(":")
         command = getattr(import_module(module), function)
-        return int(command(options))
+        code = int(command(options))
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         return fail("\n".join(error.problems), UNUSABLE)
     except ValidationError as error:
@@ -44,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail("\n".join(problems), UNUSABLE)
     except StoreUnusable as error:
         return fail(str(error), FAILED)
+    except BrokenPipeError:  # who reads it has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+        return PIPE_CLOSED
     except OSError as error:
         reason = error.strerror or str(error)
         return fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)

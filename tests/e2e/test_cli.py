@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,40 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     """And nothing else."""
-    assert run(capsys, "version") == (0, f"gateway {__version__}\n", "")
+    for words in ("version", "--version"):
+        assert run(capsys, words) == (0, f"gateway {__version__}\n", "")
+
+
+@pytest.mark.parametrize(("words", "meant"), [(["exlpain"], "explain"), (["jobs", "canel"], "cancel")])
+def test_a_mistyped_command_is_told_what_it_is_like(
+    capsys: pytest.CaptureFixture[str], words: list[str], meant: str
+) -> None:
+    """Exit code 2."""
+    code, _, errors = run(capsys, *words)
+
+    assert code == 2
+    assert errors.rstrip().endswith(f"did you mean '{meant}'?")
+
+
+def test_a_code_of_the_gateway_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a config."""
+    code, told, errors = run(capsys, "explain", "provider_credential_refused")
+
+    assert (code, errors) == (0, "")
+    assert told.startswith(
+        "provider_credential_refused: status 502, type server_error\nThe provider refused the gateway's own"
+    )
+
+
+def test_a_closed_pipe_ends_a_command_without_a_word() -> None:
+    """As `gateway --help | head -1` closes it."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "gateway", "version"]
+    with os.fdopen(writes, "wb") as pipe:
+        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
+
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

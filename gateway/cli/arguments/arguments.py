@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Final, NoReturn
 
+from gateway import __version__
 from gateway.admin.operations import ACTIONS
 from gateway.cli.arguments.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
@@ -15,17 +19,30 @@ from gateway.products.pipelines.cli.arguments import add_pipelines
 from gateway.settings import MOST_WORKERS
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the choice that a wrong one is most like."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong, *choices = _QUOTED.findall(message) if "invalid choice" in message else [""]
+        meant = get_close_matches(wrong, choices, 1)
+        super().error(f"{message}; did you mean '{meant[0]}'?" if meant else message)
+
+
+_QUOTED: Final = re.compile(r"'([^']+)'")
+
+
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line; `command` of what it parses names the function that carries it out.
 
     It takes the arguments of all commands; where `only` is given, another command may lack those that are known to the
     modules that carry it out, and which need not be imported then.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gateway",
         description="An OpenAI-compatible LLM gateway that runs as a sidecar.",
         epilog="First steps: gateway serve --config config.example.yaml, then point an OpenAI client's base_url at it.",
     )
+    parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     command = commands.add_parser(
@@ -63,7 +80,12 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     _add_config(command)
     what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument("request", type=Path, nargs="?", help="a file with the JSON body; - reads standard input")
+    what.add_argument(
+        "request",
+        type=Path,
+        nargs="?",
+        help="a file with the JSON body, or the code of an error of the gateway; - reads standard input",
+    )
     what.add_argument(
         "--error",
         nargs=2,

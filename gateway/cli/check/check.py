@@ -46,6 +46,9 @@ def explain_call(options: argparse.Namespace) -> int:
     """Says what would become of a request, or what an error answer means."""
     if options.error:
         return _explain_error(options)
+    if (found := _error_of(str(options.request))) is not None and not options.request.exists():
+        print(_about(found))
+        return OK
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
@@ -53,6 +56,22 @@ def explain_call(options: argparse.Namespace) -> int:
     except GatewayError as error:
         return fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
     return OK
+
+
+def _error_of(code: str) -> type[GatewayError] | None:
+    """Returns the error of the gateway with this code; None: there is none."""
+    found = [GatewayError]
+    for one in found:
+        found += one.__subclasses__()
+    return next((one for one in found if one.code == code), None)
+
+
+def _about(error: type[GatewayError]) -> str:
+    """Returns what an error of the gateway means."""
+    again = {True: "yes", False: "no", None: "as its status says"}[error.should_retry]
+    meaning = " ".join((error.__doc__ or "").split())
+    head = f"{error.code}: status {error.status}, type {error.type}"
+    return f"{head}\n{meaning}\nclients may try again: {again}\nsee docs/reference/errors.md"
 
 
 def _explain_error(options: argparse.Namespace) -> int:
