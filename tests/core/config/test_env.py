@@ -25,6 +25,16 @@ def resolve(text: object, environ: Mapping[str, str] = ENVIRON) -> tuple[object,
     return substitute(document, environ).at(("a", 0)), problems
 
 
+def test_a_default_holds_no_other_variable() -> None:
+    """`${A:-${B}}` would leave a brace behind the value of A, and the text `${B` in its place."""
+    for environ in ({"A": "a"}, {}):
+        value, problems = resolve("${A:-${B}}", environ)
+        assert value is None
+        assert [str(one) for one in problems] == [
+            "c.yaml:7: a[0]: the default of ${A} cannot hold another variable; write it out, or set A"
+        ]
+
+
 @rows(
     ("text", "value"),
     [

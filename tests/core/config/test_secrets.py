@@ -46,6 +46,44 @@ passthrough: q
 """
 
 
+UNFILLED = [
+    "$GATEWAY_WEB_KEY_X",
+    "{{GATEWAY_ADMIN_KEY}}",
+    "{{ .Values.gateway.key }}",
+    "%GATEWAY_WEB_KEY%",
+    "$(cat /run/secrets/key)",
+    "$${WEB_KEY_OF_MINE}",
+    "os.environ/WEB-KEY-OF-MINE",
+]
+PLACES = {
+    "keys[0].key": "keys: [{name: web, key: 'X'}]",
+    "admin.key": "admin: {key: 'X'}",
+    "providers.p.api_key": "providers: {p: {dialect: openai, base_url: 'https://p.example', api_key: 'X'}}",
+    "providers.p.api_keys[1]": "providers: {p: {dialect: openai, base_url: 'https://p.example', api_keys: [a-good-one, 'X']}}",
+    "providers.p.headers": "providers: {p: {dialect: openai, base_url: 'https://p.example', headers: {x-key: 'X'}}}",
+    "state.password": "state: {redis: 'redis://cache.example', password: 'X'}",
+    "keys[0].webhook_secrets[0]": "keys: [{name: web, key: 'abcdefghijklmnopqrst', webhook_secrets: ['X']}]",
+}
+
+
+@pytest.mark.parametrize("text", UNFILLED)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_name_of_a_variable_is_no_secret(tmp_path: Path, place: str, text: str) -> None:
+    """It would open the gateway to everybody who reads the file, or go to a provider as a credential."""
+    problems = problems_of(tmp_path, PLACES[place].replace("X", text, 1))
+
+    said = [problem for problem in problems if "variable" in problem]
+    assert len(said) == 1
+    assert said[0].startswith(f"config.yaml:1: {place}")
+
+
+def test_a_secret_may_have_dollars_and_braces(tmp_path: Path) -> None:
+    """As generated ones do."""
+    text = "keys: [{name: a, key: '$$2b$$12$$abcdefghijklmnop'}, {name: b, key: 'a{b}c%d%e$fghijklmno'}]"
+
+    assert not [problem for problem in problems_of(tmp_path, text) if "variable" in problem]
+
+
 def test_description_is_complete_json_without_a_secret(tmp_path: Path) -> None:
     """Every secret of the config is there by name only."""
     snapshot = load_text(tmp_path, FULL)

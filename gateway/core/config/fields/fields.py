@@ -80,6 +80,10 @@ class _Pass:
         return EnvText(filled)
 
     def _lookup(self, match: re.Match[str], path: Path) -> str | None:
+        if "${" in (match["default"] or ""):
+            told = f"the default of ${{{match['name']}}} cannot hold another variable; write it out, or set {match['name']}"
+            self._document.complain(path, told)
+            return None
         if match["odd"]:
             self._document.complain(path, "`${` needs a variable's name and a `}`; write `$${` for the characters")
             return None
@@ -105,6 +109,10 @@ _PLACEHOLDER = re.compile(
     r"(?i:sk-)?(?:(?i:replace|change)[-_ ]?(?i:me)(?![A-Za-z])|(?i:your[-_ ](?:\w+[-_ ])?key)|<)|(?i:sk-)?(.)\1{7,}\Z"
 )
 """Matches placeholders of secrets in example files: well-known phrases, or one repeated character."""
+_UNFILLED = re.compile(
+    r"\$[A-Z_][A-Z0-9_]*|%[A-Za-z_][A-Za-z0-9_]*%|.*(?:\$\{|\$\(|\{\{).*|(?:os\.environ/|env\.[A-Z_]+\Z).*", re.DOTALL
+)
+"""Matches the name of a value that some tool was to fill in: a shell, systemd, Helm, Jinja, Windows."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _FACTOR = re.compile(r"[0-9]{1,4}(\.[0-9]{1,3})?")
@@ -247,12 +255,21 @@ def _header_safe(text: str) -> str:
 
 
 def real_secret(text: str) -> str:
-    """Returns the text; raises for the placeholder of a secret."""
+    """Returns the text; raises for the placeholder of a secret, and for the name of a variable in its place."""
+    refuse_unfilled(text)
     if _PLACEHOLDER.match(text):
         raise said(
             "is a placeholder, which anybody could guess: put a real secret in its place (openssl rand -hex 24 makes one)"
         )
     return text
+
+
+def refuse_unfilled(text: str) -> None:
+    """Raises where the text names a variable that nobody has put the value of in its place."""
+    if _UNFILLED.fullmatch(text):
+        raise said(
+            "is the name of a variable, not its value: write ${NAME} for a variable of the environment, and set it"
+        )
 
 
 def is_label(text: str) -> bool:
@@ -272,7 +289,7 @@ def _label(text: str) -> str:
 
 
 def _api_key(text: str | None) -> str | None:
-    return real_secret(_header_safe(text)) if text else None
+    return _header_safe(real_secret(text)) if text else None
 
 
 def _two_or_more(keys: list[str | None]) -> list[str | None]:
@@ -289,6 +306,7 @@ def _digest(value: object) -> object:
         if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", value):
             raise said("sha256: must be followed by 64 hexadecimal digits")
         return bytes.fromhex(value[7:])
+    refuse_unfilled(value)
     if len(_header_safe(value)) < MIN_SECRET_CHARS:
         raise said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
     return sha256(real_secret(value).encode()).digest()
@@ -350,6 +368,8 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
             raise said(f"{shown} is here twice")
         if not value.isascii() or not value.replace("\t", "").isprintable():
             raise said(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
+        if _UNFILLED.fullmatch(value):
+            raise said(f"the value of {shown} is the name of a variable; write ${{NAME}} for one of the environment")
         seen.add(low)
     return {name: value for name, value in headers.items() if value}
 

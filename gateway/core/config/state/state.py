@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import SQLITE, Count, Duration, Section, Text, said
+from gateway.core.config.fields.fields import SQLITE, Count, Duration, Section, Text, refuse_unfilled, said
 from gateway.core.config.schema import ConfigFile, Entry
 from gateway.core.config.sections import beside, is_file
 from gateway.core.config.source import Document, Path, kind_of
@@ -38,6 +38,7 @@ def _url(text: str) -> str:
 def _login(text: str) -> str:
     if not text.isprintable():
         raise said("must be printable; is there a line break at its end?")
+    refuse_unfilled(text)
     return text
 
 
