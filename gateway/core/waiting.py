@@ -118,10 +118,25 @@ CEILING = 19 / 16
 """The most that resting memory moves the limit, of the container's share: to 95 % of what the container may use at all."""
 
 
+READ_AT_LEAST = 8
+"""This part of what may be held is left for bodies that are being read."""
+READ_OF_MEMORY = 2
+"""This part of the memory may have unfinished bodies: each grows by copies."""
+
+
 class Shedding:
     """The present level of load shedding, from 0 (nothing is shed) to 3 (all lanes but `critical`)."""
 
-    __slots__ = ("_calm_since", "_full_at", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")
+    __slots__ = (
+        "_calm_since",
+        "_full_at",
+        "_grown_to_bytes",
+        "_held_bytes",
+        "_memory_bytes",
+        "_rest_bytes",
+        "level",
+        "shed_total",
+    )
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         """`memory_bytes` is the limit where the policy names none; None: memory is not watched."""
@@ -132,7 +147,7 @@ class Shedding:
         self._calm_since = float("-inf")
         self._full_at = float("-inf")
         """The time at which memory was last above its limit, or a lane was served again that it had kept out."""
-        self._grown_to_bytes = 0
+        self._grown_to_bytes = self._held_bytes = 0
         self._rest_bytes = 0
 
     def sheds(self, lane: Lane) -> bool:
@@ -150,6 +165,12 @@ class Shedding:
         """Returns the bytes that may be resident before load is shed; None: memory is not watched."""
         return bounds.shed_memory_bytes or self._memory_bytes
 
+    def body_bytes(self, bounds: QueueBounds) -> int:
+        """Returns how many bytes of unfinished bodies there may be: they are held like those of calls that wait."""
+        most = max(bounds.max_bytes - self._held_bytes, bounds.max_bytes // READ_AT_LEAST)
+        memory = self.memory_limit(bounds)
+        return most if memory is None else min(most, memory // READ_OF_MEMORY)
+
     def observe(
         self,
         now: float,
@@ -165,6 +186,7 @@ class Shedding:
         `now` is monotonic seconds; `resident_bytes` None: unknown; `loop_lag_s` is the worst lag since the last call that
         the process's own work explains; `is_at_rest`: no call is served or held.
         """
+        self._held_bytes = held_bytes
         memory = self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest)
         if memory >= 1:
             self._full_at = now

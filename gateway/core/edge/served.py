@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A request is stopped by cancelling its task with a reason; the edge turns the reason into an answer, or into silence.
 
 
-StopReason = Literal["client_gone", "body_timeout", "shutdown"]
+StopReason = Literal["client_gone", "body_timeout", "no_room", "shutdown"]
 
 
 class Serving:
@@ -52,6 +52,11 @@ class Serving:
     def look_after(self, now: float, *, is_draining: bool) -> None:
         """What a connection does about once a second."""
 
+    @property
+    def payer(self) -> str:
+        """Whose unfinished bodies are counted together."""
+        return ""
+
     def client_gone(self) -> None:
         """What the connection calls when it is lost: nobody waits any more, unless others do."""
         if self.call is not None and self.call.followers:
@@ -60,12 +65,46 @@ class Serving:
             self.stop("client_gone")
 
 
+class UnfinishedBodies:
+    """The bytes of all bodies of which more is awaited.
+
+    Invariant: they are within the bound that is given, but for those of a lone reader.
+    """
+
+    __slots__ = ("_readers", "bytes")
+
+    def __init__(self) -> None:
+        self._readers: dict[Serving, int] = {}  # the oldest first
+        self.bytes = 0
+
+    def count(self, reader: Serving, most: int, size: int) -> None:
+        """Count what has come for a reader. Beyond `most` in all, the newest readers of whoever has the most are stopped."""
+        self._readers[reader] = self._readers.get(reader, 0) + size
+        self.bytes += size
+        while self.bytes > most and len(self._readers) > 1:
+            newest = self._newest_of_largest()
+            self.end(newest)
+            newest.stop("no_room")
+
+    def end(self, reader: Serving) -> None:
+        """No more of this body is awaited."""
+        self.bytes -= self._readers.pop(reader, 0)
+
+    def _newest_of_largest(self) -> Serving:
+        of_payers: dict[str, int] = {}
+        for reader, size in self._readers.items():
+            of_payers[reader.payer] = of_payers.get(reader.payer, 0) + size
+        largest = max(of_payers, key=of_payers.__getitem__)
+        return next(reader for reader in reversed(self._readers) if reader.payer == largest)
+
+
 class InFlight:
     """All requests being served."""
 
-    __slots__ = ("draining", "leaving", "serving")
+    __slots__ = ("bodies", "draining", "leaving", "serving")
 
     def __init__(self) -> None:
+        self.bodies = UnfinishedBodies()
         self.serving: set[Serving] = set()
         """Who is being served: the edge adds each request, and takes it out when it is answered or its client is gone."""
         self.leaving = False
@@ -169,6 +208,10 @@ class ServedRequest(Serving):
         """What answers the request is on its way."""
         self.wait_s: float | None = None
         """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
+
+    @property
+    def payer(self) -> str:
+        return self.key.tenant
 
     def identify(self, sent: str) -> None:
         """Take the client's own request id."""

@@ -39,6 +39,8 @@ from gateway.core.types import Endpoint
 # has left.
 
 
+STEP_BYTES = 256 * 1024
+"""So much of a body may come before it is counted."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -141,13 +143,19 @@ class Cycle:
         self.disconnected = True
         self.wake()
 
-    async def read_body(self, limit: int) -> bytes:
-        """The whole body. Raises BodyTooLarge before much more than `limit` bytes are held, ClientGone when it breaks off."""
-        self._limit = limit
+    async def read_body(self, limit: int, count: Callable[[int], None]) -> bytes:
+        """The whole body. Raises BodyTooLarge before much more than `limit` bytes are held, ClientGone when it breaks off.
+
+        `count` is told of every STEP_BYTES that have come, while more is awaited.
+        """
+        counted = 0
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(CONTINUE)
             self.waiting_for_100_continue = False
-        while self.more_body and not self.disconnected and self._length() <= limit:
+        while self.more_body and not self.disconnected and (length := self._length()) <= limit:
+            count(length - counted)
+            counted = length
+            self._limit = min(limit, length + STEP_BYTES)
             self.flow.resume_reading()
             self.waiter = self.connection.loop.create_future()
             try:
@@ -232,7 +240,7 @@ class AsgiCycle(RequestResponseCycle):
         self.body[:0] = read
         self.message_event.set()
 
-    async def read_body(self, limit: int) -> bytes:
+    async def read_body(self, limit: int, count: Callable[[int], None]) -> bytes:
         """As a `Cycle`'s."""
         whole = BytesIO()
         while True:
@@ -241,6 +249,8 @@ class AsgiCycle(RequestResponseCycle):
                 raise ClientGone
             if whole.write(message["body"]) and whole.tell() > limit:
                 raise too_large(limit)
+            if message["more_body"]:
+                count(len(message["body"]))
             if not message["more_body"]:
                 return whole.getvalue() if self.reshape is None else self.reshape(whole.getvalue())
 

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -22,7 +23,7 @@ from gateway.core import peek as passthrough
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.edge.served import InFlight, ServedRequest
-from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, InvalidRequest, ShuttingDown
+from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AsgiCycle, too_large
 from gateway.core.intake import parse
 from gateway.core.intake.patience import (
@@ -219,7 +220,11 @@ class Intake:
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise too_large(limit)
         served.reading_until = self._clock.monotonic() + policy.server.body_timeout_s
-        body = await cycle.read_body(limit)
+        bodies = self._inflight.bodies
+        try:
+            body = await cycle.read_body(limit, partial(bodies.count, served, self._overload.body_bytes(policy.queue)))
+        finally:
+            bodies.end(served)
         served.reading_until = None
         if cycle.endpoint.request == "any":
             peeked = Peeked("")
@@ -228,6 +233,12 @@ class Intake:
         else:
             peeked = await self.large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
         return self._call(served, body, peeked)
+
+    def without_room(self, served: ServedRequest) -> GatewayOverloaded:
+        """Why a body was read no further."""
+        error = self._overload.refusal(served.lane)
+        error.message = "The gateway has no room for more unfinished bodies; send fewer at once, or again later."
+        return error
 
     def _streamed(self, served: ServedRequest) -> StreamedBody | None:
         """Returns the body of a relayed request that nobody has to read; None: it is read, or too long."""
