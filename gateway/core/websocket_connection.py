@@ -22,6 +22,8 @@ MAX_UNSENT_BYTES = 1024 * 1024
 """What may wait for a peer to take it; above, nothing more is read of the other one."""
 MOST_UNSENT_BYTES = MAX_MESSAGE_BYTES + 2 * MAX_UNSENT_BYTES
 """More than a last message on top of that are answers to pings, of a peer who sends them and reads nothing: it is cut off."""
+COUNTED_BYTES = 64 * 1024
+"""Of a message that has not ended, less is not worth counting."""
 CLOSE_S = 5.0
 """A peer that has been told to close has so many seconds for its own word."""
 GONE = 1006
@@ -41,9 +43,11 @@ class SocketEnd(asyncio.Protocol):
         "_early",
         "_frames",
         "_is_told",
+        "_noted_bytes",
         "_on_close",
         "_on_congestion",
         "_on_frame",
+        "_on_unfinished",
         "_timer",
         "congested",
         "heard",
@@ -70,6 +74,8 @@ class SocketEnd(asyncio.Protocol):
         self._on_frame: OnFrame | None = None
         self._on_close: Callable[[int, str], None] | None = None
         self._on_congestion: Callable[[bool], None] | None = None
+        self._on_unfinished: Callable[[int], None] | None = None
+        self._noted_bytes = 0
         self._early: list[Frame] = []
         self._closed_with: tuple[int, str] | None = None
         self._is_told = False
@@ -94,6 +100,10 @@ class SocketEnd(asyncio.Protocol):
             on_frame(frame.opcode, cast(bytes, frame.data), frame.fin)
         if self._closed_with is not None:
             self._tell(*self._closed_with)
+
+    def watch_unfinished(self, came: Callable[[int], None]) -> None:
+        """Tells how many bytes have come of a message whose end has not, from now on; 0: of none, or of a small one."""
+        self._on_unfinished = came
 
     def send(self, opcode: int, data: bytes | bytearray, fin: bool) -> None:  # as frames have it
         """Sends a frame; nothing where the peer is leaving, or in the middle of another message of several frames."""
@@ -136,6 +146,14 @@ class SocketEnd(asyncio.Protocol):
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.abort)
 
+    def cut_off(self, code: int, reason: str) -> None:
+        """Closes the session with a peer that has done wrong, at once; the session hears that it is gone."""
+        if self._frames.state is OPEN:
+            self._frames.send_close(code, reason)
+            self._flush()
+        self._tell(GONE, reason)
+        self.close(code, reason, at_once=True)
+
     def abort(self) -> None:
         """Leaves the peer without a word."""
         if self.transport is not None:
@@ -165,6 +183,12 @@ class SocketEnd(asyncio.Protocol):
         frames.receive_data(data)
         self._take_events()
         self._flush()
+        if self._on_unfinished is not None:
+            size = len(frames.reader.buffer) + (frames.current_size or 0)
+            size = 0 if size < COUNTED_BYTES else size
+            if size != self._noted_bytes:
+                self._noted_bytes = size
+                self._on_unfinished(size)
         if frames.parser_exc is not None:
             sent = frames.close_sent
             self._tell(GONE, "" if sent is None else f"{sent.code} {sent.reason}".strip())
@@ -182,7 +206,10 @@ class SocketEnd(asyncio.Protocol):
             self.opening.set_exception(exc or ConnectionResetError("the connection was closed"))
         if self._timer is not None:
             self._timer.cancel()
+        if self._noted_bytes and self._on_unfinished is not None:
+            self._on_unfinished(0)
         self._on_frame = self._on_close = self._on_congestion = self._timer = self.transport = None
+        self._on_unfinished = None
 
     def pause_writing(self) -> None:
         self.congested = True

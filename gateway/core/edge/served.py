@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from gateway.core.errors import Forbidden
@@ -65,6 +65,28 @@ class Serving:
             self.stop("client_gone")
 
 
+class UnfinishedMessage(Serving):
+    """What has come of a message on a WebSocket whose end has not, as those who stop slow and large bodies see it."""
+
+    __slots__ = ("_close", "_payer", "bytes")
+
+    def __init__(self, payer: str, close: Callable[[StopReason], None]) -> None:
+        """`close` ends the connection."""
+        super().__init__(None)
+        self.bytes = 0
+        self._payer = payer
+        self._close = close
+
+    @property
+    def payer(self) -> str:
+        return self._payer
+
+    def stop(self, reason: StopReason) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+            self._close(reason)
+
+
 class UnfinishedBodies:
     """The bytes of all bodies of which more is awaited.
 
@@ -118,6 +140,18 @@ class InFlight:
     def present(self) -> frozenset[Serving]:
         """Those being served at this moment; may be asked from any thread."""
         return frozenset(self.serving)
+
+    def message_came(self, message: UnfinishedMessage, size: int, most: int, ends_at: float) -> None:
+        """So much has come of a message; 0: it has ended. It may take until `ends_at`, once it is too large to be small."""
+        if not size:
+            message.bytes, message.reading_until = 0, None
+            self.serving.discard(message)
+            self.bodies.end(message)
+        elif message.stopped is None:
+            self.serving.add(message)
+            message.reading_until = message.reading_until or ends_at
+            size, message.bytes = size - message.bytes, size
+            self.bodies.count(message, most, size)
 
     def sweep(self, now: float) -> None:
         """Stop requests whose body takes too long, and look after connections of many; called about once a second."""

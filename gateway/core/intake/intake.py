@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.core import peek as passthrough
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.edge.served import InFlight, ServedRequest
+from gateway.core.edge.served import InFlight, ServedRequest, StopReason, UnfinishedMessage
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AsgiCycle, too_large
 from gateway.core.intake import parse
@@ -51,6 +51,9 @@ from gateway.features.runs.step import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFL
 from gateway.products.jobs.model import JobsOff
 from gateway.products.jobs.service.job_request import responds_async
 from gateway.products.pipelines.http import await_run
+
+if TYPE_CHECKING:
+    from gateway.core.websocket_connection import SocketEnd  # whose library a gateway without sessions does not load
 
 # Small bodies, off the hot path: read whole, within the time that bodies have, as the JSON objects that they are to be.
 
@@ -156,6 +159,12 @@ def _refuse(key: Key, name: str) -> None:
 _USER_AGENT = b"user-agent"
 _OPTIONS_AND_CLIENT = parse.OPTIONS | {_USER_AGENT}
 log = logging.getLogger("gateway.intake")
+TRY_LATER, RESTART, POLICY = 1013, 1012, 1008
+"""Why a WebSocket is closed (IANA's WebSocket Close Code Number Registry)."""
+_MESSAGE_STOPPED: Mapping[StopReason, tuple[int, str]] = {
+    "no_room": (TRY_LATER, "The gateway has no room for more unfinished messages; connect again later."),
+    "body_timeout": (POLICY, "The message did not arrive in time; send it faster or smaller."),
+}
 AT_ONCE = frozenset((COUNT_TOKENS, COUNT_GENERATED, "generate"))
 """Endpoints whose calls are no jobs: what is answered at once, and what says a part of itself in its path."""
 
@@ -233,6 +242,20 @@ class Intake:
         else:
             peeked = await self.large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
         return self._call(served, body, peeked)
+
+    def watch_messages(self, payer: str, end: SocketEnd) -> None:
+        """Counts what comes of a message on a WebSocket until it ends, as of a body, within the same time."""
+
+        def close(reason: StopReason) -> None:
+            end.cut_off(*_MESSAGE_STOPPED.get(reason, (RESTART, "The gateway is restarting; connect again.")))
+
+        def came(size: int) -> None:
+            policy = self._policies.current
+            ends_at = self._clock.monotonic() + policy.server.body_timeout_s
+            self._inflight.message_came(message, size, self._overload.body_bytes(policy.queue), ends_at)
+
+        message = UnfinishedMessage(payer, close)
+        end.watch_unfinished(came)
 
     def without_room(self, served: ServedRequest) -> GatewayOverloaded:
         """Why a body was read no further."""

@@ -327,6 +327,7 @@ class RealtimeEndpoint:
         end = switch(cycle, accept, read_subprotocols(cycle.headers).others, headers, chosen)
         if end is None:
             return
+        self._intake.watch_messages(session.call.tenant, end)
         serving = ServedSession(session)
         self._inflight.serving.add(serving)
         session.on_over = lambda: self._inflight.serving.discard(serving)

@@ -91,6 +91,7 @@ class ResponseSocketDoor:
         end = switch(cycle, accept, offered.others, [(b"x-request-id", served.request_id.encode())])
         if end is None:
             return
+        self._edge.intake.watch_messages(served.key.tenant, end)
         index = {name: value for name, value in cycle.index.items() if _is_for_turns(name)}
         headers = [header for header in cycle.headers if _is_for_turns(header[0])]
         named = [*_account_headers(offered), _JSON_TYPE]

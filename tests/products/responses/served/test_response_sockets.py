@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,6 +19,7 @@ from gateway.products.responses.socket import ResponseConnection
 from tests.dialects.grammar import check_responses
 from tests.e2e.conftest import StartGateway, _no_traceback, _shared_process, pytest_asyncio_loop_factories, start
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, to_yaml, until
+from tests.e2e.harness import connect as dial
 
 __all__ = ["_no_traceback", "_shared_process", "pytest_asyncio_loop_factories", "start"]
 PRICE = {"input_usd_per_million": 2.0, "output_usd_per_million": 8.0}
@@ -377,3 +379,43 @@ async def test_steering_is_declined(start: StartGateway) -> None:
         event = orjson.loads(await connection.recv())
     assert (event["type"], event["error"]["code"]) == ("response.steer.failed", "steering_not_supported")
     assert event["steer"] == {"input": "Faster.", "previous_response_id": "resp_1"}
+
+
+HANDSHAKE = (
+    f"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {WEB_KEY}\r\nupgrade: websocket\r\n"
+    "connection: Upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+).encode()
+
+
+def frames_without_end(size: int, *, fragments: int) -> bytes:
+    """So many bytes of a text message that goes on, in one frame or several (RFC 6455, 5.2), masked with nothing."""
+    part, no_mask = size // fragments, bytes(4)
+    if fragments == 1:
+        return b"\x81\xff" + (2 * size).to_bytes(8) + no_mask + b"a" * size
+    frame = b"\xff" + part.to_bytes(8) + no_mask + b"a" * part
+    return b"\x01" + frame + (b"\x00" + frame) * (fragments - 1)
+
+
+@pytest.mark.parametrize("fragments", [1, 5])
+async def test_messages_that_do_not_end_are_bounded_together(
+    start: StartGateway, tmp_path: Path, fragments: int
+) -> None:
+    """They count like bodies: the newest is closed with 1013 beyond the bound, what is slow with 1008 after `body_timeout`."""
+    (tmp_path / "queue.yaml").write_text(to_yaml({"default": {"max_bytes": "5MB"}}))
+    gateway = await start(lambda url: config(url, policies=str(tmp_path)))
+    bodies = gateway.inflight.bodies
+    async with dial(gateway.url) as first, dial(gateway.url) as second:
+        for peer in (first, second):
+            peer.send(HANDSHAKE)
+            await peer.reader.readuntil(b"\r\n\r\n")
+        first.send(frames_without_end(3_000_000, fragments=fragments))
+        await until(lambda: bodies.bytes >= 3_000_000)
+        second.send(frames_without_end(3_000_000, fragments=fragments))
+        refused = await second.rest()
+        assert 3_000_000 <= bodies.bytes < 4_000_000
+        gateway.inflight.sweep(gateway.gateway._clock.monotonic() + 61.0)
+        late = await first.rest()
+        await until(lambda: bodies.bytes == 0 and len(gateway.inflight) == 0)
+
+    assert b"no room" in refused or refused == b""  # what it still sends resets the connection, maybe before it reads
+    assert b"did not arrive in time" in late
