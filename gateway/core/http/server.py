@@ -158,35 +158,15 @@ BLANK_LINE = b"\r\n\r\n"
 class GatewayProtocol(ClientConnection):
     """What the bytes on one client connection mean."""
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes, is_piece: bool = False) -> None:  # each request comes by
+        """Take a read, or a piece of one that `_parse_ahead` has cut."""
         if self._reading_stopped:
             self._drop(len(data), MAX_DROPPED_BYTES)
-        elif len(data) <= UNCUT_BYTES and self._unparsed is None:
-            self._parse(data)
-        else:
+            return
+        if (len(data) > UNCUT_BYTES or self._unparsed is not None) and not is_piece:
             self._unparsed = data if self._unparsed is None else self._unparsed + data
             self._parse_ahead()
-
-    def _parse_ahead(self) -> None:
-        """Parse on until a request waits for its turn; what follows it stays bytes until then.
-
-        Every head ends with a blank line (RFC 9112, 2.1): what is parsed at once goes to the first one behind UNCUT_BYTES. A
-        body full of blank lines is cut no more often than that.
-        """
-        while self._unparsed is not None and not self.pipeline:
-            data, start = self._unparsed, self._parsed_bytes
-            found = data.find(BLANK_LINE, start + UNCUT_BYTES)
-            end = found + len(BLANK_LINE)
-            if found >= 0 and end < len(data):
-                self._parsed_bytes = end
-            else:
-                end, self._unparsed, self._parsed_bytes = len(data), None, 0
-            if self._reading_stopped:
-                self._drop(end - start, MAX_DROPPED_BYTES)
-            else:
-                self._parse(data[start:end])
-
-    def _parse(self, data: bytes) -> None:
+            return
         self._piece_bytes = len(data)
         self._loose_bytes += len(data)
         offered_at = None
@@ -204,6 +184,22 @@ class GatewayProtocol(ClientConnection):
             self._refuse(writing.no_version())
         elif self._loose_bytes > writing.MAX_HEAD_BYTES:
             self._refuse(writing.trailers_too_large() if self._is_reading_body() else writing.head_too_large())
+
+    def _parse_ahead(self) -> None:
+        """Parse on until a request waits for its turn; what follows it stays bytes until then.
+
+        Every head ends with a blank line (RFC 9112, 2.1): what is parsed at once goes to the first one behind UNCUT_BYTES. A
+        body full of blank lines is cut no more often than that.
+        """
+        while self._unparsed is not None and not self.pipeline:
+            data, start = self._unparsed, self._parsed_bytes
+            found = data.find(BLANK_LINE, start + UNCUT_BYTES)
+            end = found + len(BLANK_LINE)
+            if found >= 0 and end < len(data):
+                self._parsed_bytes = end
+            else:
+                end, self._unparsed, self._parsed_bytes = len(data), None, 0
+            self.data_received(data[start:end], is_piece=True)
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -353,7 +349,7 @@ class GatewayProtocol(ClientConnection):
             self._reading_stopped = True
             return
         self.parser = httptools.HttpRequestParser(_BodyReader(self))
-        self._parse(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)))
+        self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)), is_piece=True)
 
     def end_of_last_body(self) -> None:
         """The body of a request that is the connection's last is complete."""
@@ -449,9 +445,6 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     return listener
 
 
-_OTHER_PORT = "; choose another port: --port, GATEWAY_PORT or server.port (of admin.listen: there)"
-
-
 def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Binds as `bind` does. Raises OSError, whose `strerror` is the whole sentence."""
     try:
@@ -459,8 +452,7 @@ def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socke
     except OSError as exc:
         number = exc.errno or 0
         reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
-        remedy = _OTHER_PORT if number in (errno.EADDRINUSE, errno.EACCES) else ""
-        raise OSError(number, f"cannot listen on {host}:{port}: {reason}{remedy}") from exc
+        raise OSError(number, f"cannot listen on {host}:{port}: {reason}") from exc
 
 
 class HttpServer:

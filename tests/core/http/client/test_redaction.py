@@ -48,6 +48,30 @@ def test_a_secret_is_masked_in_place_in_every_form_that_it_may_be_written_in(for
     assert secrets.mask(b'{"error": "' + form + b'"}') == b'{"error": "' + b"*" * len(form) + b'"}'
 
 
+def escaped(text: str, how: Sequence[int]) -> bytes:
+    """The text in JSON, each letter as it is, or escaped in one of the ways that decode to it."""
+    forms = ["{0}", "\\u{1:04x}", "\\u{1:04X}", "\\\\u{1:04x}"]
+    return "".join(forms[way].format(letter, ord(letter)) for letter, way in zip(text, how, strict=False)).encode()
+
+
+@given(
+    st.sampled_from([KEY, VAULT]),
+    st.lists(st.integers(0, 3), min_size=24, max_size=24),
+    st.lists(st.integers(0, 200), max_size=4),
+)
+@example(KEY, [0, 0, 1] + [0] * 21, [15])
+def test_letters_that_json_may_escape_are_masked_with_the_others(text: str, how: list[int], cuts: list[int]) -> None:
+    """As .NET and Gson write `-`; a conversion, or the client, would read the secret out of them."""
+    form = escaped(text, how)
+    said = b'{"error": "caf\\u00e9 ' + form + b'", "x": "\\u002d"}'
+    secrets = secrets_of(PROVIDER)
+    assert secrets is not None
+
+    masked = b'{"error": "caf\\u00e9 ' + b"*" * len(form) + b'", "x": "\\u002d"}'
+    assert secrets.mask(said) == masked
+    assert b"".join(in_cuts(secrets, said, [min(cut, len(said)) for cut in cuts])) == masked
+
+
 def test_what_holds_no_secret_is_given_back_as_the_same_object() -> None:
     """Which is how a clean block is told from one that was changed."""
     secrets = Secrets([KEY, OTHER, VAULT])

@@ -4,8 +4,8 @@ Some providers repeat a credential: in the error that refuses it, in a header, i
 where it enters, and every failure `Secrets.text`, so that neither a client nor a cache, a store, a log or an admin page can
 get what is not there any more. In place, by as many `*`: lengths and frames stay true.
 
-Known forms: as it was sent, with JSON's escapes, percent-encoded; also across reads. Unknown: base64, compressed bodies, a
-secret that a model spells out over several events.
+Known forms: as it was sent, with JSON's escapes of any of its letters, percent-encoded; also across reads. Unknown: base64,
+compressed bodies, a secret that a model spells out over several events.
 """
 
 from __future__ import annotations
@@ -134,6 +134,11 @@ PROBE_BYTES = 8
 """Of several secrets their beginnings are looked for: most of them begin alike (`sk-proj-`)."""
 STAND_INS = frozenset(["lm-studio", "no-key-required", "not-needed", "not-used", "placeholder", "sk-no-key-required"])
 """What is sent to servers that want no key, only the header: words, which answers may hold."""
+ESCAPE = rb"\u00"
+"""Begins a letter that JSON may have as it is: some write `-`, `+` or `'` so (.NET, Gson)."""
+MOST_BACKSLASHES = 4
+"""Before an escape: text in JSON, in JSON, ..."""
+_IN_ESCAPES = rb"\u0123456789abcdefABCDEF"
 _VALUE = itemgetter(1)
 
 
@@ -151,23 +156,27 @@ class GuardedAnswer(Protocol):
 class Secrets:
     """What one provider must not be heard to say."""
 
-    __slots__ = ("_needles", "ends", "probes")
+    __slots__ = ("_escaped", "_needles", "_texts", "ends", "probes")
 
     def __init__(self, texts: Iterable[str]) -> None:
         """Those too short, and those that are no secrets, are left out."""
-        needles = {form for text in texts if _is_secret(text) for form in _forms(text)}
+        self._texts = sorted({text for text in texts if _is_secret(text)})
+        needles = {form for text in self._texts for form in _forms(text)}
         self._needles = sorted(needles)
-        self.probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
-        self.ends = frozenset(bytes((letter,)) for needle in needles for letter in needle[:-1])
+        self._escaped = re.compile(b"|".join(map(_with_escapes, self._texts)))
+        probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
+        self.probes = [*probes, ESCAPE] if needles else []
+        letters = {letter for needle in needles for letter in needle[:-1]}
+        self.ends = frozenset(bytes((letter,)) for letter in letters | {*_IN_ESCAPES}) if needles else frozenset()
 
     def __bool__(self) -> bool:
         return bool(self._needles)
 
     def guard(self, answer: GuardedAnswer) -> None:
         """Mask them in an answer's headers and in its body, whole or as it comes."""
-        parts = [*map(_VALUE, answer.headers)]
-        if answer.whole is not None:  # no longer than a read
-            parts.append(answer.whole)
+        parts, whole = [*map(_VALUE, answer.headers)], answer.whole
+        if whole is not None:  # no longer than a read
+            parts.append(whole)
         together = b"".join(parts)  # each search has its price, however little there is to look at
         for probe in self.probes:
             if together.replace(probe, probe) is not together:
@@ -175,7 +184,7 @@ class Secrets:
                 answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
                 answer.mask_body(self)
                 return
-        if answer.whole is None:
+        if whole is None:
             answer.mask_body(self)
 
     def text(self, said: str) -> str:
@@ -201,11 +210,15 @@ class Secrets:
             while at >= 0:
                 masked[at : at + len(needle)] = b"*" * len(needle)
                 at = block.find(needle, at + 1)
+        if ESCAPE in block:
+            for found in self._escaped.finditer(block):
+                masked[found.start() : found.end()] = b"*" * (found.end() - found.start())
         return bytes(masked)
 
     def beginning(self, block: bytes) -> int:
         """So many bytes at the block's end are how one of them begins; 0: none."""
-        return max(_overlap(block, needle) for needle in self._needles)
+        longest = max(_overlap(block, needle) for needle in self._needles)
+        return max(longest, *(_escaped_overlap(block, text) for text in self._texts)) if b"\\" in block else longest
 
 
 class SecretMasker:
@@ -290,6 +303,46 @@ def _forms(text: str) -> Iterator[bytes]:
     encoded = quote(text, safe="")
     yield encoded.encode()
     yield quote(text, safe="/").encode()
+
+
+def _with_escapes(text: str) -> bytes:
+    """Returns a pattern for the text in JSON, whichever of its letters are escaped (RFC 8259, 7), in a text in JSON, too."""
+    letters = []
+    for letter in text:
+        code = "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in f"{ord(letter):04x}")
+        slashes = rf"\\{{0,{MOST_BACKSLASHES}}}" if letter in '/"\\' else ""
+        letters.append(rf"(?:{slashes}{re.escape(letter)}|\\{{1,{MOST_BACKSLASHES}}}u{code})")
+    return "".join(letters).encode("utf-8", "surrogatepass")
+
+
+def _escaped_overlap(block: bytes, text: str) -> int:
+    """As `_overlap`, of the text with any of its letters escaped."""
+    longest = len(text) * (MOST_BACKSLASHES + 5)
+    at = max(0, len(block) - longest)
+    while at < len(block):
+        if _begins(block, at, text):
+            return len(block) - at
+        at += 1
+    return 0
+
+
+def _begins(block: bytes, at: int, text: str) -> bool:
+    """Whether all of the block from there is how the text begins, with any of its letters escaped."""
+    for letter in text:
+        backslashes = 0
+        while block[at : at + 1] == b"\\" and backslashes < MOST_BACKSLASHES:
+            at, backslashes = at + 1, backslashes + 1
+        rest = block[at : at + 5].lower()
+        escape, plain = b"u%04x" % ord(letter), letter.encode("utf-8", "surrogatepass")
+        if len(block) - at < 5 and backslashes and escape.startswith(rest):
+            return True  # the block ends within the escape, or before it
+        if backslashes and rest == escape:
+            at += 5
+        elif block.startswith(plain, at):
+            at += len(plain)
+        else:
+            return at == len(block)
+    return False
 
 
 def _overlap(block: bytes, needle: bytes) -> int:
