@@ -96,6 +96,9 @@ async def test_streamed_and_streamed_again_from_any_event(gateway: Running) -> N
         async with sdk.responses.stream(response_id=response_id, starting_after=4) as helper:
             helped = [event.sequence_number async for event in helper]
         whole = await sdk.responses.retrieve(response_id)
+        for beyond in (1_000_000, 1_000_000_000):
+            with pytest.raises(openai.BadRequestError, match="starting_after"):
+                await sdk.responses.retrieve(response_id, stream=True, starting_after=beyond)
 
     assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert events[-1].type == "response.completed"

@@ -41,12 +41,13 @@ from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
-from gateway.products.responses.events import KeptEvents
+from gateway.products.responses.events import GENERATION_STEP, KeptEvents
 from gateway.products.responses.log.reader import EventReading, Following, LiveLogs
 from gateway.products.responses.rules.keeping import is_stateless, keeping_of
 from gateway.products.responses.rules.response_object import (
     ASKED,
     ECHO,
+    GENERATION,
     MOST_LINKS,
     PREVIOUS,
     STORES,
@@ -147,7 +148,9 @@ class ResponseService:
         job = await self._look(store, response_id, tenant)
         live = None if job is None or job.state.is_end else self._lives.find(response_id)
         if job is not None and not job.state.is_end and (live is None or not live.is_told):
-            return job, orjson.dumps(shown(job))
+            # one that runs elsewhere, or has ended since the job was read, may have been told to have ended: then it is kept
+            kept = None if live is not None else await store.responses.find(response_id, tenant)
+            return (job, orjson.dumps(shown(job))) if kept is None else (None, kept.body)
         final = await self._final_from(store, response_id, tenant, job)
         if final is None:
             raise ResponseNotFound(response_id)
@@ -178,6 +181,13 @@ class ResponseService:
                 "`stream`.",
                 param="stream",
             )
+        if after >= _behind_all(job):  # others may know of a generation that has begun since it was read
+            job = await store.find(response_id, tenant) or job
+            if after >= _behind_all(job):
+                raise InvalidRequest(
+                    "The field 'starting_after' names an event that this response does not have: it is a `sequence_number`.",
+                    param="starting_after",
+                )
         return self._reading.follow(store, job, after)
 
     async def cancel(self, response_id: str, tenant: str) -> bytes:
@@ -451,3 +461,9 @@ async def body_of(call: Call) -> dict[str, Any]:
         return body
     loaded: dict[str, Any] = orjson.loads(call.body)
     return loaded
+
+
+def _behind_all(job: Job) -> int:
+    """Returns a number that no event of a response has, nor any behind it."""
+    generation: int = job.marks.get(GENERATION, 0)
+    return (max(0, generation) + 1) * GENERATION_STEP

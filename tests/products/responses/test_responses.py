@@ -13,12 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.products.jobs.model import JobFlag, JobState
+from gateway.products.jobs.model import Job, JobFlag, JobState
 from gateway.products.jobs.rules import ResponseRules
+from gateway.products.jobs.store import JobStore
 from gateway.products.responses.events import GENERATION_STEP
+from gateway.products.responses.log.reader import LiveLogs
+from gateway.products.responses.service import ResponseService
 from tests.products.responses.speaking import RESPONSE, WORDS, Json, Speaker, text_of, tries_in
 from tests.support.redis_servers import RedisServer
 from tests.support.stage import few_lines
@@ -336,4 +340,39 @@ def test_a_response_that_kills_its_workers_is_a_dead_letter(tell: Tell) -> None:
         assert (group.kind, group.error_class, group.samples[0].job_id) == ("response", "worker_crashed", RESPONSE)
         assert not group.samples[0].is_replayable
 
+    tell(story)
+
+
+class Stale:
+    """What looks at jobs as they were, and what opens the store that they are in."""
+
+    def __init__(self, store: JobStore, job: Job) -> None:
+        self._store = store
+        self._job = job
+
+    async def reader(self) -> JobStore:
+        return self._store
+
+    async def look(self, _store: JobStore, _id: str, _tenant: str) -> Job:
+        return self._job
+
+
+def test_an_answer_is_there_before_anybody_is_told_of_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for who asks elsewhere, or here, where the job was read a moment ago and had not ended."""
+
+    async def story(here: Town) -> None:
+        one, other = at_work(here), speaker(here)
+        await one.respond()
+        early = await one.store.find(RESPONSE, "t")
+        assert early is not None
+        events = await other.read()
+        assert events[-1]["type"] == "response.completed"
+        stale: Any = Stale(other.store, early)
+        for lives in (one.lives, LiveLogs()):
+            service = ResponseService(stale, here.clock, stale, lives, *[lambda *_: None] * 4)  # type: ignore[arg-type]  # unused
+            job, body = await service.find(RESPONSE, "t")
+            assert (job, orjson.loads(body)["status"]) == (None, "completed")
+        await one.end_of(RESPONSE)
+
+    monkeypatch.setattr("gateway.products.responses.service.is_ours", lambda _mark, _id: True)
     tell(story)
