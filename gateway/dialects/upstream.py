@@ -559,6 +559,7 @@ class ConvertedAnswer:
                     self._is_reported = reader.reported is not known
                     yield made
                 else:
+                    self._is_reported = self._is_reported or reader.reported is not known
                     held += len(chunk)
         except self._errors:
             if not reader.is_over:  # Gemini's callers are told of no end but that of the connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from gateway.core.types import Usage, UsageParts
 from tests.dialects.aws_frames import event as frame
 from tests.dialects.ways import CALLERS, Ways, sse, stream_of
-from tests.support.flow import Broken
+from tests.support.flow import Broken, read_all
 
 TEXT = "word" * 100
 """A hundred tokens."""
@@ -55,6 +56,22 @@ async def test_the_input_that_a_message_began_with_counts(asked: str, behind: in
     assert usage is not None
     assert (usage.input, usage.cached, usage.estimated) == (9010, 9000, True)
     assert usage.output == pytest.approx({0: 100, 2: 200, None: 2000}[behind], abs=101)
+
+
+@pytest.mark.parametrize("asked", CALLERS)
+async def test_a_message_that_is_left_behind_its_last_report_costs_what_that_says(asked: str) -> None:
+    """Though no event of the caller's comes of it."""
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 70}}
+    ways = Ways(["messages"], [stream_of("messages", *sse(*MESSAGE, end, named=True), asyncio.Event())])
+    reply = await ways.pipeline.handle(ways.call(**ways.asking(asked)))
+    reading = asyncio.ensure_future(read_all(reply))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await reply.close()
+
+    assert ways.account.usage == Usage(9010, 70, 9000)
 
 
 @pytest.mark.parametrize("behind", [1, None])
