@@ -258,7 +258,7 @@ class Accounts:
             raise self.settle_failed(call, defect) from defect
 
     def _book(
-        self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None, beside_usd: float
+        self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None, beside_usd: float = 0.0
     ) -> None:
         now = self._clock.monotonic()
         last = call.attempts[-1] if call.attempts else None
