@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 import pytest
+from genai_prices.data_snapshot import get_snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import CallRecord
+from gateway.core.config.prices import PricedModel
 from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import read_usage
+from gateway.core.retry_budgets import usage_usd
 from gateway.core.types import Usage
 from gateway.products.batches.native.formats import read_result
 from gateway.products.batches.native.lines.lines import read_answer
@@ -189,13 +193,19 @@ def of_generate(draw: st.DrawFn) -> Json:
     seen, heard, rest, tools = draw(FEW), draw(FEW), draw(COUNT) + 1, draw(FEW)
     drawn, said, thought = draw(FEW), draw(COUNT) + 1, draw(FEW)
     came, went = seen + heard + rest, drawn + said
+    kept = {
+        "TEXT": draw(st.integers(0, rest)),
+        "IMAGE": draw(st.integers(0, seen)),
+        "AUDIO": draw(st.integers(0, heard)),
+    }
     return {
         "promptTokenCount": came,
         "toolUsePromptTokenCount": tools,
         "candidatesTokenCount": went,
         "thoughtsTokenCount": thought,
         "totalTokenCount": came + tools + went + thought,
-        "cachedContentTokenCount": draw(st.integers(0, rest)),
+        "cachedContentTokenCount": sum(kept.values()),
+        "cacheTokensDetails": [{"modality": kind, "tokenCount": count} for kind, count in kept.items()],
         "promptTokensDetails": [
             {"modality": "TEXT", "tokenCount": rest},
             {"modality": "IMAGE", "tokenCount": seen},
@@ -279,6 +289,72 @@ def test_a_usage_is_read_alike_from_a_line_of_a_providers_batch(spoken: str, dat
     told = data.draw(TOLD[spoken])
 
     assert BATCH_LINES[spoken](whole(spoken, told)) == read_usage(told)
+
+
+# --- against the price list's own reading and calculation ---
+
+NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+def _beside(told: Json) -> Json:
+    """As xAI counts: the list adds reasoning in any case."""
+    details = told.get("completion_tokens_details") or {}
+    told = {name: value for name, value in told.items() if name not in ("cached_tokens", "prompt_cache_hit_tokens")}
+    total = told["prompt_tokens"] + told["completion_tokens"] + details.get("reasoning_tokens", 0)
+    return told | {"total_tokens": total, "prompt_tokens_details": None}
+
+
+def _openais(told: Json) -> Json:
+    """As OpenAI counts, with parts that are parts."""
+    told = {name: value for name, value in told.items() if name not in ("cached_tokens", "prompt_cache_hit_tokens")}
+    details = told["prompt_tokens_details"]
+    if details:  # what was cached is text, so the list and we agree on what is sound
+        sound = min(details["audio_tokens"], told["prompt_tokens"])
+        details = {
+            "audio_tokens": sound,
+            "cached_tokens": min(details.get("cached_tokens", 0), told["prompt_tokens"] - sound),
+        }
+    total = told["prompt_tokens"] + told["completion_tokens"]
+    return told | {"total_tokens": total, "prompt_tokens_details": details}
+
+
+def _once(told: Json) -> Json:
+    """Of one step, at the usual tier: the list does not know of others."""
+    return {name: value for name, value in told.items() if name not in ("iterations", "service_tier")}
+
+
+LISTED: Final[Mapping[str, tuple[str, str, str, str, Callable[[Json], Json]]]] = {
+    "OpenAI": ("chat", "openai", "chat", "gpt-5", _openais),
+    "OpenAI, sound": ("chat", "openai", "chat", "gpt-4o-audio-preview", _openais),
+    "OpenAI, responses": ("responses", "openai", "responses", "gpt-5", dict),
+    "xAI": ("chat", "x-ai", "chat", "grok-3-mini", _beside),
+    "Anthropic": ("messages", "anthropic", "default", "claude-sonnet-4-5", _once),
+    "Gemini": ("generate", "google", "default", "gemini-2.5-flash", dict),
+    "Gemini, pictures": ("generate", "google", "default", "gemini-3-pro-image-preview", dict),
+    "Bedrock": ("converse", "aws", "default", "global.anthropic.claude-sonnet-4-5-20250929-v1:0", dict),
+}
+"""The provider's language and name in the list, its way to read usage there, a model, and the usages of which both know."""
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@pytest.mark.parametrize("name", LISTED)
+@given(data=st.data())
+def test_a_usage_costs_what_the_price_list_reads_and_calculates(name: str, data: st.DataObject) -> None:
+    """By its own reading of the same answer, and its own price."""
+    spoken, provider, flavor, model_id, known = LISTED[name]
+    told = known(data.draw(TOLD[spoken]))
+    usage = read_usage(told)
+    seller = next(one for one in get_snapshot().providers if one.id == provider)
+    model = next(one for one in seller.models if one.id == model_id)
+    rates, _ = PricedModel(seller, model).at({}, NOW.timestamp())
+    _, same = seller.extract_usage(
+        whole(spoken, told) | {"model": model_id, "modelVersion": model_id}, api_flavor=flavor
+    )
+
+    listed = model.calc_price(same, seller, genai_request_timestamp=NOW, price_context={})
+
+    assert usage is not None
+    assert usage_usd(rates, usage) == pytest.approx(float(listed.total_price), rel=1e-9)
 
 
 # --- usage that cannot be read ---
