@@ -40,9 +40,10 @@ async def leave(stage: Bench, behind: int, **changes: object) -> Call:
     return call
 
 
-async def test_streams_that_are_left_spend_a_budget_as_whole_ones_do() -> None:
+@pytest.mark.parametrize("allows_overspend", [False, True])
+async def test_streams_that_are_left_spend_a_budget_as_whole_ones_do(allows_overspend: bool) -> None:
     """Forty streams are left behind their 20th event, each with 2,000 tokens by then: the budget refuses the sixth."""
-    key = Key("team", "team", b"", budget_usd_per_day=10_000.0, allow_overspend=True)
+    key = Key("team", "team", b"", budget_usd_per_day=10_000.0, allow_overspend=allows_overspend)
     events = [chat_event("word" * 100)] * 30
     stage = Bench([ScriptedUpstream(*[streamed(*events) for _ in range(40)])], keys=[key], rates=DOLLAR)
 
