@@ -66,8 +66,11 @@ class Line:
 
 async def fed(
     blocks: list[tuple[bytes, int, bool]], *, strips: bool, passes_on: bool
-) -> tuple[bytes, list[tuple[str, Usage | None, int]]]:
-    """What the client gets of these blocks, behind each of which the loop turns so often; and how the stream ended."""
+) -> tuple[bytes, list[tuple[str, Usage | None]]]:
+    """What the client gets of these blocks, behind each of which the loop turns so often; and how the stream ended.
+
+    Not how many tokens it is estimated at: events that are passed on are sampled at other places.
+    """
     line = Line()
     relay = await line.relay(strips=strips)
     if passes_on:
@@ -80,7 +83,7 @@ async def fed(
             await asyncio.sleep(0)
     line.exchange.finish(None)
     await reading
-    return b"".join(line.got), line.ends
+    return b"".join(line.got), [(outcome, usage) for outcome, usage, _ in line.ends]
 
 
 @given(st.lists(st.tuples(BLOCKS, st.integers(0, 3), st.booleans())), st.booleans(), st.booleans())
@@ -145,3 +148,22 @@ async def test_a_relay_that_is_cancelled_lets_go_of_its_client() -> None:
 
     assert line.passed == 0
     assert line.exchange.on_block is None
+
+
+async def test_events_that_are_passed_on_are_estimated_by_what_is_in_them() -> None:
+    """Whether the relay's own loop sees them or not, and whatever comes between."""
+    long = DELTA.replace(b"hi", b"word" * 100)
+    line = Line()
+    relay = await line.relay()
+    relay.pass_on(line.write)
+    reading = asyncio.create_task(line.read(relay))
+    await asyncio.sleep(0.001)
+    for number in range(300):
+        line.is_paused = number % 7 == 0
+        line.exchange.bring(long)
+        await asyncio.sleep(0)
+    line.exchange.finish(ConnectionError())
+    await asyncio.gather(reading, return_exceptions=True)
+
+    assert 0 < line.passed < 300
+    assert [tokens for _, _, tokens in line.ends] == [300 * 100]
