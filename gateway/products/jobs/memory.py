@@ -102,7 +102,7 @@ class MemoryAcceptance:
     def _known(self, new: NewJob, now: float) -> Accepted | None:
         """Returns the answer to a job that is there already."""
         job_id, fingerprint, until = self._dedupe.get(new.dedupe_key, ("", b"", 0.0))
-        if until > now:
+        if until > now and self._jobs[job_id].job.state is not JobState.CANCELLED:
             return Accepted(self._jobs[job_id].job, is_new=False, is_conflict=fingerprint != new.fingerprint)
         there = self._jobs.get(new.job.id)
         return None if there is None else Accepted(there.job, is_new=False)

@@ -367,7 +367,8 @@ class SqliteAcceptance:
             found = db.execute(query, (new.dedupe_key, now)).fetchone()
             if found is not None:
                 row = sqlite_rows.get(db, found[0])
-                return Accepted(row.job, is_new=False, is_conflict=found[1] != new.fingerprint)
+                if row.job.state is not JobState.CANCELLED:
+                    return Accepted(row.job, is_new=False, is_conflict=found[1] != new.fingerprint)
         there = sqlite_rows.find(db, new.job.id)
         return None if there is None else Accepted(there.job, is_new=False)
 

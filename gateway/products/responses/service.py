@@ -34,7 +34,7 @@ from gateway.products.jobs.model import (
     new_id,
 )
 from gateway.products.jobs.rules import JobRules
-from gateway.products.jobs.service.job_request import QUERY, URGENT_FROM, USUAL_PRIORITY, read_metadata
+from gateway.products.jobs.service.job_request import QUERY, URGENT_FROM, USUAL_PRIORITY, canonical, read_metadata
 from gateway.products.jobs.service.job_service import refuse_callers_credential, segment_of
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.upkeep import Watchers
@@ -300,7 +300,7 @@ class ResponseService:
         return NewJob(
             job=job,
             payload=bytes(call.body),
-            fingerprint=sha256(orjson.dumps(told) + b"\0" + call.body).digest(),
+            fingerprint=sha256(orjson.dumps(told) + b"\0" + canonical(call.body)).digest(),
             dedupe_key=b""
             if key is None
             else sha256(orjson.dumps([call.tenant, "response", key.decode("latin-1")])).digest(),

@@ -240,3 +240,15 @@ async def test_jobs_that_follow_from_an_end_come_with_it(make_store: MakeJobStor
     assert (stale.is_ours, good.is_ours) == (False, True)
     assert [job.id for job in page.jobs] == ["following", work.job.id]
     assert ids(await jobs.claim_all()) == ["following"]
+
+
+async def test_a_cancelled_job_does_not_hold_its_dedupe_key(jobs: Jobs) -> None:
+    """What was called off may be asked for again, as it was or otherwise; the new one has the key then."""
+    named = {"dedupe_key": key("d"), "dedupe_until": jobs.wall() + HOUR_S}
+    first = await jobs.accept(jobs.new(more=named))
+    await jobs.store.flag(first.job.id, "t", JobFlag.CANCEL)
+    second = await jobs.accept(jobs.new(payload=b"other", more=named))
+    third = await jobs.accept(jobs.new(payload=b"other", more=named))
+
+    assert (second.is_new, second.is_conflict) == (True, False)
+    assert (third.job.id, third.is_new) == (second.job.id, False)

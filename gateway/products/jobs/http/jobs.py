@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.core.clock import Clock
+from gateway.core.errors import InvalidRequest
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
 from gateway.core.intake.intake import read_bytes
@@ -107,6 +108,8 @@ class JobRoutes:
         metadata = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
         }
+        if query.get("order", "desc") != "desc":
+            raise InvalidRequest("The parameter 'order' can only be desc: jobs are listed newest first.", param="order")
         asked = JobQuery(tenant, None, states_of(request), query.get("after"), limit, metadata, parent="")
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final, NoReturn
 
+import orjson
+
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import RawHeaders
 from gateway.products.jobs.webhooks.outward import NotPublic, read_public_url
@@ -89,7 +91,7 @@ def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
     elif asked.get("run_at") is not None:
         run_at = _time("run_at", asked["run_at"])
     if run_at is not None and run_at > now + MOST_RUN_AT_S:
-        _refuse("run_at", "is more than a year ahead")
+        _refuse("run_at" if asked.get("delay") is None else "delay", "is more than a year ahead")
     return JobOptions(
         run_at=run_at,
         deadline=_deadline(asked.get("deadline"), max(now, run_at or now), now),
@@ -221,6 +223,8 @@ def _deadline(value: object, begins_at: float, now: float) -> float | None:
     deadline = begins_at + _duration("deadline", value) if isinstance(value, str) else _time("deadline", value)
     if deadline <= now:
         _refuse("deadline", "has passed")
+    if deadline <= begins_at:
+        _refuse("deadline", "is before the job may begin: name a later one, or an earlier run_at or delay")
     if deadline > now + MOST_DEADLINE_S:
         _refuse("deadline", "is more than two years ahead")
     return deadline
@@ -239,3 +243,11 @@ def _debounce(said: object) -> Debounce | None:
     if max_s < wait_s or max_s > MOST_RUN_AT_S:
         _refuse("debounce.max_wait", "must not be shorter than `wait`, nor longer than a year")
     return Debounce(key, wait_s, max_s)
+
+
+def canonical(body: bytes) -> bytes:
+    """Returns a body with the keys of its objects in order, so that the same request has the same fingerprint."""
+    try:
+        return orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
+    except ValueError:
+        return body

@@ -40,6 +40,7 @@ from gateway.products.jobs.service.job_request import (
     RUN_WORDS,
     URGENT_FROM,
     JobOptions,
+    canonical,
 )
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.webhooks.rules import REQUEST_URL
@@ -192,15 +193,18 @@ class JobService:
         return NewJob(
             job=job,
             payload=call.body,
-            fingerprint=sha256(
-                orjson.dumps([endpoint, call.lane, *_told(options, query)]) + b"\0" + call.body
-            ).digest(),
+            fingerprint=_fingerprint(call, endpoint, _told(options, query)) if dedupe_key else b"",
             dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
             dedupe_until=now + rules.dedupe_for_s,
             debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
             debounce_wait_s=debounce.wait_s if debounce else 0.0,
             debounce_max_s=debounce.max_s if debounce else 0.0,
         )
+
+
+def _fingerprint(call: Call, endpoint: str, told: Sequence[object]) -> bytes:
+    """Returns the digest of what a job is asked for, by which another request under its dedupe key is a conflict."""
+    return sha256(orjson.dumps([endpoint, call.lane, *told]) + b"\0" + canonical(call.body)).digest()
 
 
 def fingerprint_of(call: Call) -> str:

@@ -51,6 +51,8 @@ class Lies:
     garbage: bool = False
     tells_no_usage: bool = False
     """The usage of its answers has no numbers."""
+    bom: bool = False
+    """A byte order mark is in front of its files."""
     no_files_api: bool = False
     refuses_create: int = 0
     lost_answers: int = 0
@@ -293,6 +295,7 @@ class ScriptedBatches:
         if not lines:
             return ""
         texts = [orjson.dumps(line) for line in lines]
+        texts[0] = (b"\xef\xbb\xbf" if self.lies.bom else b"") + texts[0]
         if self.lies.garbage:
             stray = {"custom_id": "batch_req_another000001", "response": {"status_code": 200, "body": {}}}
             texts = [

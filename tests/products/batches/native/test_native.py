@@ -50,6 +50,7 @@ LIES = {
     "has lines without a status": Lies(status_zero=3),
     "was overloaded": Lies(overloaded=5),
     "refuses lines": Lies(bad=5),
+    "begins its files with a mark": Lies(bom=True),
     "has an empty account for lines": Lies(spent=5),
     "loses the batch": Lies(vanishes_after_s=100),
     "expires with answers": Lies(expires_after_s=300),

@@ -24,6 +24,7 @@ LIES = {
     "forgets lines": (Lies(drops=4), 8),
     "was overloaded": (Lies(overloaded=5), 5),
     "refuses lines": (Lies(bad=5), 0),
+    "begins its files with a mark": (Lies(bom=True), 0),
     "has an empty account for lines": (Lies(spent=5), 6),
     "loses the batch": (Lies(vanishes_after_s=100), 25),
     "expires with answers": (Lies(expires_after_s=300), 14),

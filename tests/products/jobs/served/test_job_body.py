@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.peek import LargeBodies
 from gateway.products.jobs.http.events import MOST_REST_BYTES, Parts, split_job, split_large_job
-from gateway.products.jobs.service.job_request import JobOptions, read_option_headers, read_options
+from gateway.products.jobs.service.job_request import JobOptions, canonical, read_option_headers, read_options
 from tests.rows import rows
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
@@ -121,3 +121,27 @@ def test_a_call_that_says_nothing_of_its_job_has_the_options_of_a_job_that_says_
 
     assert read_option_headers({}, 5.0) == read_options({}, 5.0) == JobOptions()
     assert read_option_headers(told, 5.0) == replace(JobOptions(), webhook="https://example.com/hook")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"run_at": 2000.0, "deadline": 1500.0}, "deadline"),
+        ({"delay": "1h", "deadline": 1500.0}, "deadline"),
+        ({"delay": "0s", "deadline": "0s"}, "deadline"),
+        ({"delay": "400d"}, "delay"),
+        ({"run_at": 1e9}, "run_at"),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(asked: dict[str, object], param: str) -> None:
+    """And a job whose time would be over before it may begin is refused."""
+    with pytest.raises(InvalidRequest, match=f"'{param}'") as refused:
+        read_options(asked, 1000.0)
+    assert refused.value.param == param
+
+
+def test_the_keys_of_a_body_may_come_in_any_order() -> None:
+    """What is no JSON is taken as it is."""
+    assert canonical(b'{"b": {"y": 1, "x": 2}, "a": [3]}') == canonical(b'{"a":[3],"b":{"x":2,"y":1}}')
+    assert canonical(b'{"a":[3,4]}') != canonical(b'{"a":[4,3]}')
+    assert canonical(b"{odd") == b"{odd"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
@@ -405,7 +406,7 @@ class _ResultCollector:
     def take(self, text: bytes | None) -> None:
         """Takes a line of a provider's file; None: one that is too long to be looked at."""
         read = read_result if self.is_inline else read_answer
-        answer = read(text, self._prefix) if text is not None else None
+        answer = read(text.removeprefix(BOM_UTF8), self._prefix) if text is not None else None
         if answer is not None and answer.number in self.names and answer.number not in self._taken:
             self._taken.add(answer.number)
             self.answers.append(answer)

@@ -26,7 +26,8 @@ end
 local function known(new)
   if new.dedupe ~= '' then
     local found = tokens_of(redis.call('GET', dedupe_at(new.dedupe)) or '')
-    if found[1] and tonumber(found[3]) > now then
+    local there = found[1] and tonumber(found[3]) > now and load(found[1])
+    if found[1] and tonumber(found[3]) > now and not (there and there.h[STATE] == 'cancelled') then
       return found[1], found[2] ~= '~' .. new.fingerprint
     end
   end
