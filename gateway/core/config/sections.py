@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase, translate
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import Final
@@ -392,6 +393,14 @@ def is_file(path: str) -> bool:
         return False
 
 
+def _digest_of(path: str) -> str | None:
+    """Returns the SHA-256 of a file's content; None: it cannot be read, which is told elsewhere."""
+    try:
+        return sha256(FilePath(path).read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
+
+
 def beside(document: Document, file: str) -> str:
     """Returns the path of a file that the document names relative to its own folder."""
     return str(FilePath(document.file).parent / file)
@@ -411,6 +420,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         http2=entry.http2,
         proxy=entry.proxy,
         ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        ca_digest=_digest_of(beside(document, entry.ca_file)) if entry.ca_file is not None else None,
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
         group=name,

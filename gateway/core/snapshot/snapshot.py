@@ -71,6 +71,8 @@ class Provider:
     http2: bool = False
     proxy: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+    ca_digest: str | None = None
+    """Of what stood in the file when it was loaded: another content makes another provider, with connections of its own."""
     max_connections: int = 1000
     idle_expiry_s: float = 60.0
     limits_are: LimitsAre = "account"

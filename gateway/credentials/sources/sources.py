@@ -338,7 +338,7 @@ def _is_amazons(name: bytes) -> bool:
 
 MOST_RETIRED: Final = 4
 """So many that no provider uses are kept open for calls that still have one."""
-_Key = tuple[CloudAuth, str | None, str | None]
+_Key = tuple[CloudAuth, str | None, str | None, str | None]
 
 
 class CredentialSources:
@@ -403,4 +403,4 @@ async def _close(live: LiveCredential, asker: CredentialAsker) -> None:
 
 
 def _key(auth: CloudAuth, provider: Provider) -> _Key:
-    return auth, provider.proxy, provider.ca_file
+    return auth, provider.proxy, provider.ca_file, provider.ca_digest

@@ -665,6 +665,7 @@ def test_provider_fields_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.
         http2=True,
         proxy="http://u:p@proxy:3128",
         ca_file=str(tmp_path / "ca.pem"),
+        ca_digest=sha256(b"").hexdigest(),
         max_connections=7,
         idle_expiry_s=5.0,
         group="p",

@@ -197,6 +197,26 @@ def test_new_changed_and_removed_policy_files_are_noticed(app: Installed) -> Non
     assert connects == [5, 5, 1, 2, 5]
 
 
+def test_certificates_that_are_replaced_in_place_are_noticed(app: Installed) -> None:
+    """As cert-manager does: the same name, another content, and so another provider, whose connections are new."""
+    authorities = app.path.parent / "ca.pem"
+    authorities.write_text("first")
+    provider = '{dialect: openai, base_url: "https://p.example/v1", api_key: k-123456789, ca_file: ca.pem}'
+    replace(app.path, f"providers: {{p: {provider}}}\nmodels: {{m: {{targets: [p/m]}}}}\n")
+    app.reload()
+    replace(authorities, "second")
+    assert app.poll()
+    assert app.reload().status == "loaded"
+    assert not app.poll()
+    replace(authorities, "second")
+    assert app.poll()
+    assert app.reload().status == "unchanged"
+
+    before, after = [snapshot.providers["p"] for snapshot in app.snapshots[-2:]]
+    assert before.ca_file == after.ca_file
+    assert before != after
+
+
 def test_new_changed_and_removed_error_tables_are_noticed(app: Installed) -> None:
     """The folder below the folder counts as well, and so does that there is one at all."""
     folder = app.path.parent / "policies" / "errors"

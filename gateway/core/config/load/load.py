@@ -122,13 +122,19 @@ def load_snapshot(
     _look_up_known_prices(target for model in models.values() for target in model.targets)
     documents = (document, *policies.documents)
     schemas = schema_files(routes)
+    authorities = {one.ca_file: one.ca_digest or "" for one in providers.values() if one.ca_file is not None}
     return PolicySnapshot(
         version=version,
         digest=_digest(
-            documents, [*(plan.digest for plan in plans.values()), *(one.hex() for one in schemas.values())]
+            documents,
+            [
+                *(plan.digest for plan in plans.values()),
+                *(one.hex() for one in schemas.values()),
+                *authorities.values(),
+            ],
         ),
         loaded_at=now_wall,
-        files=(*(d.file for d in documents), *schemas),
+        files=(*(d.file for d in documents), *schemas, *authorities),
         server=server,
         providers=providers,
         models={name: model for name, model in models.items() if not is_pattern(name)},
@@ -234,7 +240,7 @@ def _look_up_known_prices(targets: Iterable[Target]) -> None:
 def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:
     """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret.
 
-    `others` are the digests of pipelines, and of the files with schemas.
+    `others` are the digests of pipelines, and of the files with schemas and certificates.
     """
     total = sha256("".join(others).encode())
     for document in documents:

@@ -112,6 +112,25 @@ async def test_a_provider_with_its_own_authority_gets_its_own_context(tmp_path: 
     await pools.aclose()
 
 
+async def test_another_content_of_the_file_is_loaded_again(tmp_path: Path) -> None:
+    """An authority that was taken out is trusted no more, by calls or by sessions; the same content is loaded once."""
+    first, second = trustme.CA(), trustme.CA()
+    ca_file = tmp_path / "ca.pem"
+    pools, contexts, transports = Pools(no_emulator), [], []
+    for authority, digest in ((first, "1"), (second, "2"), (second, "2")):
+        authority.cert_pem.write_to_path(ca_file)
+        provider = replace(PROVIDER, base_url="https://p.test/v1", ca_file=str(ca_file), ca_digest=digest)
+        contexts.append(pools.socket_tls(provider))
+        transports.append(pools.transport(provider))
+        pools.keep_only({provider}, set())
+
+    serials = [context.get_ca_certs()[0]["serialNumber"] for context in contexts]
+    assert serials[0] != serials[1]
+    assert contexts[1] is contexts[2]
+    assert transports[0] is not transports[1] is transports[2]
+    await pools.aclose()
+
+
 async def test_the_systems_authorities_are_loaded_for_https_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading them takes 20 ms and a megabyte or two, which a gateway in front of plain HTTP does without."""
     loaded: list[str | None] = []

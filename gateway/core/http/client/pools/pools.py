@@ -110,7 +110,7 @@ class Pools:
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
         self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None
-        self._tls_of_file: dict[str, ssl.SSLContext] = {}
+        self._tls_of_file: dict[tuple[str, str | None], ssl.SSLContext] = {}
 
     def transport(self, provider: Provider) -> httpx.AsyncBaseTransport:
         """The transport for this provider, made at its first use."""
@@ -123,6 +123,8 @@ class Pools:
         """Retire the transports that none of these providers uses; `calls` are those being served now."""
         for provider in [one for one in self._by_provider if one not in providers]:
             self._retired[self._by_provider.pop(provider)] = calls
+        used = {(one.ca_file, one.ca_digest) for one in providers}
+        self._tls_of_file = {content: tls for content, tls in self._tls_of_file.items() if content in used}
 
     async def close_retired(self, calls: Set[object]) -> None:
         """Close retired transports that none of `calls`, those being served now, can use; called about once a second."""
@@ -165,12 +167,13 @@ class Pools:
         )
 
     def socket_tls(self, provider: Provider) -> ssl.SSLContext:
-        """Returns the context for connections that are in no pool; each file of authorities is loaded once."""
+        """Returns the context for connections that are in no pool; each content of a file of authorities is loaded once."""
         if provider.ca_file is None:
             return self._tls(replace(provider, transport="http1"))
-        known = self._tls_of_file.get(provider.ca_file)
+        content = (provider.ca_file, provider.ca_digest)
+        known = self._tls_of_file.get(content)
         if known is None:
-            known = self._tls_of_file[provider.ca_file] = self._tls(provider)
+            known = self._tls_of_file[content] = self._tls(provider)
         return known
 
     def _tls(self, provider: Provider) -> ssl.SSLContext:
