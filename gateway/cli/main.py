@@ -7,14 +7,10 @@ is in a module that is imported when it is called. Every failure is a sentence o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-
-from pydantic import ValidationError
-
-from gateway.cli.arguments.arguments import build_parser
-from gateway.core.errors import ConfigError, StoreUnusable
 
 # How a command ends: its exit code, and sentences on standard error.
 
@@ -24,6 +20,10 @@ OK, FAILED, UNUSABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 a closed pipe (128 + SIGPIPE)."""
 
 
+LASTING = ("serve", "work")
+"""The commands that reload at SIGHUP; to all others the terminal says by it that it is gone."""
+
+
 def fail(message: str, code: int) -> int:
     """Says why, and returns the code."""
     for line in message.splitlines():
@@ -31,13 +31,34 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def _await_handlers(name: str | None) -> None:
+    """Meets signals that come while the process loads: Ctrl-C ends it without a traceback.
+
+    What runs until it is told to stop is about to read its config, so that SIGHUP asks for nothing yet.
+    """
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
+    if name in LASTING:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command, and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
+    name = next((word for word in words if not word.startswith("-")), None)
+    if arguments is None:
+        _await_handlers(name)
+    # Behind that: these take a second on a slow machine.
+    from pydantic import ValidationError
+
+    from gateway.cli.arguments.arguments import build_parser
+    from gateway.core.errors import ConfigError, StoreUnusable
+
+    options = build_parser(name).parse_args(words)
     try:
         module, function = options.command.split(":")
         command = getattr(import_module(module), function)
+        if arguments is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which asyncio replaces by its own
         code = int(command(options))
         sys.stdout.flush()
         return code
@@ -55,4 +76,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = error.strerror or str(error)
         return fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED

@@ -294,3 +294,30 @@ async def test_the_emulator_is_a_command_of_its_own() -> None:
 
     assert code == 0
     assert "Traceback" not in errors
+
+
+EARLY = """
+import os, signal, sys
+import gateway.cli.main as cli
+print([name for name in ("pydantic", "asyncio", "uvloop") if name in sys.modules])
+load = cli.import_module
+def loads(name):
+    os.kill(os.getpid(), getattr(signal, os.environ["MET"]))
+    print("goes on")
+    return load(name)
+cli.import_module = loads
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(("name", "code", "said"), [("SIGHUP", 2, "[]\ngoes on\n"), ("SIGINT", 130, "[]\n")])
+async def test_a_signal_while_the_process_loads_is_no_accident(tmp_path: Path, name: str, code: int, said: str) -> None:
+    """SIGHUP asks for a config that is about to be read (there is none here), Ctrl-C ends without a traceback."""
+    arguments = ("serve", "--config", str(tmp_path / "none.yaml"))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", EARLY, *arguments), stdout=PIPE, stderr=PIPE, cwd=ROOT, env={**os.environ, "MET": name}
+    )
+    got, output, errors = await Served(process).ends()
+
+    assert (got, output) == (code, said)
+    assert "Traceback" not in errors
