@@ -256,7 +256,8 @@ def _row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    state = str(row["state"]).replace("_", " ")
+    is_spent = row["state"] == "closed" and row.get("quota_spent_s")
+    state = "quota spent" if is_spent else str(row["state"]).replace("_", " ")
     return f"{state} (ramping)" if row["ramping"] else state
 
 

@@ -59,7 +59,7 @@ def missing_model(target: str) -> str:
 class HealthPropagation:
     """Carries the news from one gate to the others, and to those who wait."""
 
-    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force")
+    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force", "spent")
 
     def __init__(self, clock: Clock, meter: Meter, gates: Gates, queue: DelayQueue, draw: Callable[[], float]) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
@@ -68,6 +68,8 @@ class HealthPropagation:
         self._gates = gates
         self._queue = queue
         self._draw = draw
+        self.spent: set[str] = set()
+        """The targets and accounts of the config whose quota was found spent, and has not been seen to be back."""
         self.on_change: Callable[[str, str, str], None] | None = None
         """Told of each change of a breaker: its name, its new state, and why."""
         self.on_force: Callable[[str, Hand], None] | None = None
@@ -123,10 +125,20 @@ class HealthPropagation:
     def exhausted(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
         """The account's quota is spent: nobody waits for it."""
         self._queue.shut(self._gates.lines[gate.name])
+        name = gate.name if diagnosis.scope == "target" else gate.health.account.name or gate.name
+        if name not in self.spent and self._gates.pays(gate):
+            self.spent.add(name)
+            log.warning("%s: its quota is spent; tried again in %.0f s", name, gate.pauses.quota_until - now)
         if diagnosis.scope != "target":
             for other in self._siblings(gate, diagnosis.scope):
                 other.gate.exhaust(diagnosis.delay_s, now)
                 self._queue.shut(other)
+
+    def quota_is_back(self, gate: Gate) -> None:
+        """A target has served a call: a quota of it that was found spent is back."""
+        for name in self.spent & {gate.name, gate.health.account.name}:
+            self.spent.discard(name)
+            log.warning("%s: its quota is back", name)
 
     def force(self, name: str, to: Hand) -> None:
         """Opens, drains or closes a target or an account by hand; None undoes that, and tries with probes.
@@ -291,6 +303,8 @@ class AttemptOutcomes:
             _let_in(call, grant, now)
             grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
+                if self._health.spent:
+                    self._health.quota_is_back(grant.gate)
                 grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
                 if grant.gate.health.heard.failed_contents:
                     grant.gate.health.heard.failed_contents.pop(content_of(call.body), None)
@@ -421,6 +435,8 @@ class AttemptOutcomes:
                 if gate.pauses.refusals is not None:
                     _let_in(call, grant, now)
                 grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                if self._health.spent:
+                    self._health.quota_is_back(gate)
                 if gate.health.tokens.spent or gate.health.heard.failed_contents:
                     gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
                     gate.health.heard.failed_contents.pop(content_of(call.body), None)
