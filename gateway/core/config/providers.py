@@ -32,6 +32,8 @@ _REGION: Final = re.compile(r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}")
 HOST_REGION: Final = re.compile(r"(?:^|\.)bedrock-(?:runtime(?:-fips)?|mantle)\.([a-z]{2}(?:-[a-z]+)+-\d)\.")
 """Hosts of Bedrock's tell their region."""
 _MANTLE: Final = "bedrock-mantle."
+_OPENAIS_HOST: Final = re.compile(r"https://(?:[a-z]+\.)?api\.openai\.com/?")
+"""OpenAI's own addresses, those of a region too, without the version that all their paths begin with."""
 _ENDPOINT: Final = re.compile(r"/(?:messages|chat/completions|responses|embeddings|models?)$")
 _OPENAIS: Final[Mapping[str, tuple[str, str]]] = {
     "gemini": ("/openai", "https://generativelanguage.googleapis.com/v1beta/openai"),
@@ -73,7 +75,9 @@ def address_of(document: Document, path: Path, entry: ProviderEntry) -> str:
             document.complain((*path, "base_url"), f"is missing: write {_EXAMPLES[entry.dialect]}")
             return f"{EMULATOR}none"
         return _HOSTS[entry.dialect] + _VERSIONS[entry.dialect]
-    return _with_version(entry.base_url, _VERSIONS.get(entry.dialect, ""), entry.dialect)
+    is_openais = entry.dialect == "openai" and _OPENAIS_HOST.fullmatch(entry.base_url) is not None
+    version = "/v1" if is_openais else _VERSIONS.get(entry.dialect, "")
+    return _with_version(entry.base_url.rstrip("/") if is_openais else entry.base_url, version, entry.dialect)
 
 
 def messages_address_of(document: Document, path: Path, entry: ProviderEntry) -> str | None:

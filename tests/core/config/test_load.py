@@ -49,6 +49,11 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
     ("text", "problem"),
     [
         (config(servr="{}"), 'config.yaml:3: servr: unknown field; did you mean "server"?'),
+        (
+            "model_list:\n- {model_name: gpt-4o, litellm_params: {model: openai/gpt-4o}}\nlitellm_settings: {}\n",
+            "config.yaml:1: model_list: this is a config of LiteLLM's: this gateway's has `providers` and `models`, as in "
+            "config.example.yaml and docs/start.md",
+        ),
         (config(server="{prt: 1}"), 'config.yaml:3: server.prt: unknown field; did you mean "port"?'),
         (config(server="{port: 70000}"), "config.yaml:3: server.port: must be at most 65535"),
         (config(server="{port: '80'}"), "config.yaml:3: server.port: expected a whole number, not text"),
@@ -1106,3 +1111,13 @@ def test_without_the_extra_an_output_names_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("gateway.features.output.config.is_installed", lambda: False)
     text = GOOD.replace("gpt-4o]}", "gpt-4o], output: {schema: request}}")
     assert any("pip install '.[output]'" in one for one in problems_of(tmp_path, text))
+
+
+@pytest.mark.parametrize("host", ["https://api.openai.com", "https://api.openai.com/", "https://eu.api.openai.com"])
+def test_openais_address_may_lack_its_version(tmp_path: Path, host: str) -> None:
+    """All paths of OpenAI's begin with it; another server's may begin with anything."""
+    openai = load_text(tmp_path, provider(f"dialect: openai, base_url: '{host}'")).providers["p"]
+    other = load_text(tmp_path, provider("dialect: openai, base_url: 'https://x'")).providers["p"]
+
+    assert openai.base_url == f"{host.rstrip('/')}/v1"
+    assert other.base_url == "https://x"

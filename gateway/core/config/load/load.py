@@ -84,6 +84,13 @@ def load_snapshot(
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
+    if document is not None and isinstance(document.data, dict) and "model_list" in document.data:
+        document.complain(
+            ("model_list",),
+            "this is a config of LiteLLM's: this gateway's has `providers` and `models`, as in "
+            "config.example.yaml and docs/start.md",
+        )
+        raise _config_error(problems)
     config = check(ConfigFile, document, ()) if document else None
     if document is None or config is None:
         raise _config_error(problems)
