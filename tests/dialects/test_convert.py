@@ -603,6 +603,9 @@ def completed(status: str, **more: Any) -> bytes:
     return orjson.dumps({"id": "r", "object": "response", "status": status, "output": [], **more})
 
 
+WORD = plainly(chunk({"content": "a"}))
+
+
 @rows(
     ("endpoint", "is_stream", "body", "does"),
     [
@@ -611,8 +614,10 @@ def completed(status: str, **more: Any) -> bytes:
         ("chat", False, b'{"choices":[{"finish_reason":"error"}]}', False),
         ("chat", False, b'{"error":{"code":502},"choices":[{"finish_reason":"stop"}]}', False),
         ("chat", False, b"<html>", False),
-        ("chat", True, END + DONE, True),
-        ("chat", True, END.replace(b'":', b'": ') + DONE, True),
+        ("chat", True, WORD + END + DONE, True),
+        ("chat", True, (WORD + END).replace(b'":', b'": ') + DONE, True),
+        ("chat", True, END + DONE, False),
+        ("chat", False, b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"stop"}]}', False),
         ("chat", True, DONE, False),
         ("chat", True, plainly(chunk({"content": '"finish_reason":"stop"'})) + DONE, False),
         ("completions", False, b'{"choices":[{"text":"a","finish_reason":"stop"}]}', True),

@@ -44,7 +44,7 @@ ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, r
 """No target is tried again by a call that has failed there."""
 ERRORS = read_error_tables((), {}, []).of("")
 ANSWER = (
-    b'{"id": "1", "choices": [{"message": {}, "finish_reason": "stop"}],'
+    b'{"id": "1", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}],'
     b' "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
 )
 

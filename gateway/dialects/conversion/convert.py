@@ -97,13 +97,29 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
         reasons = _REASONS.findall(body)
         return bool(reasons or b'"blockReason"' in body) and GIVEN_UP.isdisjoint(one.decode() for one in reasons)
     if is_stream:
-        return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
+        if endpoint not in ("chat", "completions"):
+            return True
+        return any(finish in body for finish in _FINISHES) and _has_output(body)
     if endpoint in ("chat", "completions"):
         whole = sse.answer_object(body) or {}
         choices = choices_of(whole)
-        is_ended = bool(choices) and all(choice.get("finish_reason") for choice in choices)  # else it may have been cut
+        # One without a reason for its end may have been cut, and one that says nothing is a mishap more often than an answer.
+        is_ended = all(choice.get("finish_reason") for choice in choices) and any(map(_says_something, choices))
         return is_ended and not whole.get("error") and failed_reason(whole) is None
     return b'"error"' not in body or not (is_crowded(body) or (sse.json_object(body) or {}).get("error"))
+
+
+def _has_output(frames: bytes) -> bool:
+    try:
+        return any(_says_something(choice) for chunk in _chunks(frames, b"") for choice in choices_of(chunk))
+    except _GIVES_UP:
+        return True
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    said = choice.get("message") or choice.get("delta")
+    has_value = isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
+    return has_value or bool(choice.get("text"))
 
 
 def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
