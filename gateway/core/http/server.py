@@ -437,10 +437,17 @@ WRITE_TIMEOUT_S = 60.0
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A listening socket, one of several where `reuse_port`. Raises OSError when the address cannot be had.
 
+    `::` is every address of both families, where the system has IPv6, and else of IPv4.
+
     It does not block, and so does no copy of it: above tells what else would stand still.
     """
+    is_all = host == "::"
+    if is_all and not socket.has_dualstack_ipv6():
+        host, is_all = "0.0.0.0", False  # the operator has asked for every address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
+    listener = socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port, dualstack_ipv6=is_all
+    )
     listener.setblocking(False)
     return listener
 

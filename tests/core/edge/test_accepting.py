@@ -95,6 +95,27 @@ async def test_a_stopped_gateway_has_no_listener_left(gateway: Running) -> None:
             await asyncio.open_connection("127.0.0.1", int(peer.writer.get_extra_info("peername")[1]))
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has one family alone")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_all_addresses_are_those_of_both_families(host: str) -> None:
+    """`::` alone would be IPv6's: a health check at 127.0.0.1 found nobody."""
+    listener = bind("::", 0)
+    made: list[Any] = []
+    acceptor = Acceptor(listener, lambda: Counting(made))
+    client = socket.create_connection((host, listener.getsockname()[1]))
+    await until(lambda: bool(made))
+    acceptor.close()
+    for one in (client, *made):
+        one.close()
+
+
+def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped manifests listen wherever they run."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with bind("::", 0) as listener:
+        assert listener.family is socket.AF_INET
+
+
 async def test_no_copy_of_a_listener_ever_blocks() -> None:
     """A worker that starts copies the listener that another one tends: that one's loop would stop in `accept`."""
     listener = bind("127.0.0.1", 0)

@@ -223,6 +223,7 @@ class Http1Connection(PacedSocket):
         "_pool",
         "_read_buffer",
         "_reader",
+        "ages_at",
         "get_buffer",
         "new_future",
         "was_used",
@@ -239,6 +240,8 @@ class Http1Connection(PacedSocket):
         self._read_buffer = pool.read_buffer
         self._reader = ResponseReader()
         self.was_used = False
+        self.ages_at = inf
+        """When the pool takes it back no more."""
 
     # What the pool does with it.
 

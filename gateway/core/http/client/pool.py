@@ -25,6 +25,8 @@ from gateway.core.http.client.wire.redaction import with_phase
 from gateway.core.http.descriptors import is_own_want
 from gateway.core.types import Phase
 
+MAX_AGE_S = 300.0
+"""A connection that is older is used no more: by a new one a provider is found that its name leads to by now."""
 AGAIN_S = 0.05
 """How soon a connection is tried again that could not be had for a want of descriptors or ports."""
 READ_BYTES = 16 * 1024
@@ -181,6 +183,7 @@ class OriginPool:
             while True:
                 try:
                     connection = await self._dial_in_time(gives_up_at - self._now())
+                    connection.ages_at = self._now() + MAX_AGE_S
                     self.connections.add(connection)
                     return connection
                 except httpx.ConnectError as error:
@@ -236,13 +239,17 @@ class OriginPool:
     # What connections tell.
 
     def release(self, connection: Http1Connection) -> None:
-        """Take a clean connection back, or hand it to whoever has waited longest."""
+        """Take a clean connection back, or hand it to whoever has waited longest; an old one is closed."""
+        now = self._now()
+        if now > connection.ages_at:
+            connection.discard()
+            return
         turn = self._next_turn() if self._waiting else None
         if turn is not None:
             connection.deadline = inf
             turn.set_result(connection)
             return
-        connection.deadline = self._now() + self._idle_expiry_s
+        connection.deadline = now + self._idle_expiry_s
         self._idle[connection] = None
 
     def drop(self, connection: Http1Connection) -> None:

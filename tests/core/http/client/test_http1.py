@@ -211,6 +211,19 @@ async def test_an_idle_connection_expires(new: NewTransport, clock: FakeClock) -
         await server.gone.acquire()
 
 
+async def test_an_old_connection_is_not_kept(new: NewTransport, clock: FakeClock) -> None:
+    """However busy it is: its provider may have moved, and only a new one is opened by name."""
+    async with RawServer([[READ, OK] * 4, [READ, OK]]) as server:
+        transport = new(idle_expiry_s=1000.0)
+        for later_s in (0.0, 150.0, 150.0, 1.0):
+            clock.advance(later_s)
+            await fetch(transport, post(server))
+        assert (server.connections, transport.stats()) == (1, PoolStats(0, 0, 0))
+        await fetch(transport, post(server))
+
+        assert server.connections == 2
+
+
 async def test_an_expired_connection_is_not_used(new: NewTransport, clock: FakeClock) -> None:
     """Even before the sweep has come by."""
     transport = new(idle_expiry_s=10.0)
