@@ -47,11 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = next((word for word in words if not word.startswith("-")), None)
     if arguments is None:
         _await_handlers(name)
-    # Behind that: these take a second on a slow machine.
-    from pydantic import ValidationError
+    from pydantic import ValidationError  # takes a second on a slow machine, in which a signal may come
 
-    from gateway.cli.arguments.arguments import build_parser
-    from gateway.core.errors import ConfigError, StoreUnusable
+    from gateway.cli.arguments.arguments import build_parser  # as above
+    from gateway.core.errors import ConfigError, StoreUnusable  # as above
 
     options = build_parser(name).parse_args(words)
     try:
