@@ -229,6 +229,9 @@ async def test_a_job_is_made_shown_listed_followed_and_fetched(gateway: Running)
         for query in ("", "?metadata[order]=4711", "?status=failed,cancelled", "?limit=1", f"?after={other['id']}")
     ]
 
+    for query, param in (("?order=asc", "order"), ("?after=job_gwnobodys", "after")):
+        refused = await ask(gateway.url, get(f"/v1/jobs{query}", WEB))
+        assert (refused.status, refused.error["param"]) == (400, param)
     assert (job["status"], job["attempts"]["max"], job["priority"]) == ("queued", 3, 7)
     assert ended["status"] == "succeeded"
     assert ended["attempts"]["made"] == 1
@@ -468,7 +471,7 @@ async def test_tenants_see_their_own_jobs_only(gateway: Running) -> None:
         ({"deadline": 1e300}, "deadline"),
         ({"deadline": "9" * 400 + "d"}, "deadline"),
         ({"deadline": "3000d"}, "deadline"),
-        ({"delay": "9" * 400 + "d"}, "run_at"),
+        ({"delay": "9" * 400 + "d"}, "delay"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"dedupe_key": "k" * 257}, "dedupe_key"),
         ({"debounce": {"wait": "1s"}}, "debounce.key"),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
 from gateway.core.intake.intake import read_bytes
@@ -110,7 +110,15 @@ class JobRoutes:
         }
         if query.get("order", "desc") != "desc":
             raise InvalidRequest("The parameter 'order' can only be desc: jobs are listed newest first.", param="order")
-        asked = JobQuery(tenant, None, states_of(request), query.get("after"), limit, metadata, parent="")
+        after = query.get("after")
+        if after is not None:
+            try:
+                await self._jobs.find(after, tenant)
+            except NotFound:
+                raise InvalidRequest(
+                    "The parameter 'after' names no job: it is the last id of the page before.", param="after"
+                ) from None
+        asked = JobQuery(tenant, None, states_of(request), after, limit, metadata, parent="")
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
     async def show(self, request: Request) -> Response:
