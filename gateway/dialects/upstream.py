@@ -8,7 +8,7 @@ server wrote them, because the tables of errors read those.
 from __future__ import annotations
 
 import zlib
-from asyncio import sleep, to_thread
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -601,7 +601,6 @@ async def _unpack(chunks: AsyncIterator[bytes], *, may_be_bare: bool) -> AsyncIt
     async for chunk in chunks:
         for piece in unpacker.feed(chunk):
             yield piece
-            await sleep(0)  # one read may hold hundreds of them: others have their turn
     unpacker.finish()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import httpx
@@ -98,24 +96,3 @@ async def test_only_known_codings_are_taken_off() -> None:
         with pytest.raises(httpx.DecodingError, match=coding.decode()):
             unpacked(body(), coding)  # type: ignore[arg-type]  # never read
     assert [part async for part in unpacked(body(), b"identity")] == [b"x"]  # type: ignore[arg-type]  # one chunk
-
-
-async def test_a_read_that_unpacks_to_much_lets_others_have_their_turn() -> None:
-    """A ratio of 1:1000 makes hundreds of pieces of a read: between any two of them the loop turns."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def body() -> AsyncIterator[bytes]:
-        yield gzip.compress(bytes(4_000_000))
-
-    counting = asyncio.get_running_loop().create_task(count())
-    pieces = [len(piece) async for piece in unpacked(body(), b"gzip")]
-    counting.cancel()
-
-    assert sum(pieces) == 4_000_000
-    assert turns >= len(pieces) > 50
