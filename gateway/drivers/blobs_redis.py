@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from gateway.drivers.blobs.directory import check_name
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone, load_script
 from gateway.fleet.lease.lease import SharedState
-from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
+from gateway.products.jobs.model import JobsUnavailable, NotDurable, OutcomeUnknown
 
 MOST_BYTES: Final = 512 * 1024 * 1024
 """Of all blobs, those in the making included: they are in the memory of the Redis."""
@@ -235,16 +235,21 @@ class RedisWriter:
             await self._send(AT_ONCE)
 
     async def commit(self) -> int:
-        """Gives the blob its name, in place of an older one; returns its bytes. Raises JobsUnavailable."""
+        """Gives the blob its name, in place of an older one; returns its bytes. Raises as the protocol says."""
         if self._left:
             await self._send(-(-len(self._left) // PART_BYTES))
-        for delay_s in COMMITS_S:
-            with suppress(OutcomeUnknown):
+        try:
+            for delay_s in COMMITS_S:
+                with suppress(OutcomeUnknown):
+                    await self._commit()
+                    break
+                await asyncio.sleep(delay_s)
+            else:
                 await self._commit()
-                break
-            await asyncio.sleep(delay_s)
-        else:
-            await self._commit()
+        except NotDurable as short:
+            self._is_over = True  # it has its name
+            short.result = self._bytes
+            raise
         self._is_over = True
         with suppress(JobsUnavailable):  # it has its name; the table hears of it later
             await self._blobs.settle(self.entry)

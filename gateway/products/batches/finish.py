@@ -50,7 +50,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.jobs.store import Blobs, BlobWriter, JobStore
 from gateway.products.jobs.suspects import CrashSuspects
-from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, until_done
+from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed, until_done
 
 # The first piece of a batch: one pass over its input file, which ends with an index of its lines, or with what is wrong.
 #
@@ -159,7 +159,7 @@ class BatchChecks:
         try:
             await self._read(running, check, rules, writer)
             if not check.problems:
-                await writer.commit()
+                await committed(writer)
         except FileNotFoundError:
             raise _BadInput("input_no_permissions", "The input file is no longer there.") from None
         finally:
@@ -354,7 +354,7 @@ class BatchEnds:
         """Makes a durable file of the lines; returns its id, None where there are none. Raises JobsUnavailable."""
         if part.writer is None:
             return None
-        size = await part.writer.commit()
+        size = await committed(part.writer)
         lasts_s = job.about.get(marks.OUTPUT_LASTS_S) or self._rules_of(job).keep_files_s
         filename = filename_of(job, role)
         expires_at = created_at + lasts_s
@@ -452,6 +452,6 @@ async def _write(blobs: Blobs, work: ClaimedWork, kind: str, texts: list[bytes])
     writer = await blobs.writer(name)
     try:
         await writer.write(b"".join(texts))
-        return name, await writer.commit()
+        return name, await committed(writer)
     finally:
         await writer.abort()

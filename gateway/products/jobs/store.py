@@ -53,7 +53,10 @@ class BlobWriter(Protocol):
         ...
 
     async def commit(self) -> int:
-        """Gives the blob its name, durably, in place of an older one; returns its bytes. Raises JobsUnavailable."""
+        """Gives the blob its name, durably, in place of an older one; returns its bytes.
+
+        Raises NotDurable with them, JobsUnavailable.
+        """
         ...
 
     async def abort(self) -> None:

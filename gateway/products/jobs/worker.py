@@ -31,7 +31,7 @@ from gateway.products.jobs.model import (
     WriteResult,
 )
 from gateway.products.jobs.rules import SegmentRules
-from gateway.products.jobs.store import JobStore
+from gateway.products.jobs.store import BlobWriter, JobStore
 from gateway.products.jobs.upkeep import STOPPED
 
 # A piece of work while this worker has it: what its job has been asked for meanwhile, and the writes that must not be lost.
@@ -148,6 +148,14 @@ async def until_done(ask: Callable[[], Awaitable[T]], clock: Clock) -> T:
         except JobsUnavailable:
             await clock.sleep(delay_s)
             delay_s = min(LAST_RETRY_S, 2 * delay_s)
+
+
+async def committed(writer: BlobWriter) -> int:
+    """Gives a blob of work that was taken before its name, as safe as can be; returns its bytes. Raises JobsUnavailable."""
+    try:
+        return await writer.commit()
+    except NotDurable as short:
+        return short.result  # type: ignore[no-any-return]  # the bytes, as `commit` has them
 
 
 log = logging.getLogger("gateway.jobs")

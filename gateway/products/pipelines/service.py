@@ -45,7 +45,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.service.job_service import segment_of
 from gateway.products.jobs.store import Blobs, JobStore
-from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
+from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed
 from gateway.products.pipelines.advance import advance, values_of, wanted_values
 from gateway.products.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
 from gateway.products.pipelines.compile.compiling import MOST_STEPS, PATHS, PipelinePlan, Step
@@ -162,7 +162,7 @@ class RunChildren:
                     await writer.write(bytes(gathered))
                     gathered.clear()
             await writer.write(bytes(gathered))
-            await writer.commit()
+            await committed(writer)
         finally:
             await writer.abort()
 

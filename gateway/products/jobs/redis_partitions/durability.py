@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -211,11 +210,10 @@ class BlobDurability:
         return self._durability.mark(base)
 
     async def settle(self, mark: bytes | None) -> None:
-        """Returns when that write is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
+        """Returns when that write is as safe as it has to be. Raises NotDurable, JobsUnavailable, OutcomeUnknown."""
         if self._durability.is_slow:
             await asyncio.sleep(SLOW_S)
-        with suppress(NotDurable):  # a job that names it is refused; what was taken before goes on
-            await self._durability.settle([mark])
+        await self._durability.settle([mark])
 
     async def aclose(self) -> None:
         """Closes the connections."""

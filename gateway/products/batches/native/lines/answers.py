@@ -42,7 +42,7 @@ from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
-from gateway.products.jobs.worker import RunningWork
+from gateway.products.jobs.worker import RunningWork, committed
 
 # The lines of a part in the words of its provider, and the provider's answers in those of the lines' owner.
 #
@@ -212,7 +212,7 @@ async def write_input(
                 await writer.write((between if written else b"") + between.join(texts))
             written += len(texts)
         await writer.write(after)
-        return WrittenInput(name, await writer.commit(), written)
+        return WrittenInput(name, await committed(writer), written)
     finally:
         await writer.abort()
 
