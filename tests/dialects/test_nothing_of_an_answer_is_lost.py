@@ -305,7 +305,6 @@ FROM_RESPONSES = {
     "moderation?*": "it was asked for in no chat completion",
     "tool_usage?*": _AWAY,
     "usage?*.cache_write_tokens_details?*": _FINER,
-    "usage?*.total_tokens=*": "it is the sum of what is told",
 }
 _FROM_CHAT = {
     "id": _IDS,

@@ -175,7 +175,8 @@ async def test_jobs_that_the_store_ends_are_counted_once(gateway: Running) -> No
     job = await take(gateway.url, new_job(delay="1h"))
     for _ in range(2):
         await ask(gateway.url, post(f"/v1/jobs/{job['id']}/cancel", {}, WEB))
-    await take(gateway.url, new_job(run_at=time.time() + 0.2, deadline=time.time() + 0.1))
+    at = time.time() + 0.2
+    await take(gateway.url, new_job(run_at=at, deadline=at + 1e-6))
 
     def is_told(outcome: str) -> bool:
         return f'gateway_jobs_total{{kind="call",outcome="{outcome}"}} 1.0' in metrics_of(gateway)

@@ -452,6 +452,9 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     return listener
 
 
+_OTHER_PORT = "; choose another port: --port, GATEWAY_PORT or server.port (of admin.listen: there)"
+
+
 def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Binds as `bind` does. Raises OSError, whose `strerror` is the whole sentence."""
     try:
@@ -459,7 +462,8 @@ def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socke
     except OSError as exc:
         number = exc.errno or 0
         reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
-        raise OSError(number, f"cannot listen on {host}:{port}: {reason}") from exc
+        remedy = _OTHER_PORT if number in (errno.EADDRINUSE, errno.EACCES) else ""
+        raise OSError(number, f"cannot listen on {host}:{port}: {reason}{remedy}") from exc
 
 
 class HttpServer:

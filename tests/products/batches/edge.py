@@ -125,7 +125,9 @@ async def job_edge(
         return provider(call)
 
     async def relay(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await scope["state"]["cycle"].read_body(policies.current.server.most_bytes(peek.OTHER))
+        body = await scope["state"]["cycle"].read_body(
+            policies.current.server.most_bytes(peek.OTHER), lambda _size: None
+        )
         await Response(body, 299)(scope, receive, send)
 
     lists = MergedLists(policies, clock, serve)
