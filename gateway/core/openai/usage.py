@@ -409,10 +409,11 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
     usage = _read(told)
     steps = told.get("iterations")
     for step in steps if isinstance(steps, list) else ():
-        # Anthropic's summary of a conversation that had become too long; all other steps are in the counts above.
-        if usage is not None and isinstance(step, dict) and step.get("type") == "compaction":
-            more = _read(step)
-            usage = usage if more is None else added(usage, more)
+        # Anthropic's summary of a conversation that had become too long; all other steps are in the counts above, which are
+        # zeros where the model has paused behind the summary.
+        if isinstance(step, dict) and step.get("type") == "compaction" and (more := _read(step)) is not None:
+            more.tier = _tier_of(told)
+            usage = more if usage is None else added(usage, more)
     return usage
 
 

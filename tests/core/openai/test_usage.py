@@ -295,6 +295,14 @@ MONEY: dict[str, tuple[dict[str, Any], float]] = {
         },
         9.40,
     ),
+    "a compaction alone, behind which the model paused": (
+        {
+            "input_tokens": 0,
+            "output_tokens": 0,
+            "iterations": [{"type": "compaction", "input_tokens": 3000, "output_tokens": 500}],
+        },
+        8.00,
+    ),
 }
 
 
