@@ -258,7 +258,7 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
         if usage.cache_written_1h and rates.cache_write_1h_usd is not None:
             usd += usage.cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
     if usage.parts is not ALL_TEXT or rates.request_usd:
-        usd += rates.request_usd + _parts_usd(rates, usage.parts)
+        usd = max(0.0, usd + rates.request_usd + _parts_usd(rates, usage.parts))  # odd parts may overlap
     return usd if usd or rates.prices_tokens else None
 
 

@@ -272,6 +272,13 @@ def test_a_price_is_tokens_times_rates() -> None:
     assert usage_usd(written, hourly) == usage_usd(written, Usage(1000, 0, cache_written=400))
 
 
+def test_no_usage_costs_less_than_nothing() -> None:
+    """Though it counts the same tokens as video and as cached, at prices below that of text."""
+    rates = Rates(10.0, 10.0, 1.0, video_input_usd=1.0)
+
+    assert usage_usd(rates, Usage(1000, 0, 900, parts=UsageParts(video_input=900))) == 0.0
+
+
 def test_what_is_sold_by_other_units_has_no_price_in_tokens() -> None:
     """A transcription of unknown length is not free; a call that costs something by itself costs that."""
     whisper = Rates(0.0, 0.0, 0.0, audio_second_usd=1e-4, least_audio_s=10.0, prices_tokens=False)

@@ -499,11 +499,19 @@ def _summed(came: int, went: int, found: dict[str, int]) -> tuple[int, int, str]
 
 
 def _parts_of(found: dict[str, Any], came: int, went: int, cached: int) -> UsageParts:
-    """Returns the parts with prices of their own; together they are never more than what they are parts of."""
+    """Returns the parts with prices of their own; together they are never more than what they are parts of.
+
+    Of what a cache held, no more can have been text than there was: the rest was sound or pictures, whether that is reported or
+    not.
+    """
     count = found.get
     sound = min(count("audio_input", 0), came)
     seen = min(count("image_input", 0), came - sound)
+    text = came - sound - seen
     sound_cached = min(count("audio_cached", 0), sound, cached)
+    seen_cached = min(count("image_cached", 0), seen, cached - sound_cached)
+    sound_cached = max(sound_cached, min(sound, cached - seen_cached - text))
+    seen_cached = max(seen_cached, cached - sound_cached - text)
     spoken = min(count("audio_output", 0), went)
     drawn = min(count("image_output", 0), went - spoken)
     return UsageParts(
@@ -512,7 +520,7 @@ def _parts_of(found: dict[str, Any], came: int, went: int, cached: int) -> Usage
         audio_cached=sound_cached,
         image_input=seen,
         image_output=drawn,
-        image_cached=min(count("image_cached", 0), seen, cached - sound_cached),
+        image_cached=seen_cached,
         video_input=min(count("video_input", 0), came - sound - seen),
         video_output=min(count("video_output", 0), went - spoken - drawn),
         reasoning=min(count("reasoning", 0) + count("thoughts", 0), went),

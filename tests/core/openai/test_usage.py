@@ -315,6 +315,24 @@ def test_a_usage_costs_what_its_provider_bills(told: dict[str, Any], usd: float)
         assert abs((usage.input - usage.cached) * 1e-3 + usage.cached * 1e-4 + usage.output * 1e-2 - usd) < 1e-9
 
 
+@rows(
+    "told, cached, sound_cached, seen_cached",
+    [
+        ({"prompt_tokens_details": {"audio_tokens": 900, "cached_tokens": 600}}, 600, 500, 0),
+        ({"prompt_tokens_details": {"audio_tokens": 300, "image_tokens": 600, "cached_tokens": 900}}, 900, 300, 500),
+        ({"prompt_tokens_details": {"audio_tokens": 300, "cached_tokens": 600}}, 600, 0, 0),
+    ],
+)
+def test_what_a_cache_held_beyond_all_text_was_sound_or_pictures(
+    told: dict[str, Any], cached: int, sound_cached: int, seen_cached: int
+) -> None:
+    """Where nobody says what of it: else these tokens would be billed twice, and the text's would be less than none."""
+    usage = read_usage({"prompt_tokens": 1000, "completion_tokens": 1, **told})
+
+    assert usage is not None
+    assert (usage.cached, usage.parts.audio_cached, usage.parts.image_cached) == (cached, sound_cached, seen_cached)
+
+
 COUNTS = st.integers(0, 1 << 40)
 
 
