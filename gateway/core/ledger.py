@@ -203,7 +203,7 @@ class Accounts:
             return
         call.settled = True
         if usage is not None and (usage.input > MOST_TOKENS or usage.output > MOST_TOKENS):
-            usage = _bounded(call, usage)
+            usage = bounded(usage, len(call.body), call.max_tokens)
         call.usage, call.outcome = usage, outcome
         if call.left:
             status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
@@ -310,11 +310,6 @@ def whole_usage(call: Call, told: Usage | None, body: bytes) -> Usage | None:
         return told
     estimate = estimated_usage(call, estimate_answer(body))
     return told if estimate is None else filled(told, estimate)
-
-
-def _bounded(call: Call, usage: Usage) -> Usage:
-    most_output = None if call.max_tokens is None else call.max_tokens * answers_of(call)
-    return bounded(usage, len(call.body), most_output)
 
 
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
