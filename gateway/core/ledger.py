@@ -155,11 +155,15 @@ def _nobody_notes(_call: Call) -> None:
 def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
     """Returns what the call's usage costs in US dollars; None when nothing was used or the price is not known.
 
-    The price is that of the moment: an answer is billed when it is complete (DeepSeek's pricing page, on its hours).
+    The price is that of the moment: an answer is billed when it is complete (DeepSeek's pricing page, on its hours). An
+    estimate names no tier, and is billed at the one that was asked for.
     """
     if target is None or usage is None:
         return None
-    return usage_usd(target.find_rates(upstream_model(call, target)), usage)
+    rates = target.find_rates(upstream_model(call, target))
+    if usage.estimated and not usage.tier and rates is not None and rates.by_tier:
+        usage = replace(usage, tier=_tier_asked(call, target))
+    return usage_usd(rates, usage)
 
 
 class Accounts:

@@ -78,6 +78,21 @@ async def test_what_the_answer_names_is_billed(tier: str | None, usd: float) -> 
     )
 
 
+async def test_an_estimate_costs_what_the_tier_asked_for_does() -> None:
+    """Of a stream that is left, and of an answer without usage."""
+    text = event({"choices": [{"index": 0, "delta": {"content": "word" * 10}}]})
+    untold = whole(orjson.dumps({"choices": [{"message": {"content": "word" * 10}, "finish_reason": "stop"}]}))
+    bench = Bench([ScriptedUpstream(streamed(text, text), untold)], rates=RATES_BY_TIER)
+    left = await bench.pipeline.handle(bench.call(stream=True, body=ASKED))
+    assert left.chunks is not None
+    await anext(left.chunks)
+    await left.close()
+    await bench.serve(body=ASKED)
+
+    tokens = len(ASKED) // 4 * 1e-6 + 10 * 4e-6
+    assert [account.cost_usd for account in bench.meter.accounts] == [pytest.approx(tokens)] * 2
+
+
 async def test_a_tier_is_found_in_an_answer_that_is_not_parsed() -> None:
     """It is longer than what is parsed; what the caller wrote into it names no tier."""
     forged = '"service_tier":"priority"' + "x" * 3_000_000
