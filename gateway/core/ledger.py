@@ -76,7 +76,7 @@ class CostEstimates:
                 tier = _tier_asked(call, target) if rates.by_tier else ""
                 input_usd, output_usd = dearest_usd(rates, input_tokens, tier)
                 price = price_of(
-                    input_tokens * input_usd,
+                    input_usd,
                     output_usd if call.endpoint.tokens == "both" else 0.0,
                     learned.output_estimate(None),
                     call.max_tokens,

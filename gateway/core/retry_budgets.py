@@ -226,7 +226,8 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
 
 
 def dearest_usd(rates: Rates, input_tokens: float, tier: str = "") -> tuple[float, float]:
-    """Returns the highest price of a token of input and of output that a call of this size may meet.
+    """Returns the highest prices that a call of this size may meet: of its input, with what a call costs by itself, and of a
+    token of output.
 
     It may be served at the `tier` that it asks for or as usual, and be complete when the next price holds; what it makes may
     be sound or pictures, where the model makes any.
@@ -238,7 +239,7 @@ def dearest_usd(rates: Rates, input_tokens: float, tier: str = "") -> tuple[floa
         for usd in (one.output_usd, one.audio_output_usd, one.image_output_usd, one.video_output_usd)
         if usd is not None
     ]
-    return max([one.input_usd for one in known]), max(made)
+    return max([input_tokens * one.input_usd + one.request_usd for one in known]), max(made)
 
 
 def usage_usd(rates: Rates | None, usage: Usage) -> float | None:

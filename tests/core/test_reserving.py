@@ -108,8 +108,9 @@ def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: i
             Rates(0.0, 1e-6, 0.0, above=((1000, PER_TOKEN),)),
         ),
         ({"messages": []}, Rates(0.0, 1e-6, 0.0, audio_output_usd=1e-5)),
+        ({"messages": []}, Rates(0.0, 0.0, 0.0, request_usd=CALL_USD)),
     ],
-    ids=["tier", "length", "sound"],
+    ids=["tier", "length", "sound", "call"],
 )
 def test_calls_at_a_dearer_price_spend_the_budget_at_most(asked: dict[str, Any], rates: Rates) -> None:
     """What they may cost is reserved at the price that they may meet, not at the usual one."""
