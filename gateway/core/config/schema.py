@@ -226,10 +226,15 @@ class TierPrices(UnitPrices):
 
     @model_validator(mode="after")
     def _says_what_is_below(self) -> Self:
+        first_at: dict[int, int] = {}
         for index, one in enumerate(self.above):
             alone = sorted(one.model_fields_set - self.model_fields_set - {"input_tokens"})
             if alone:
                 raise said(f"above[{index}] has {alone[0]}, which has no price for less input: state that beside above")
+            if (first := first_at.setdefault(one.input_tokens, index)) < index:
+                raise said(
+                    f"above[{index}] has the input_tokens of above[{first}]: one entry says all prices from there on"
+                )
         return self
 
 

@@ -275,7 +275,8 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (
             config(models="{m: {targets: [{provider: openai, price: {output_usd_per_million: 1}}]}}"),
-            "config.yaml:2: models.m.targets[0].price.input_usd_per_million: is missing",
+            "config.yaml:2: models.m.targets[0].price.input_usd_per_million: is missing: write what a million tokens of input "
+            "cost (0: they are free), or a price by the character, hour of sound, picture or call",
         ),
         (
             config(models="{m: {targets: [openai/x, openai/x]}}"),

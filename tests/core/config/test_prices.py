@@ -245,6 +245,20 @@ PRICED = (
             "{input_usd_per_million: 1, service_tiers: {flex: {inputs: 1}}}",
             "price.service_tiers.flex.inputs: unknown field",
         ),
+        (
+            "{output_usd_per_million: 1}",
+            "price.input_usd_per_million: is missing: write what a million tokens of input cost (0: they are free), or a "
+            "price by the character, hour of sound, picture or call",
+        ),
+        (
+            "{input_usd_per_million: 1, above: [{input_tokens: 9, input_usd_per_million: 2}, {input_tokens: 9}]}",
+            "price: above[1] has the input_tokens of above[0]: one entry says all prices from there on",
+        ),
+        (
+            "{input_usd_per_million: 1, service_tiers: {flex: {service_tiers: {}}}}",
+            "targets[0].price.service_tiers.flex.service_tiers: unknown field here: it belongs into "
+            "models.m.targets[0].price",
+        ),
     ],
 )
 def test_a_price_that_says_too_little_is_a_mistake(tmp_path: Path, price: str, problem: str) -> None:
@@ -252,6 +266,17 @@ def test_a_price_that_says_too_little_is_a_mistake(tmp_path: Path, price: str, p
         load_text(tmp_path, PRICED.format(price))
 
     assert problem in str(failure.value)
+
+
+@rows(
+    "field", ["input_usd_per_million: -1", "input_usd_per_million: cheap", "input_usd_per_milion: 1", "image_usd: one"]
+)
+def test_a_price_that_is_written_wrong_is_told_once(tmp_path: Path, field: str) -> None:
+    """It is there, so that it is missing is no second mistake."""
+    with pytest.raises(ConfigError) as failure:
+        load_text(tmp_path, PRICED.format(f"{{{field}}}"))
+
+    assert "is missing" not in str(failure.value)
 
 
 @rows(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.core.config.schema import Entry, KeyEntry, ModelEntry, ProviderEntry, TargetEntry
-from gateway.core.config.source import Document, Path, did_you_mean, kind_of, quoted
+from gateway.core.config.source import Document, Path, did_you_mean, kind_of, path_text, quoted
 
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -105,6 +105,9 @@ def check_part(kind: type[EntryT], document: Document | None, path: Path) -> Ent
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:
     here = (*path, *(step for step in detail["loc"] if step != "[key]"))
     if detail["type"] == "extra_forbidden":
+        if len(detail["loc"]) > 1 and here[-1] in _fields(kind):
+            document.complain(here, f"unknown field here: it belongs into {path_text(path)}")
+            return
         known = did_you_mean(here[-1], _fields(kind))
         document.complain(here, f"unknown field{known if 'did you' in known else _elsewhere(kind, here[-1]) or known}")
     else:

@@ -110,10 +110,18 @@ def _check_grouping(document: Document, name: str, entry: ModelEntry) -> GroupRu
     return None if said is None else GroupRules(said.window, said.most)
 
 
+_NO_PRICE: Final = (
+    "is missing: write what a million tokens of input cost (0: they are free), or a price by the character, hour of sound, "
+    "picture or call"
+)
+
+
 def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
+    told = len(document.problems)
     price = check(PriceEntry, document, (*path, "price")) if entry.price is not None else None
-    if price is not None and stated_rates(price) is None:
-        document.complain((*path, "price", "input_usd_per_million"), "is missing")
+    # What is written wrong is there: that it is missing would be told of one mistake as a second.
+    if price is not None and stated_rates(price) is None and len(document.problems) == told:
+        document.complain((*path, "price", "input_usd_per_million"), _NO_PRICE)
     return TargetPlace(
         entry,
         entry.model or (None if is_pattern(name) else name),
