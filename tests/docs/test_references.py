@@ -67,6 +67,15 @@ def test_every_error_code_is_told_and_no_other() -> None:
     assert told - codes() == set()
 
 
+def test_every_error_code_is_explained_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    told = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", reference("errors"), re.MULTILINE)
+
+    assert len(told) > 80
+    for status, code in told:
+        assert main(["explain", code]) == 0, code
+        assert capsys.readouterr().out.startswith(f"{code}: status {status}"), code
+
+
 def test_the_runbook_has_a_way_out_of_every_refusal() -> None:
     """Whatever the gateway cannot serve is a symptom there; but for what the client has asked for."""
     refusals = {

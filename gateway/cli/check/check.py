@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.admin.explain.call import explain
 from gateway.admin.explain.languages import explain_error, read_headers
+from gateway.cli.check.codes import CODES
 from gateway.cli.check.config import compile_config, settings_of
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
@@ -46,8 +47,8 @@ def explain_call(options: argparse.Namespace) -> int:
     """Says what would become of a request, or what an error answer means."""
     if options.error:
         return _explain_error(options)
-    if (found := _error_of(str(options.request))) is not None and not options.request.exists():
-        print(_about(found))
+    if (about := _about_code(str(options.request))) is not None and not options.request.exists():
+        print(about)
         return OK
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
@@ -64,6 +65,16 @@ def _error_of(code: str) -> type[GatewayError] | None:
     for one in found:
         found += one.__subclasses__()
     return next((one for one in found if one.code == code), None)
+
+
+def _about_code(code: str) -> str | None:
+    """Returns what this code of the gateway's means; None: there is none."""
+    if (error := _error_of(code)) is not None:
+        return _about(error)
+    if code not in CODES:
+        return None
+    status, meaning = CODES[code]
+    return f"{code}: status {status}\n{meaning}\nclients may try again: no\nsee docs/reference/errors.md"
 
 
 def _about(error: type[GatewayError]) -> str:
