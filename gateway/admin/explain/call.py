@@ -11,6 +11,7 @@ from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.intake import parse
 from gateway.core.intake.patience import SDK_S
 from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.media import MEDIA
 from gateway.core.openai.usage import Capabilities
 from gateway.core.peek import Peeked, peek
 from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
@@ -24,7 +25,7 @@ from gateway.features.output.rules import CHECKED, OutputRule
 from gateway.features.reuse.rules.rules import Caching, applies
 from gateway.features.runs.rules import OTHER, RunPart
 from gateway.features.runs.step import part_of, run_words
-from gateway.products.jobs.admin.explaining_jobs import explain_job
+from gateway.products.jobs.admin.explaining_jobs import attempt_usd, explain_job
 from gateway.routes import ENDPOINTS
 
 _CHARGES = {
@@ -99,7 +100,7 @@ def _lines(
     for number, (target, use) in enumerate(_plan(model), 1):
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
         yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
-        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
+        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target, body))
         yield from (f"     {line}" for line in explain_conversion(endpoint, model, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
@@ -177,10 +178,10 @@ def _suspect(clocks: Clocks) -> str:
     return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
 
 
-def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Iterator[str]:
+def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> Iterator[str]:
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
-    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(peeked.model, target, key)}"
+    yield f"{_rewrite(endpoint, peeked.model, target)}; {_price(endpoint, key, peeked, target, body)}"
     yield _counts(target.counting)
     if target.edits is not None:
         names = ", ".join(name for name, _ in target.edits.set) or "nothing"
@@ -233,16 +234,23 @@ def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
     return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
 
 
-def _price(asked: str, target: Target, key: Key) -> str:
-    rates = target.find_rates(target.model or asked)
+def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> str:
+    rates = target.find_rates(target.model or peeked.model)
+    is_refused = key.budget_usd_per_day is not None and not key.allow_unpriced
+    refusal = ": 403 unpriced_endpoint for this key, which has a budget" if is_refused else ""
     if rates is None:
-        is_refused = key.budget_usd_per_day is not None and not key.allow_unpriced
-        refusal = ": 403 unpriced_endpoint for this key, which has a budget"
-        return f"price not known{refusal if is_refused else ''}"
-    told = [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
+        return f"price not known{refusal}"
+    told = []
     if rates.prices_tokens:
-        told.insert(0, f"{_of_tokens(rates)} per million tokens")
-        told += [f"above {start:,} input tokens {_of_tokens(dearer)}" for start, dearer in reversed(rates.above)]
+        usual = [_of_tokens(rates), *_of_long_inputs(rates)]
+        told += [f"{usual[0]} per million tokens", *usual[1:]]
+        for tier, other in rates.by_tier.items():
+            asked = [_of_tokens(other), *_of_long_inputs(other)]
+            told += [f"{tier} {prices}" for prices in asked if prices not in usual]
+    told += [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
+    is_billed = endpoint.name in MEDIA or endpoint.tokens != "none"
+    if is_billed and attempt_usd(endpoint, peeked, target, body) is None:
+        told.append(f"no price for {endpoint.name}{refusal}")
     return "; ".join(told)
 
 
@@ -251,6 +259,12 @@ def _of_other_units(rates: Rates) -> Iterator[tuple[float, str]]:
     yield rates.audio_second_usd * 3600, "hour of sound"
     yield rates.image_usd, "picture"
     yield rates.request_usd * 1000, "thousand calls"
+    yield rates.search_usd * 1000, "thousand searches"
+
+
+def _of_long_inputs(rates: Rates) -> Iterator[str]:
+    for start, dearer in reversed(rates.above):
+        yield f"above {start:,} input tokens {_of_tokens(dearer)}"
 
 
 def _of_tokens(rates: Rates) -> str:

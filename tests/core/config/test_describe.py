@@ -325,7 +325,7 @@ def test_explain_shows_what_a_target_of_another_language_is_sent(tmp_path: Path)
         messages=[{"role": "tool", "content": "x"}]
     )
     for line in (
-        "asked for 'claude-opus-4-5'; $5 in, $25 out per million tokens",
+        "asked for 'claude-opus-4-5'; $5 in, $25 out per million tokens; $10 per thousand searches",
         "put into Anthropic's Messages",
         "of the body the config sets nothing and drops seed",
         "verbosity is dropped: the target has no such option",
@@ -395,6 +395,14 @@ def test_explain_tells_the_price_of_each_unit(tmp_path: Path) -> None:
     assert "; price not known: 403 unpriced_endpoint for this key, which has a budget\n" in shown("odd")
     assert "; price not known\n" in shown("odd", "free")
 
+    def asked(model: str, path: str) -> str:
+        return explain(policy, orjson.dumps({"model": model, "messages": [], "input": "x"}), path=path, key_name="web")
+
+    refused = "$15 per million characters; no price for {}: 403 unpriced_endpoint for this key, which has a budget\n"
+    assert refused.format("chat") in asked("m", "/v1/chat/completions")
+    assert refused.format("images") in asked("m", "/v1/images/generations")
+    assert "; $15 per million characters\n" in asked("m", "/v1/moderations")
+
 
 def test_explain_tells_prices_above_a_length_and_who_is_refused_what_has_none(tmp_path: Path) -> None:
     """Only keys with a budget are; `--show` has every price."""
@@ -412,7 +420,7 @@ def test_explain_tells_prices_above_a_length_and_who_is_refused_what_has_none(tm
     told = explain(policy, body, path="/v1/chat/completions", key_name="team")
 
     assert "price not known: 403 unpriced_endpoint for this key, which has a budget\n" in told
-    assert "$1 in, $2 out per million tokens; above 200,000 input tokens $3 in, $2 out\n" in told
+    assert "above 200,000 input tokens $3 in, $2 out; flex $0.5 in, $2 out; $10 per thousand searches\n" in told
     assert "price not known\n" in explain(policy, body, path="/v1/chat/completions", key_name="free")
     shown = describe(policy)["models"]["m"]["targets"][1]["usd_per_million"]
     assert shown["above"] == {"200000": {"input": 3.0, "output": 2.0, "cached_input": 3.0, "search": 10_000.0}}

@@ -8,7 +8,7 @@ from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.peek import Peeked
 from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
 from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api
@@ -33,7 +33,7 @@ def explain_job(
         yield "job       none: this gateway takes no jobs (jobs.store)"
         return
     rules, at_all = model.jobs, policy.jobs.default
-    price_usd = _price(endpoint, peeked, model, body)
+    price_usd = attempt_usd(endpoint, peeked, model.plan[0], body)
     segment = segment_of(at_all.segments, price_usd)
     at_once = next(one.concurrency for one in at_all.segments if one.name == segment)
     shown = "price not known" if price_usd is None else f"about ${price_usd:.2g} an attempt"
@@ -49,9 +49,8 @@ def explain_job(
     yield f"  kept              in {place}, files in {settings.files}; {worker}"
 
 
-def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> float | None:
-    """Returns what an attempt is estimated to cost before anything was learned; None: not priced."""
-    target = model.plan[0]
+def attempt_usd(endpoint: Endpoint, peeked: Peeked, target: Target, body: bytes) -> float | None:
+    """Returns what an attempt at the target is estimated to cost before anything was learned; None: not priced."""
     rates = target.find_rates(target.model or peeked.model)
     if endpoint.name in MEDIA:
         asked = peeked.parsed or {}
