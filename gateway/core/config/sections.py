@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from hashlib import sha256
@@ -185,18 +185,25 @@ def _fallback_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Itera
             )
 
 
+def _few(names: Collection[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    shown = list(names)[:5]
+    return ", ".join([*shown, f"{len(names) - 5} more"] if len(names) > 5 else shown)
+
+
 def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Iterator[str]:
     """Tells which models keys with a budget are refused, or use beside their budget, because they have no price."""
     for key in keys:
         if key.budget_usd_per_day is None:
             continue
-        unpriced = {
-            target.name: None
-            for name, model in models.items()
-            if key.allows is None or key.allows.match(name)
-            for target in (*model.plan, *model.context_plan)
-            if target.model is not None and target.find_rates(target.model) is None
-        }
+        asked_by: dict[str, list[str]] = {}
+        for name, model in models.items():
+            if key.allows is not None and not key.allows.match(name):
+                continue
+            for target in (*model.plan, *model.context_plan):
+                if target.model is not None and target.find_rates(target.model) is None:
+                    asked_by.setdefault(target.name, []).append(name)
+        unpriced = [f"{target} ({_few(dict.fromkeys(names))})" for target, names in asked_by.items()]
         if unpriced and key.allow_unpriced:
             yield f"key {key.name}: its budget does not count what has no price: {', '.join(unpriced)}"
         elif unpriced:

@@ -65,8 +65,9 @@ async def test_others_are_served(key: Key, rates: Rates | None) -> None:
 
 CONFIG = (
     "providers:\n  own: {dialect: openai, base_url: 'http://127.0.0.1:9/v1', api_key: k}\n"
-    "models:\n  m: {targets: [{provider: own, model: house-model}]}\n  free: {targets: [{provider: own, "
-    "model: other, price: {input_usd_per_million: 0}}]}\n"
+    "models:\n  m: {targets: [{provider: own, model: house-model}]}\n  n: {targets: [own/house-model]}\n"
+    "  p: {targets: [{provider: own, model: third, price: {input_usd_per_million: 1}}], fallbacks: [m]}\n"
+    "  free: {targets: [{provider: own, model: other, price: {input_usd_per_million: 0}}]}\n"
     "keys:\n  - {name: team, key: sk-0123456789abcdef0123456789, budget_usd_per_day: 5%s}\n"
 )
 
@@ -74,8 +75,8 @@ CONFIG = (
 @rows(
     "changes, told",
     [
-        ("", "key team has a budget and is refused models with a target that has no price: own/house-model"),
-        (", allow_unpriced: true", "key team: its budget does not count what has no price: own/house-model"),
+        ("", "key team has a budget and is refused models with a target that has no price: own/house-model (m, n, p)"),
+        (", allow_unpriced: true", "key team: its budget does not count what has no price: own/house-model (m, n, p)"),
         (", models: [free]", None),
     ],
 )
