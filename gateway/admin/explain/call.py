@@ -19,6 +19,7 @@ from gateway.core.snapshot.route_plan import RoutePlan, plan_route, targets_hidd
 from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target
 from gateway.core.types import Clocks, Endpoint
 from gateway.dialects.http import door
+from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.degrade.lower import FIELDS_AT
 from gateway.features.grouping.bodies import RESULTS
 from gateway.features.output.rules import CHECKED, OutputRule
@@ -236,7 +237,10 @@ def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
 
 def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: bytes) -> str:
     rates = target.find_rates(target.model or peeked.model)
-    is_refused = key.budget_usd_per_day is not None and not key.allow_unpriced
+    is_billed = endpoint.name in MEDIA or (
+        endpoint.tokens != "none" and endpoint.name not in (COUNT_TOKENS, COUNT_GENERATED)
+    )
+    is_refused = is_billed and key.budget_usd_per_day is not None and not key.allow_unpriced
     refusal = ": 403 unpriced_endpoint for this key, which has a budget" if is_refused else ""
     if rates is None:
         return f"price not known{refusal}"
@@ -248,7 +252,6 @@ def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: b
             asked = [_of_tokens(other), *_of_long_inputs(other)]
             told += [f"{tier} {prices}" for prices in asked if prices not in usual]
     told += [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
-    is_billed = endpoint.name in MEDIA or endpoint.tokens != "none"
     if is_billed and attempt_usd(endpoint, peeked, target, body) is None:
         told.append(f"no price for {endpoint.name}{refusal}")
     return "; ".join(told)

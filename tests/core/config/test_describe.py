@@ -402,6 +402,9 @@ def test_explain_tells_the_price_of_each_unit(tmp_path: Path) -> None:
     assert refused.format("chat") in asked("m", "/v1/chat/completions")
     assert refused.format("images") in asked("m", "/v1/images/generations")
     assert "; $15 per million characters\n" in asked("m", "/v1/moderations")
+    for path in ("/v1/moderations", "/v1/messages/count_tokens"):  # nobody is refused what is free
+        assert "; price not known\n" in asked("odd", path)
+        assert "403" not in asked("m", path)
 
 
 def test_explain_tells_prices_above_a_length_and_who_is_refused_what_has_none(tmp_path: Path) -> None:
