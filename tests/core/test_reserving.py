@@ -219,6 +219,33 @@ def test_several_answers_whose_client_leaves_are_charged() -> None:
 
 
 @rows(
+    "name, advice",
+    [
+        ("chat", "set a smaller max_tokens, "),
+        ("responses", "set a smaller max_tokens, "),
+        ("embeddings", "ask for less, "),
+        ("speech", "ask for less, "),
+        ("images", "ask for less, "),
+    ],
+)
+async def test_a_call_that_costs_too_much_is_told_what_is_left_and_what_makes_it_cheaper(
+    name: str, advice: str
+) -> None:
+    """Where there is no answer in tokens, no bound of it helps."""
+    bench = Bench([])
+    endpoint = next(one for one in ENDPOINTS if one.name == name)
+    call = bench.call(key=team(), endpoint=endpoint)
+
+    with pytest.raises(BudgetExceeded) as refusal:
+        await bench.admission.budgets.reserve(call, Price(0.07, 0.07, 0.07))
+
+    assert str(refusal.value) == (
+        "The key 'team' has $0.05 left of its budget of $0.05 for today (UTC), and this call may cost $0.07; "
+        f"{advice}raise budget_usd_per_day, or wait for tomorrow."
+    )
+
+
+@rows(
     ("max_tokens", "allows", "results"),
     [
         (4000, False, [200, 200, "budget_exceeded", "budget_exceeded"]),

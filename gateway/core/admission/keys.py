@@ -106,10 +106,10 @@ class KeyBudgets:
         else:
             usd = price.usual if call.key.allow_overspend else price.worst
             what = (
-                f"What the key '{name}' has left of its budget of ${budget_usd:g} for today (UTC) does not pay for this call, "
-                f"which may cost ${usd:.2g}"
+                f"The key '{name}' has ${budget_usd - spent_usd:.3g} left of its budget of ${budget_usd:g} for today (UTC), "
+                f"and this call may cost ${usd:.3g}"
             )
-            remedy = "set a smaller max_tokens, "
+            remedy = "set a smaller max_tokens, " if call.endpoint.tokens == "both" else "ask for less, "
         raise BudgetExceeded(
             f"{what}; {remedy}raise budget_usd_per_day, or wait for tomorrow.",
             retry_after_s=DAY_S - self._clock.wall() % DAY_S,
