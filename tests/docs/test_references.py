@@ -15,7 +15,7 @@ from gateway.core.calllog import CallLog
 from gateway.core.openai import headers
 from gateway.core.retry.retry import DENIALS
 from gateway.core.telemetry import Telemetry
-from gateway.core.types import ErrorClass
+from gateway.core.types import ErrorClass, Usage
 from gateway.emulator.config.config import FAULTS, EmulatorConfig
 from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
@@ -171,7 +171,8 @@ def test_no_metric_is_told_that_there_is_not() -> None:
 
 def test_every_field_of_the_call_log_is_told() -> None:
     """Of calls that were served, and of those that were spared a provider."""
-    fields = {*line_of(record()), *line_of(spared())}
+    left = record(usage=Usage(100, 20, cached=40, cache_written=30, estimated=True), outcome="client_gone")
+    fields = {*line_of(record()), *line_of(spared()), *line_of(left)}
     assert len(fields) > 30
 
     told = {name for row in rows(section(reference("metrics"), "## The call log")) for name in words(row[0])}
