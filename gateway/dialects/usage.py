@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.core.openai.transcript import usage_in
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.usage import read_usage, tier_named
 from gateway.core.types import ALL_TEXT, Usage
-from gateway.dialects.base import BY_TTL, Json, text_of
+from gateway.dialects.base import BY_TTL, Json
 
 _KINDS: Final = ("audio", "image", "video")
 
@@ -23,14 +23,8 @@ def usage_of_answer(said: Json) -> Usage | None:
     told = usage_in(said)
     usage = None if told is None else read_usage(told)
     if usage is not None and not usage.tier:
-        usage.tier = tier_in(said.get("service_tier"))
+        usage.tier = tier_named(said.get("service_tier"))
     return usage
-
-
-def tier_in(word: object) -> str:
-    """Returns a provider's word for a tier; empty: it is the usual one."""
-    tier = text_of(word).lower()
-    return "" if tier in ("default", "standard") else tier
 
 
 def chat_usage(usage: Usage) -> Json:

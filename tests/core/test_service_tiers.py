@@ -7,7 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.core.openai.usage import find_tier_asked, find_usage
+from gateway.core.openai.usage import find_tier_asked, find_usage, tier_beside
+from gateway.dialects.usage import usage_of_answer
 from tests.rows import rows
 from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole
 
@@ -114,6 +115,20 @@ def test_a_tier_stands_in_no_text(tail: bytes, tier: str) -> None:
 
     assert usage is not None
     assert usage.tier == tier
+
+
+@rows(
+    "word, tier",
+    [("default", ""), ("on_demand", ""), ("ON_DEMAND_FLEX", "flex"), ("Priority", "priority"), (None, ""), (3, "")],
+)
+def test_the_usual_tier_is_none_wherever_its_word_stands(word: object, tier: str) -> None:
+    """Whether the answer is converted, parsed or searched: Groq says `on_demand`."""
+    answer = {"choices": [], "usage": {"prompt_tokens": 1000, "completion_tokens": 1}, "service_tier": word}
+    converted, searched = usage_of_answer(answer), find_usage(orjson.dumps(answer))
+
+    assert converted is not None
+    assert searched is not None
+    assert (converted.tier, searched.tier, tier_beside(answer)) == (tier, tier, tier)
 
 
 @rows(

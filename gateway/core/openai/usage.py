@@ -211,7 +211,7 @@ def find_usage(tail: bytes) -> Usage | None:
         found = _object_after(tail, key + len(name)) if name else None
         usage = found and read_usage(found)
         if usage:
-            usage.tier = usage.tier or _tier_in(tail, _TIER_NAMES[0])
+            usage.tier = usage.tier or tier_named(_tier_in(tail, _TIER_NAMES[0]))
             return usage
     return None
 
@@ -233,8 +233,13 @@ def _tier_in(text: bytes, name: bytes) -> str:
 def tier_beside(answer: dict[str, Any]) -> str:
     """Returns the service tier that an answer or an event names beside its usage; empty: none, or the usual one."""
     response = answer.get("response")
-    tier = (response if isinstance(response, dict) else answer).get("service_tier")
-    return tier if isinstance(tier, str) and tier not in _USUAL_TIERS else ""
+    return tier_named((response if isinstance(response, dict) else answer).get("service_tier"))
+
+
+def tier_named(word: object) -> str:
+    """Returns the service tier that a provider's word is for; empty: it is the usual one, or no word."""
+    tier = word.lower().removeprefix(_ON_DEMAND)[:_MOST_TIER] if isinstance(word, str) else ""
+    return "" if tier in USUAL_TIERS else tier
 
 
 # The fields in which providers report what a call has used, in every language. `read_usage` reads what stands in this table,
@@ -340,7 +345,7 @@ _LISTED: Final = (("modality", "tokenCount"), ("ttl", "inputTokens"))
 _MOST_LISTED: Final = 64
 _WHOLEINPUTS: Final = ("prompt_tokens", "promptTokenCount")
 """Counts of an input that include what is told beside them."""
-_USUAL_TIERS: Final = ("", "standard", "default", "on_demand", "traffic_type_unspecified")
+USUAL_TIERS: Final = ("", "standard", "default", "on_demand", "traffic_type_unspecified")
 _ON_DEMAND: Final = "on_demand_"
 """What Vertex puts before the names of tiers."""
 _MOST_TIER: Final = 32
@@ -533,9 +538,7 @@ def _tier_of(told: dict[str, Any]) -> str:
     """Returns the provider's word for how the call was processed; empty: as usual, or it says nothing."""
     if told.get("speed") == "fast":
         return "fast"
-    tier = told.get("service_tier") or told.get("serviceTier") or told.get("trafficType")
-    word = tier.lower().removeprefix(_ON_DEMAND)[:_MOST_TIER] if isinstance(tier, str) else ""
-    return "" if word in _USUAL_TIERS else word
+    return tier_named(told.get("service_tier") or told.get("serviceTier") or told.get("trafficType"))
 
 
 def added(one: Usage, more: Usage) -> Usage:

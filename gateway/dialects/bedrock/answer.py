@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.openai.json_edit import is_overcrowded
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.usage import read_usage, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic.out_thoughts import FORMAT
 from gateway.dialects.base import (
@@ -28,7 +28,7 @@ from gateway.dialects.base import (
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import TOO_LONG, UNSAYABLE, chat_failure
-from gateway.dialects.usage import chat_usage, tier_in
+from gateway.dialects.usage import chat_usage
 
 _FINISH: Final = {
     "content_filtered": "content_filter",
@@ -184,7 +184,7 @@ def usage_of(said: Json) -> Usage | None:
     """Returns the usage that an answer or its last event tells, with the tier that stands beside it."""
     usage = read_usage(object_of(said.get("usage")))
     if usage is not None:
-        usage.tier = tier_in(object_of(said.get("serviceTier")).get("type"))
+        usage.tier = tier_named(object_of(said.get("serviceTier")).get("type"))
     return usage
 
 

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage, filled
+from gateway.core.openai.usage import estimate_usage, filled, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
@@ -33,7 +33,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
-from gateway.dialects.usage import message_usage, tier_in, usage_of_answer
+from gateway.dialects.usage import message_usage, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 """Why an answer ended before its model had said all, by a chat completion's finish reason."""
@@ -118,7 +118,7 @@ def used(sent: ConvertedRequest, said: Json, told: int) -> Usage:
         return usage
     asked = {**sent.asked, "messages": [_without_media(one) for one in objects(sent.asked.get("messages"))]}
     estimate = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
-    estimate.tier = tier_in(said.get("service_tier"))
+    estimate.tier = tier_named(said.get("service_tier"))
     return filled(usage, estimate)
 
 
