@@ -37,6 +37,7 @@ from gateway.core.config.fields.fields import (
     said,
 )
 from gateway.core.limits.table.rules import ChargeRule
+from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.retry.balancing import Choice
 from gateway.core.snapshot.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.features.grouping.bodies import GroupRules
@@ -242,6 +243,15 @@ class PriceEntry(TierPrices):
     """The field `price` of a target."""
 
     service_tiers: dict[Text, TierPrices] = {}
+
+    @model_validator(mode="after")
+    def _names_other_tiers(self) -> Self:
+        for tier in self.service_tiers:
+            if tier != tier.lower():
+                raise said(f"service_tiers.{tier} must be in lower case: answers are compared so")
+            if tier in USUAL_TIERS:
+                raise said(f"service_tiers.{tier} is the usual tier: state its prices beside service_tiers")
+        return self
 
 
 class LimitedEntry(Entry):

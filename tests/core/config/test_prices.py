@@ -259,6 +259,14 @@ PRICED = (
             "targets[0].price.service_tiers.flex.service_tiers: unknown field here: it belongs into "
             "models.m.targets[0].price",
         ),
+        (
+            "{input_usd_per_million: 1, service_tiers: {default: {input_usd_per_million: 2}}}",
+            "price: service_tiers.default is the usual tier: state its prices beside service_tiers",
+        ),
+        (
+            "{input_usd_per_million: 1, service_tiers: {Flex: {input_usd_per_million: 2}}}",
+            "price: service_tiers.Flex must be in lower case: answers are compared so",
+        ),
     ],
 )
 def test_a_price_that_says_too_little_is_a_mistake(tmp_path: Path, price: str, problem: str) -> None:
