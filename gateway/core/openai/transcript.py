@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from gateway.core.openai import sse
 from gateway.core.openai.sse import (
     Form,
@@ -24,7 +22,17 @@ from gateway.core.openai.sse import (
     plain_events_of,
     says_nothing,
 )
-from gateway.core.openai.usage import find_usage, joined, read_usage, tier_beside, told_later
+from gateway.core.openai.usage import (
+    AUDIO_CHARACTERS,
+    BYTES_PER_TOKEN,
+    PICTURE_TOKENS,
+    find_usage,
+    joined,
+    output_tokens_in,
+    read_usage,
+    tier_beside,
+    told_later,
+)
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
 # Tells which calls make a model think before it answers, so that minutes without output are usual.
@@ -71,94 +79,12 @@ def _is_much(asked: Any) -> bool:
 # they hold is extended to all events at the end, where it is needed. Texts count as those of whole answers do, by their bytes.
 
 
-_BYTES_PER_TOKEN = 4
-_AUDIO_CHARACTERS = 3_200
-"""Of base64 to a token: PCM of 24 kHz, of which OpenAI counts a token for each 50 ms."""
-_GEMINIS_AUDIO_CHARACTERS = 2_560
-"""The same for Gemini, which counts 25 tokens a second."""
-_PICTURE_TOKENS = 1_290.0
-"""Of a picture of Gemini's, up to 1024 x 1024."""
-_OUTPUT = frozenset(
-    (
-        *(
-            "arguments",
-            "candidates",
-            "choices",
-            "code",
-            "content",
-            "content_block",
-            "custom",
-            "delta",
-            "executableCode",
-        ),
-        *(
-            "function",
-            "functionCall",
-            "function_call",
-            "name",
-            "partial_json",
-            "parts",
-            "reasoning",
-            "reasoning_content",
-        ),
-        *("refusal", "summary", "text", "thinking", "tool_calls", "transcript"),
-    )
-)
-"""The fields of events, in all forms, whose texts are output."""
-_MOST_NESTED = 16
 _FIRST_STEP = 4
 MOST_SAMPLES = 48
 _USUAL_WEIGHT = 100.0
 """The usual tokens of a byte weigh as much as samples that differ by 10 bytes."""
 _MOST_KEPT_BYTES = 1_024
 """A longer sample is measured at once, and not kept."""
-
-
-def output_tokens_in(event: dict[str, Any]) -> float:
-    """Returns the estimated tokens of the text, thinking, tool calls, sound and pictures in an event of any form.
-
-    The events of Responses that repeat what others have brought add nothing.
-    """
-    kind = event.get("type")
-    if not isinstance(kind, str) or not kind.startswith("response."):
-        return _tokens_of(event, 0)
-    delta = event.get("delta") if kind.endswith(".delta") else None
-    if not isinstance(delta, str):
-        return 0.0
-    return len(delta) / _AUDIO_CHARACTERS if kind.endswith("audio.delta") else _tokens_of(delta, 0)
-
-
-def _tokens_of(value: object, depth: int) -> float:
-    if isinstance(value, str):
-        return (len(value) if value.isascii() else len(value.encode(errors="replace"))) / _BYTES_PER_TOKEN
-    if depth > _MOST_NESTED:
-        return 0.0
-    if isinstance(value, list):
-        return sum([_tokens_of(one, depth + 1) for one in value])
-    if not isinstance(value, dict):
-        return 0.0
-    tokens = 0.0
-    for name, inner in value.items():
-        if name in _OUTPUT:
-            tokens += _tokens_of(inner, depth + 1)
-        elif name == "args" or name == "input":  # of a call: an object, or a text
-            tokens += _tokens_of(
-                orjson.dumps(inner).decode() if isinstance(inner, dict) and inner else inner, depth + 1
-            )
-        elif name == "audio" and isinstance(inner, dict):
-            tokens += _tokens_of(inner, depth + 1) + _length(inner.get("data")) / _AUDIO_CHARACTERS
-        elif name == "inlineData" and isinstance(inner, dict):
-            is_picture = str(inner.get("mimeType")).startswith("image/")
-            tokens += _PICTURE_TOKENS if is_picture else _length(inner.get("data")) / _GEMINIS_AUDIO_CHARACTERS
-        elif name == "images" and isinstance(inner, list):
-            tokens += _PICTURE_TOKENS * len(inner)
-        elif name == "reasoning_details" and not (value.get("reasoning_content") or value.get("reasoning")):
-            tokens += _tokens_of(inner, depth + 1)  # elsewhere these repeat it
-    return tokens
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str) else 0
 
 
 def extend_samples(samples: Sequence[tuple[int, float]], events: int, size: int) -> float:
@@ -169,7 +95,7 @@ def extend_samples(samples: Sequence[tuple[int, float]], events: int, size: int)
     """
     mean_size = sum([one for one, _ in samples]) / len(samples)
     mean_tokens = sum([tokens for _, tokens in samples]) / len(samples)
-    usual = mean_tokens / mean_size if mean_size > _MOST_KEPT_BYTES else 1 / _BYTES_PER_TOKEN  # long ones may be sound
+    usual = mean_tokens / mean_size if mean_size > _MOST_KEPT_BYTES else 1 / BYTES_PER_TOKEN  # long ones may be sound
     both = sum([(one - mean_size) * (tokens - mean_tokens) for one, tokens in samples])
     spread = sum([(one - mean_size) ** 2 for one, _ in samples])
     per_byte = (both + usual * _USUAL_WEIGHT) / (spread + _USUAL_WEIGHT)
@@ -513,10 +439,10 @@ class Transcript:
         if not self._head or (b"response." in self._head and b".delta" not in self._head):
             return 0.0
         if b'"image/' in self._head or b"data:image/" in self._head:
-            return _PICTURE_TOKENS
+            return PICTURE_TOKENS
         tail = self._long_tail
         is_base64 = tail.isascii() and tail.count(b" ") + tail.count(b"\\") < len(tail) // _HEAD_BYTES
-        return self._long_bytes / (_AUDIO_CHARACTERS if is_base64 else _BYTES_PER_TOKEN)
+        return self._long_bytes / (AUDIO_CHARACTERS if is_base64 else BYTES_PER_TOKEN)
 
 
 def _measured(event: bytes) -> tuple[int, float]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import islice
+from math import ceil
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -183,7 +184,7 @@ def other_model_field(names: Iterable[str]) -> str | None:
     return next((name for name in names if name != "model" and name.casefold() in CHOOSES_A_MODEL), None)
 
 
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
 _MOST_SECONDS = 1e7
@@ -358,24 +359,44 @@ LONGEST_ANSWER: Final = 131_072
 """The tokens of output that a model of today writes at most, where a caller sets no bound."""
 _ANSWERS: Final = frozenset(("choices", "output", "content", "candidates"))
 """Where an answer says something: chat completions; Responses, Converse; Messages; generateContent."""
-_WORDS: Final = frozenset(
+_OUTPUT: Final = frozenset(
     (
-        *(
-            "message",
-            "content",
-            "text",
-            "reasoning_content",
-            "reasoning",
-            "thinking",
-            "summary",
-            "parts",
-            "reasoningText",
-        ),
-        *("tool_calls", "function", "custom", "function_call", "functionCall", "toolUse", "name", "arguments", "input"),
-        *("code", "executableCode", "reasoningContent"),
+        "arguments",
+        "candidates",
+        "choices",
+        "code",
+        "content",
+        "content_block",
+        "custom",
+        "delta",
+        "executableCode",
+        "function",
+        "functionCall",
+        "function_call",
+        "message",
+        "name",
+        "partial_json",
+        "parts",
+        "reasoning",
+        "reasoningContent",
+        "reasoningText",
+        "reasoning_content",
+        "refusal",
+        "summary",
+        "text",
+        "thinking",
+        "toolUse",
+        "tool_calls",
+        "transcript",
     )
 )
-"""The fields below of which words are output."""
+"""The fields of answers and events, in all languages, whose texts are output."""
+AUDIO_CHARACTERS: Final = 3_200
+"""Of base64 to a token: PCM of 24 kHz, of which OpenAI counts a token for each 50 ms."""
+_GEMINIS_AUDIO_CHARACTERS: Final = 2_560
+"""The same for Gemini, which counts 25 tokens a second."""
+PICTURE_TOKENS: Final = 1_290.0
+"""Of a picture of Gemini's, up to 1024 x 1024."""
 _MOST_NESTED: Final = 16
 _NO_PARTS: Final = frozenset(
     (
@@ -575,7 +596,7 @@ def estimate_usage(body: bytes, output_tokens: int) -> Usage:
     """Returns a rough count from the size of the request: four bytes to a token."""
     if b";base64," in body or b'"data":' in body:
         body = _BASE64.sub(b"", body, count=_PICTURES)  # a picture does not cost by its bytes
-    return Usage(len(body) // _BYTES_PER_TOKEN, output_tokens, estimated=True)
+    return Usage(len(body) // BYTES_PER_TOKEN, output_tokens, estimated=True)
 
 
 def filled(told: Usage | None, estimate: Usage) -> Usage:
@@ -589,7 +610,7 @@ def filled(told: Usage | None, estimate: Usage) -> Usage:
 
 def estimate_tokens(text: bytes) -> int:
     """Returns the estimated tokens of an answer without usage."""
-    return len(text) // _BYTES_PER_TOKEN
+    return len(text) // BYTES_PER_TOKEN
 
 
 def read_seconds(value: object) -> float | None:
@@ -602,31 +623,63 @@ def read_seconds(value: object) -> float | None:
 
 
 def estimate_answer(body: bytes) -> int:
-    """Returns the estimated tokens of a whole answer without usage, in any language: of its words, thoughts and calls of tools.
+    """Returns the estimated tokens of a whole answer without usage, in any language: of its words, thoughts, calls of tools,
+    sound and pictures.
 
     What is no JSON, and what would take long to parse, is estimated by all of its bytes.
     """
     answer = answer_object(body)
-    return estimate_tokens(body) if answer is None else -(-_bytes_of_words(answer, _ANSWERS, 0) // _BYTES_PER_TOKEN)
+    if answer is None:
+        return estimate_tokens(body)
+    return ceil(sum([_tokens_of(value, 1) for name, value in answer.items() if name in _ANSWERS]))
 
 
-def _bytes_of_words(said: object, names: frozenset[str], depth: int) -> int:
-    """Returns the bytes of the texts below the fields of these names."""
-    if isinstance(said, str):
-        return len(said.encode(errors="replace"))
+def output_tokens_in(event: dict[str, Any]) -> float:
+    """Returns the estimated tokens of the text, thinking, tool calls, sound and pictures in an event of any language.
+
+    The events of Responses that repeat what others have brought add nothing.
+    """
+    kind = event.get("type")
+    if not isinstance(kind, str) or not kind.startswith("response."):
+        return _tokens_of(event, 0)
+    delta = event.get("delta") if kind.endswith(".delta") else None
+    if not isinstance(delta, str):
+        return 0.0
+    return len(delta) / AUDIO_CHARACTERS if kind.endswith("audio.delta") else _tokens_of(delta, 0)
+
+
+def _tokens_of(value: object, depth: int) -> float:
+    if isinstance(value, str):
+        return (len(value) if value.isascii() else len(value.encode(errors="replace"))) / BYTES_PER_TOKEN
     if depth > _MOST_NESTED:
-        return 0
-    if isinstance(said, list):
-        return sum([_bytes_of_words(one, names, depth + 1) for one in said])
-    if not isinstance(said, dict):
-        return 0
-    size = 0
-    for name, value in said.items():
-        if name in ("args", "input") and isinstance(value, dict):
-            size += len(orjson.dumps(value))
-        elif name in names and not (name == "reasoning" and said.get("reasoning_content")):
-            size += _bytes_of_words(value, _WORDS, depth + 1)
-    return size
+        return 0.0
+    if isinstance(value, list):
+        return sum([_tokens_of(one, depth + 1) for one in value])
+    if not isinstance(value, dict):
+        return 0.0
+    tokens = 0.0
+    for name, inner in value.items():
+        if name == "reasoning" and value.get("reasoning_content"):
+            continue  # it repeats that
+        if name in _OUTPUT:
+            tokens += _tokens_of(inner, depth + 1)
+        elif name == "args" or name == "input":  # of a call: an object, or a text
+            is_object = isinstance(inner, dict) and inner
+            tokens += _tokens_of(orjson.dumps(inner).decode() if is_object else inner, depth + 1)
+        elif name == "audio" and isinstance(inner, dict):
+            tokens += _tokens_of(inner, depth + 1) + _length(inner.get("data")) / AUDIO_CHARACTERS
+        elif name == "inlineData" and isinstance(inner, dict):
+            is_picture = str(inner.get("mimeType")).startswith("image/")
+            tokens += PICTURE_TOKENS if is_picture else _length(inner.get("data")) / _GEMINIS_AUDIO_CHARACTERS
+        elif name == "images" and isinstance(inner, list):
+            tokens += PICTURE_TOKENS * len(inner)
+        elif name == "reasoning_details" and not (value.get("reasoning_content") or value.get("reasoning")):
+            tokens += _tokens_of(inner, depth + 1)  # elsewhere these repeat it
+    return tokens
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str) else 0
 
 
 def bounded(usage: Usage, request_bytes: int, most_output: int | None) -> Usage:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.openai.sse import PENDING_LIMIT, Form
-from gateway.core.openai.transcript import Transcript, extend_samples, output_tokens_in
+from gateway.core.openai.transcript import Transcript, extend_samples
+from gateway.core.openai.usage import output_tokens_in
 from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 

@@ -440,6 +440,22 @@ def test_an_answer_is_estimated_by_its_words_alone(language: str) -> None:
     assert estimate_answer(orjson.dumps(full)) == -(-(200 + 80 + len('f{"city":"Oslo"}')) // 4)
 
 
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        ({"candidates": [{"content": {"parts": [{"inlineData": {"mimeType": "image/png", "data": "A" * 9999}}]}}]}, 1290),
+        ({"candidates": [{"content": {"parts": [{"inlineData": {"mimeType": "audio/pcm", "data": "A" * 25600}}]}}]}, 10),
+        ({"choices": [{"message": {"audio": {"data": "A" * 32000, "transcript": "x" * 400}}}]}, 110),
+        ({"choices": [{"message": {"content": None, "refusal": "x" * 40}}]}, 10),
+        ({"choices": [{"message": {"content": "", "reasoning_details": [{"type": "reasoning.text", "text": "x" * 40}]}}]}, 10),
+        ({"reasoning": {"summary": "auto"}, "text": {"format": {"name": "x" * 40}}, "output": []}, 0),
+    ],
+)  # fmt: skip
+def test_a_whole_answer_is_estimated_as_its_stream_would_be(answer: dict[str, Any], tokens: int) -> None:
+    """Sound by its time, pictures as such, refusals and thoughts by their words; what repeats the request is no output."""
+    assert estimate_answer(orjson.dumps(answer)) == tokens
+
+
 def test_what_is_no_answer_is_estimated_by_its_bytes() -> None:
     """Or what nests too deeply to be looked through."""
     assert estimate_answer(b"x" * 43) == 10
