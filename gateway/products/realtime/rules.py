@@ -7,14 +7,15 @@ A byte search decides what is parsed. Source: OpenAI's Realtime API, server even
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 import orjson
 
 from gateway.core.openai.media import certain_usage
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.usage import AUDIO_CHARACTERS, BYTES_PER_TOKEN, read_usage
 from gateway.core.snapshot.snapshot import Provider
-from gateway.core.types import EMULATOR, Usage
+from gateway.core.types import EMULATOR, Usage, UsageParts
 
 # Which providers can have realtime sessions, as far as the config tells.
 
@@ -38,6 +39,7 @@ def why_no_sessions(provider: Provider) -> str | None:
 
 DONE, ERROR = b'"response.done"', b'"error"'
 TRANSCRIBED, SESSION = b'_transcription.completed"', b"session."
+OUTPUT, SOUND, DELTA = b'.delta"', b"audio.delta", b'"delta":'
 HEAD_BYTES = 256
 """Errors, transcriptions and sessions say so near their beginning; what a model says comes later."""
 MAX_READ_BYTES = 4 * 1024 * 1024
@@ -61,6 +63,22 @@ def is_read(data: bytes | bytearray) -> bool:
     """Returns whether an event has to be parsed."""
     head = data[:HEAD_BYTES]
     return DONE in data or ERROR in head or TRANSCRIBED in head or SESSION in head
+
+
+def output_in(data: bytes | bytearray) -> Usage | None:
+    """Returns the estimated output in an event that is not read; None: it brings none of a response.
+
+    What it brings stands behind its envelope, as the last field of the event.
+    """
+    head = data[:HEAD_BYTES]
+    at = data.find(DELTA, 0, 2 * HEAD_BYTES) if OUTPUT in head else -1
+    if at < 0:
+        return None
+    size = max(0, len(data) - at - len(DELTA) - len(b'""}'))
+    if SOUND not in head:
+        return Usage(0, ceil(size / BYTES_PER_TOKEN), estimated=True)
+    tokens = ceil(size / AUDIO_CHARACTERS)
+    return Usage(0, tokens, estimated=True, parts=UsageParts(audio_output=tokens))
 
 
 def read_event(data: bytes | bytearray) -> ReadEvent | None:

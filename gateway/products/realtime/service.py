@@ -25,7 +25,7 @@ from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
-from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event
+from gateway.products.realtime.rules import ReadEvent, error_event, is_read, output_in, read_event
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
 
@@ -119,6 +119,7 @@ class RealtimeSession:
         "target",
         "transcribed_usd",
         "transcriber",
+        "unfinished",
         "usage",
     )
 
@@ -140,6 +141,8 @@ class RealtimeSession:
         self.ends_at = now + MAX_SESSION_S
         self.usage: Usage | None = None
         """What its responses have used so far."""
+        self.unfinished: Usage | None = None
+        """What the response that is under way is estimated to have used; None: nothing has come of it."""
         self.transcriber = ""
         """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
         self.transcribed_usd = 0.0
@@ -173,8 +176,7 @@ class RealtimeSession:
             data = self.hide(data if isinstance(data, bytes) else bytes(data))
         client.send(opcode, data, fin)
         if opcode == TEXT and fin:
-            if is_read(data):
-                self._heard(read_event(data))
+            self._take(data)
         elif opcode in (CONTINUATION, TEXT):
             self._join(opcode, data, fin)
 
@@ -190,8 +192,14 @@ class RealtimeSession:
             self._parts = None
         elif fin:
             self._parts = None
-            if is_read(parts):
-                self._heard(read_event(parts))
+            self._take(parts)
+
+    def _take(self, data: bytes | bytearray) -> None:
+        """Reads an event that says what was used, or counts the output of one that says no more."""
+        if is_read(data):
+            self._heard(read_event(data))
+        elif (output := output_in(data)) is not None:
+            self.unfinished = output if self.unfinished is None else added(self.unfinished, output)
 
     def _heard(self, event: ReadEvent | None) -> None:
         if event is None:
@@ -203,6 +211,8 @@ class RealtimeSession:
         why = None
         if event.transcribed is not None:
             why = self.host.transcribed(self, event.transcribed)
+        if event.is_done:
+            self.unfinished = None
         if event.usage is not None:
             self.usage = event.usage if self.usage is None else added(self.usage, event.usage)
             why = self.host.used(self, event.usage)
@@ -432,12 +442,15 @@ class RealtimeSessions:
         self._ended[session.target.name] = [old + more for old, more in zip(known, session.traffic(), strict=True)]
         call = session.call
         self._admission.outcomes.ended(call, outcome)
+        usage, left = session.usage, session.unfinished
+        if left is not None:
+            usage = left if usage is None else added(usage, left)
         self._accounts.settle(
             call,
             SWITCHING,
             outcome,
             target=session.target,
-            usage=session.usage or (Usage(0, 0) if session.transcribed_usd else None),
+            usage=usage or (Usage(0, 0) if session.transcribed_usd else None),
             beside_usd=session.transcribed_usd,
         )
 

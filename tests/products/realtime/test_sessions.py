@@ -97,6 +97,29 @@ async def test_a_turn_is_relayed_counted_and_priced(start: StartRealtime) -> Non
     assert line["cost_usd"] == pytest.approx((40 * 4 + 20 * 16) / 1e6)
 
 
+async def test_a_response_that_is_left_costs_what_has_come_of_it(start: StartRealtime) -> None:
+    """Its text by its bytes, its sound by its time; what was reported before counts as it is."""
+    sound = orjson.dumps({**orjson.loads(delta("")), "type": "response.output_audio.delta", "delta": "A" * 64_000})
+
+    async def leaves_off(socket: ServerConnection) -> None:
+        await socket.send(created())
+        await socket.recv()
+        for event in (delta("Hi"), done(), delta("word" * 100), sound.decode()):
+            await socket.send(event)
+        await socket.wait_closed()
+
+    async with provider(leaves_off) as upstream:
+        gateway = await start(upstream.url)
+        async with session(gateway) as socket:
+            await socket.recv()
+            await socket.send('{"type":"response.create"}')
+            for _ in range(4):
+                await socket.recv()
+        (line,) = await lines_of(gateway)
+    assert (line["input_tokens"], line["output_tokens"], line["usage_estimated"]) == (20, 10 + 100 + 20, True)
+    assert line["cost_usd"] == pytest.approx((20 * 4 + 130 * 16) / 1e6)
+
+
 async def test_the_real_sdk_has_a_conversation(start: StartRealtime) -> None:
     """`client.realtime.connect`, unmodified."""
     async with provider() as upstream:
