@@ -21,7 +21,7 @@ from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIEN
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled, find_tier_asked
+from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled, find_requested_tier
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
@@ -73,7 +73,7 @@ class CostEstimates:
             if rates is not None:
                 learned = self._gates.line(target, call).gate.calibration
                 input_tokens = learned.input_bound(estimate_of(call))
-                tier = _tier_asked(call, target) if rates.by_tier else ""
+                tier = _requested_tier(call, target) if rates.by_tier else ""
                 input_usd, output_usd = dearest_usd(rates, input_tokens, tier)
                 price = price_of(
                     input_usd,
@@ -126,11 +126,11 @@ class CostEstimates:
         return target, usage
 
 
-def _tier_asked(call: Call, target: Target) -> str:
+def _requested_tier(call: Call, target: Target) -> str:
     """Returns the service tier that the call, or its target's own edits, ask for; empty: none."""
     edits = target.edits.set if target.edits is not None else ()
     asked = next((value for name, value in edits if name == "service_tier"), None)
-    return find_tier_asked(call.body) if asked is None else asked.decode().strip('"')
+    return find_requested_tier(call.body) if asked is None else asked.decode().strip('"')
 
 
 FASTEST_PER_S = 1_000
@@ -162,7 +162,7 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
         return None
     rates = target.find_rates(upstream_model(call, target))
     if usage.estimated and not usage.tier and rates is not None and rates.by_tier:
-        usage = replace(usage, tier=_tier_asked(call, target))
+        usage = replace(usage, tier=_requested_tier(call, target))
     return usage_usd(rates, usage)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.core.openai.usage import find_tier_asked, find_usage, tier_beside
+from gateway.core.openai.usage import find_requested_tier, find_usage, tier_beside
 from gateway.dialects.usage import usage_of_answer
 from tests.rows import rows
 from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole
@@ -145,4 +145,4 @@ def test_the_usual_tier_is_none_wherever_its_word_stands(word: object, tier: str
 )
 def test_the_tier_that_a_request_asks_for_is_known_in_every_language(body: bytes, tier: str) -> None:
     """What is reserved may have to be more for it."""
-    assert find_tier_asked(body) == tier
+    assert find_requested_tier(body) == tier

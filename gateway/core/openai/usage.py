@@ -217,7 +217,7 @@ def find_usage(tail: bytes) -> Usage | None:
     return None
 
 
-def find_tier_asked(body: bytes) -> str:
+def find_requested_tier(body: bytes) -> str:
     """Returns the service tier that a request names, in any language; empty: none."""
     return next(filter(None, [_tier_in(body, name) for name in _TIER_NAMES]), "")
 

@@ -147,7 +147,7 @@ class ChatAsMessages(ConvertingReader):
     def _begin(self, made: list[bytes], said: Json) -> None:
         """Begins the message; how much was read is known at its end only, and estimated here."""
         self._has_begun = True
-        usage = answer.told_usage(answer.used(self._sent, said, 0), said)
+        usage = answer.reported_usage(answer.used(self._sent, said, 0), said)
         mark = {name: usage.pop(name) for name in ("estimated",) if name in usage}  # clients keep what is in the usage
         made.append(event("message_start", message=answer.begun(self._sent, said) | {"usage": usage}, **mark))
 

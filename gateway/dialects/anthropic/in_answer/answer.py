@@ -69,7 +69,7 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
-        "usage": told_usage(used(sent, body, _told(blocks)), body),
+        "usage": reported_usage(used(sent, body, _told(blocks)), body),
     }
 
 
@@ -122,7 +122,7 @@ def used(sent: ConvertedRequest, said: Json, told: int) -> Usage:
     return filled(usage, estimate)
 
 
-def told_usage(usage: Usage, said: Json) -> Json:
+def reported_usage(usage: Usage, said: Json) -> Json:
     """Returns a usage in the words of Messages, with the tier that has answered, if it is one of Anthropic's, too."""
     tier = _TIERS.get(text_of(said.get("service_tier")))
     return message_usage(usage) | ({"service_tier": tier} if tier else {})

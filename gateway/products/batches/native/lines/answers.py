@@ -348,7 +348,9 @@ class ProviderAnswers:
 
     async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
-        numbers = {answer.number for answer in taking.answers if taking.wording.converts or not _is_told(answer.usage)}
+        numbers = {
+            answer.number for answer in taking.answers if taking.wording.converts or not _is_complete(answer.usage)
+        }
         if not numbers:
             return {}
         try:
@@ -427,7 +429,7 @@ class _ResultCollector:
             return None
         del self.names[answer.number]
         usage = answer.usage
-        if answer.status == 200 and not _is_told(usage):
+        if answer.status == 200 and not _is_complete(usage):
             usage = filled(usage, estimate_usage(asked, estimate_answer(answer.body)))
             usage = bounded(usage, len(asked), None)
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
@@ -445,8 +447,8 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
     return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
 
 
-def _is_told(usage: Usage | None) -> bool:
-    """Returns whether a provider has told what a line has used, in numbers that can be right."""
+def _is_complete(usage: Usage | None) -> bool:
+    """Returns whether a provider has reported what a line has used, in numbers that can be right."""
     return usage is not None and 0 < usage.input <= MOST_TOKENS >= usage.output
 
 
