@@ -21,7 +21,15 @@ from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIEN
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled, find_requested_tier
+from gateway.core.openai.usage import (
+    LONGEST_ANSWER,
+    estimate_answer,
+    estimate_usage,
+    filled,
+    find_requested_tier,
+    most_output,
+    plausible,
+)
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
@@ -206,8 +214,6 @@ class Accounts:
         if call.settled:
             return
         call.settled = True
-        if usage is not None and (usage.input > MOST_TOKENS or usage.output > MOST_TOKENS):
-            usage = bounded(usage, len(call.body), call.max_tokens)
         call.usage, call.outcome = usage, outcome
         if call.left:
             status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
@@ -310,10 +316,18 @@ def whole_usage(call: Call, told: Usage | None, body: bytes) -> Usage | None:
 
     None: the endpoint has no tokens.
     """
+    told = _believed(call, told)
     if told is not None and told.input and (told.output or call.endpoint.tokens != "both"):
         return told
     estimate = estimated_usage(call, estimate_answer(body))
     return told if estimate is None else filled(told, estimate)
+
+
+def _believed(call: Call, told: Usage | None) -> Usage | None:
+    """Returns what a provider tells, without an output that is far beyond what the call allows."""
+    if told is None or told.output <= LONGEST_ANSWER or call.max_tokens is None:
+        return told
+    return plausible(told, most_output(call.max_tokens, answers_of(call)))
 
 
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
@@ -347,6 +361,7 @@ def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_toke
 
     Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
     """
+    reported = _believed(call, reported)
     if reported is None or not reported.input or not reported.output:
         estimate = estimated_usage(call, output_tokens)
         return reported if estimate is None else filled(reported, estimate)

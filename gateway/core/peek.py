@@ -113,7 +113,7 @@ def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Pe
     thinks, metadata = False, None
     if not _RARE.isdisjoint(value):
         thinks, metadata = asks_for_reasoning(value), value.get("metadata")
-    max_tokens = None if _BOUNDS.isdisjoint(value) else _max_tokens(value)
+    max_tokens = None if _BOUNDS.isdisjoint(value) else max_tokens_of(value)
     if "generationConfig" in value and "contents" in value:
         max_tokens, thinks = _of_generated(value["generationConfig"])
     return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value, None, metadata)
@@ -126,7 +126,7 @@ def written_twice(name: str) -> InvalidRequest:
     )
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
+def max_tokens_of(body: dict[str, Any]) -> int | None:
     """The bound on the tokens of all answers together; what is not a sane number is the provider's to judge."""
     bound = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     if type(bound) is not int or not 0 < bound < 1_000_000_000:
@@ -148,7 +148,7 @@ def _of_generated(config: object) -> tuple[int | None, bool]:
     thinking = config.get("thinkingConfig")
     thinking = thinking if isinstance(thinking, dict) else {}
     budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
-    return _max_tokens(asked), level != "minimal" or (type(budget) is int and budget != 0)
+    return max_tokens_of(asked), level != "minimal" or (type(budget) is int and budget != 0)
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:

@@ -34,6 +34,7 @@ from gateway.core.ledger import (
 )
 from gateway.core.openai.headers import passthrough_response_headers, response_headers
 from gateway.core.openai.media import MEDIA
+from gateway.core.openai.usage import LONGEST_ANSWER
 from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
@@ -249,7 +250,7 @@ class Pipeline:
         error_class = None if diagnosis is None else diagnosis.error_class  # as its property, without a call
         if error_class is None:
             usage = opened.usage
-            if usage is None or not usage.output or not usage.input:
+            if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
                 usage = self._untold(call, opened, usage)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:

@@ -47,7 +47,7 @@ from gateway.core.health.times import (
     trial_s,
     usual_of,
 )
-from gateway.core.ledger import cost_usd, streamed_usage
+from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.limits.reservation import Reservation, enter
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.ports import Meter
@@ -255,12 +255,14 @@ def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | 
 
 
 def _usage_of_loser(racer: Racer) -> Usage | None:
-    """Returns the usage of an answer that came and is not needed; None: none came, or it tells nothing."""
+    """Returns the usage of an answer that came and is not needed; None: none came, or an error."""
     if racer.task.cancelled() or racer.task.exception() is not None:
         return None
     opened = racer.task.result()
+    if opened.diagnosis is not None:
+        return None
     if opened.relay is None:
-        return opened.usage
+        return whole_usage(racer.call, opened.usage, opened.body)
     return streamed_usage(racer.call, CANCELLED, *opened.relay.account())
 
 

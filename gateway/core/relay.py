@@ -16,7 +16,7 @@ from gateway.core.ledger import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.core.openai import sse
 from gateway.core.openai.sse import FirstEventKind, StreamClock, first_error, first_word
 from gateway.core.openai.transcript import MOST_SAMPLES, NULL_USAGE, STREAM_ERROR, Failure, Transcript
-from gateway.core.openai.usage import find_usage
+from gateway.core.openai.usage import LONGEST_ANSWER, find_usage
 from gateway.core.types import (
     Answer,
     Clocks,
@@ -312,7 +312,7 @@ class SseRelay:
         reported, is_of_all = self._answer.reported()
         if reported is None:
             return usage, tokens
-        return reported, 0 if is_of_all and reported.output else tokens
+        return reported, 0 if is_of_all and 0 < reported.output <= LONGEST_ANSWER else tokens
 
     def pass_on(self, write: Callable[[bytes], bool]) -> None:
         """Let plain events go straight to `write` while `chunks` waits for the next, as `Reply.pass_on` tells.

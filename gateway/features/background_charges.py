@@ -18,7 +18,7 @@ from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
 from gateway.core.ledger import known_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
-from gateway.core.openai.usage import read_usage, tier_beside
+from gateway.core.openai.usage import ABSURD, most_output, plausible, read_usage, tier_beside
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
@@ -40,6 +40,8 @@ class Charge:
     day: int
     usd: float
     rates: Rates
+    most_output: int
+    """The most tokens of output that are believed of it."""
 
 
 class Deferred:
@@ -71,7 +73,8 @@ class Deferred:
             charged_usd = max(expected_usd, reserved.usd - retries_usd)
             if len(self._charges) >= MOST:
                 del self._charges[next(iter(self._charges))]
-            self._charges[id] = Charge(call.key.name, self._admission.budgets.today(), charged_usd, rates)
+            most = most_output(call.max_tokens, 1)
+            self._charges[id] = Charge(call.key.name, self._admission.budgets.today(), charged_usd, rates, most)
         return usage
 
     def cut(self, call: Call) -> None:
@@ -93,6 +96,8 @@ class Deferred:
         reported = response.get("usage")
         usage = read_usage(reported) if isinstance(reported, dict) else None
         if usage is not None:
+            usage = plausible(usage, self._charges[id].most_output)
+        if usage is not None and usage.doubt != ABSURD:  # else it stays charged with all that was reserved
             usage.tier = usage.tier or tier_beside(response)
             charge = self._charges.pop(id)
             real_usd = usage_usd(charge.rates, usage) or 0.0

@@ -393,6 +393,13 @@ UNREADABLE: Final[Mapping[str, Any]] = {
     "text": "5 tokens",
     "texts": {"prompt_tokens": "5", "input_tokens": "5", "promptTokenCount": "5", "inputTokens": "5"},
     "negative": {"prompt_tokens": -5, "completion_tokens": -7, "input_tokens": -5, "output_tokens": -7},
+    "absurd": dict.fromkeys(
+        (
+            *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens"),
+            *("promptTokenCount", "candidatesTokenCount", "inputTokens", "outputTokens"),
+        ),
+        1 << 31,
+    ),
     "a total alone": {"total_tokens": 99, "totalTokenCount": 99, "totalTokens": 99},
 }
 

@@ -206,10 +206,10 @@ class Stage:
         """Takes calls with these ids."""
         await self.store.accept([self.new_job(id, **changes) for id in ids])
 
-    async def accept_batch(self, lines: int, id: str = "batch_1", **changes: Any) -> None:
+    async def accept_batch(self, lines: int, id: str = "batch_1", body: bytes = BODY, **changes: Any) -> None:
         """Takes a batch of so many good lines."""
         text = b'{"custom_id":"c%d","method":"POST","url":"%b","body":%b}'
-        texts = [text % (number, self.endpoint.encode(), BODY) for number in range(lines)]
+        texts = [text % (number, self.endpoint.encode(), body) for number in range(lines)]
         await self.write_blob("input", b"".join(text + b"\n" for text in texts))
         about = {ENDPOINT: self.endpoint, INPUT: "input"}
         new = self.new_job(id, kind=JobKind.BATCH, about=about, max_attempts=1, **changes)

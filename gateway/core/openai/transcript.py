@@ -25,6 +25,7 @@ from gateway.core.openai.sse import (
 from gateway.core.openai.usage import (
     AUDIO_CHARACTERS,
     BYTES_PER_TOKEN,
+    LONGEST_ANSWER,
     PICTURE_TOKENS,
     find_usage,
     joined,
@@ -229,14 +230,14 @@ class Transcript:
 
     def account(self) -> tuple[Usage | None, int]:
         """Returns the usage reported so far, and the tokens that what has come is estimated at; 0 where the last event has
-        reported them."""
+        reported them, and no more than an answer has."""
         usage = find_usage(self.last_plain) if b'"usage' in self.last_plain else None
         if usage is not None and self.usage is not None:
             usage = joined(self.usage, usage, max)
         elif usage is None and self._reported_at != self.plain:
             return self.usage, self._tokens()
         usage = usage or self.usage
-        return usage, 0 if usage is not None and usage.output else self._tokens()
+        return usage, 0 if usage is not None and 0 < usage.output <= LONGEST_ANSWER else self._tokens()
 
     def _tokens(self) -> int:
         samples = [_measured(one) if isinstance(one, bytes) else one for one in (*self.samples, self.last_plain)]

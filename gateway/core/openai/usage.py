@@ -356,7 +356,7 @@ MOST_TOKENS: Final = 1 << 24
 """Of input, and of output: no call is known to have used as many. The longest contexts have two million, and agents that run at
 a provider read theirs some times over."""
 LONGEST_ANSWER: Final = 131_072
-"""The tokens of output that a model of today writes at most, where a caller sets no bound."""
+"""The tokens of output that a model of today writes at most, its reasoning among them."""
 _ANSWERS: Final = frozenset(("choices", "output", "content", "candidates"))
 """Where an answer says something: chat completions; Responses, Converse; Messages; generateContent."""
 _OUTPUT: Final = frozenset(
@@ -419,14 +419,15 @@ _PARTS: Final = attrgetter(*(one.name for one in fields(UsageParts)))
 def read_usage(told: dict[str, Any]) -> Usage | None:
     """Returns the tokens of a provider's usage object, in any language; None when it has no numbers, or only zeros.
 
-    A count is a whole number that is not negative; whatever else stands there counts as missing. `estimated` and `doubt` are
-    our own words, in an answer that was converted from one without numbers, or with odd ones.
+    A count is a whole number that is not negative; whatever else stands there counts as missing, and so does what no call can
+    have used, which is marked. `estimated` and `doubt` are our own words, in an answer that was converted from one without
+    numbers, or with odd ones.
     """
     keys = told.keys()
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
     if usual is not None:
         came, went, total, of_input, of_output = map(told.get, usual)
-        if type(came) is int and type(went) is int and came + went == total and 0 < came | went < _MOST:
+        if type(came) is int and type(went) is int and came + went == total and 0 < came | went < MOST_TOKENS:
             if not of_input and not of_output:
                 return Usage(came, went)
             usage = _with_details(came, went, of_input or _NO_DETAILS, of_output or _NO_DETAILS)
@@ -440,7 +441,7 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
         if isinstance(step, dict) and step.get("type") == "compaction" and (more := _read(step)) is not None:
             more.tier = _tier_of(told)
             usage = more if usage is None else added(usage, more)
-    return usage
+    return None if usage is None else plausible(usage)
 
 
 def _with_details(came: int, went: int, of_input: Any, of_output: Any) -> Usage | None:
@@ -468,14 +469,18 @@ def _read(told: dict[str, Any]) -> Usage | None:
         cached, written = max(cached, count("read_beside", 0)), max(written, count("written_beside", 0))
         if not any(name in told for name in _WHOLEINPUTS):
             came += cached + written
+    known = told.get("doubt")
     if not came and not went:
-        return Usage(0, 0, parts=UsageParts(audio_s=count("audio_s", 0.0))) if "audio_s" in found else None
+        if known != ABSURD and "audio_s" not in found:
+            return None
+        parts = UsageParts(audio_s=found["audio_s"]) if "audio_s" in found else ALL_TEXT
+        return Usage(0, 0, estimated=known == ABSURD, parts=parts, doubt=ABSURD if known == ABSURD else "")
     came, went, doubt = _summed(came, went, found)
     cached = min(cached, came)
     written = min(written, came - cached)
     parts = ALL_TEXT if _NO_PARTS.issuperset(found) else _parts_of(found, came, went, cached)
     hourly = min(count("written_1h", 0), written)
-    doubt = CONTRADICTS if told.get("doubt") == CONTRADICTS else doubt
+    doubt = known if known in (ABSURD, CONTRADICTS) else doubt
     return Usage(came, went, cached, told.get("estimated") is True, written, hourly, parts, _tier_of(told), doubt)
 
 
@@ -682,22 +687,34 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def bounded(usage: Usage, request_bytes: int, most_output: int | None) -> Usage:
-    """Returns a usage with what no call can have used bounded by what this one can have cost, and marked as an estimate.
+def most_output(max_tokens: int | None, answers: int) -> int:
+    """Returns the most tokens of output that are believed of a call: what its caller allows, and an answer's length for each.
 
-    A token has a byte at least. `most_output` is the bound that the caller has set on all answers together; None: none.
+    `max_tokens` is the bound on all answers together; None: there is none. Some providers do not count reasoning against it
+    (SiliconFlow's guide to reasoning, Alibaba's to deep thinking), and none thinks longer than a model writes at most.
+    """
+    return MOST_TOKENS if max_tokens is None else min(MOST_TOKENS, max_tokens + answers * LONGEST_ANSWER)
+
+
+def plausible(usage: Usage, most: int = MOST_TOKENS) -> Usage:
+    """Returns a usage in which a number that no call can have used is missing, with its parts; it is marked then.
+
+    `most` is the bound on the output. Whoever knows request and answer fills the gap with an estimate (`filled`).
 
     Only numbers that can't be right are touched. A provider may count much that nobody sees here: the turns before, files and
     pictures behind ids and URLs, pages that it has searched, thoughts.
     """
-    if usage.input <= MOST_TOKENS >= usage.output:
+    has_input, has_output = usage.input <= MOST_TOKENS, usage.output <= most
+    if has_input and has_output:
         return usage
-    came = usage.input if usage.input <= MOST_TOKENS else min(usage.input, request_bytes)
-    went = usage.output if usage.output <= MOST_TOKENS else min(usage.output, most_output or LONGEST_ANSWER)
-    cached = min(usage.cached, came)
-    written = min(usage.cache_written, came - cached)
-    hourly = min(usage.cache_written_1h, written)
-    return Usage(came, went, cached, True, written, hourly, tier=usage.tier, doubt=ABSURD)
+    parts = usage.parts
+    if not has_input:
+        usage = replace(usage, input=0, cached=0, cache_written=0, cache_written_1h=0)
+        parts = replace(parts, audio_input=0, audio_cached=0, image_input=0, image_cached=0, video_input=0)
+    if not has_output:
+        usage = replace(usage, output=0)
+        parts = replace(parts, audio_output=0, image_output=0, video_output=0, reasoning=0)
+    return replace(usage, estimated=True, parts=parts, doubt=ABSURD)
 
 
 def _count(value: object) -> int | None:

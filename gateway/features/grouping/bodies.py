@@ -113,7 +113,10 @@ def _usages(usage: Usage | None, weights: Sequence[int]) -> list[Usage | None]:
     if usage is None:
         return [None] * len(weights)
     inputs, cached = shared_out(usage.input, weights), shared_out(usage.cached, weights)
-    return [Usage(own, 0, min(hit, own), usage.estimated) for own, hit in zip(inputs, cached, strict=True)]
+    return [
+        Usage(own, 0, min(hit, own), usage.estimated, doubt=usage.doubt)
+        for own, hit in zip(inputs, cached, strict=True)
+    ]
 
 
 # How many inputs may go to a provider in one request, and how long the first of them waits for others.

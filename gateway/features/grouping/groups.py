@@ -26,8 +26,8 @@ from gateway.core.attempts.attempt import Attempts
 from gateway.core.call import Call
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
+from gateway.core.ledger import whole_usage
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage
 from gateway.core.ports import Meter
 from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import RawHeaders
@@ -259,9 +259,7 @@ class Groups:
             elif opened.diagnosis is not None:
                 self._part(group, None if opened.status in FAULTS else [opened] * len(group.members))
             else:
-                usage = opened.usage
-                if usage is None and call.endpoint.tokens != "none":
-                    usage = estimate_usage(call.body, 0)
+                usage = whole_usage(call, opened.usage, opened.body)
                 self._part(group, _parts(group, call, opened))
         except CallerFault:
             self._part(group, None)  # too much for one request, perhaps, and not for several

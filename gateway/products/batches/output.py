@@ -17,6 +17,7 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
+from gateway.core.openai.usage import MOST_TOKENS
 from gateway.core.types import Usage
 from gateway.features.runs.rules import RunWords
 from gateway.products.batches.input import LineProblem
@@ -184,9 +185,6 @@ def _whole(at: float | None) -> int | None:
 
 EXPIRED: Final = "batch_expired", "This request could not be executed before the completion window expired."
 CANCELLED: Final = "batch_cancelled", "This request was not executed because the batch was cancelled."
-
-MOST_TOKENS: Final = 1 << 40
-"""No answer has as many: what says so is wrong, and no store is to meet it."""
 
 
 class LineIdentity(NamedTuple):

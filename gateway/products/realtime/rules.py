@@ -7,13 +7,14 @@ A byte search decides what is parsed. Source: OpenAI's Realtime API, server even
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
 import orjson
 
 from gateway.core.openai.media import certain_usage
-from gateway.core.openai.usage import AUDIO_CHARACTERS, BYTES_PER_TOKEN, read_usage
+from gateway.core.openai.usage import ABSURD, AUDIO_CHARACTERS, BYTES_PER_TOKEN, joined, read_usage
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import EMULATOR, Usage, UsageParts
 
@@ -79,6 +80,18 @@ def output_in(data: bytes | bytearray) -> Usage | None:
         return Usage(0, ceil(size / BYTES_PER_TOKEN), estimated=True)
     tokens = ceil(size / AUDIO_CHARACTERS)
     return Usage(0, tokens, estimated=True, parts=UsageParts(audio_output=tokens))
+
+
+def usage_of_response(told: Usage | None, came: Usage | None, input_tokens: int) -> Usage | None:
+    """Returns what a response has used: as its provider tells it, else what has come of it.
+
+    `came` is the estimate of that; None: nothing has. Of an input that no response can have had, that of the response before
+    stands in, `input_tokens`: a session reads again what it has read.
+    """
+    if told is None or told.doubt != ABSURD:
+        return told or came
+    usage = told if told.output or came is None else joined(told, came, max)
+    return usage if usage.input else replace(usage, input=input_tokens)
 
 
 def read_event(data: bytes | bytearray) -> ReadEvent | None:

@@ -25,7 +25,7 @@ from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import PolicySnapshot, Target
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
-from gateway.products.realtime.rules import ReadEvent, error_event, is_read, output_in, read_event
+from gateway.products.realtime.rules import ReadEvent, error_event, is_read, output_in, read_event, usage_of_response
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
 
@@ -104,6 +104,7 @@ class RealtimeSession:
 
     __slots__ = (
         "_clients",
+        "_input_tokens",
         "_parts",
         "_providers",
         "call",
@@ -141,6 +142,8 @@ class RealtimeSession:
         self.ends_at = now + MAX_SESSION_S
         self.usage: Usage | None = None
         """What its responses have used so far."""
+        self._input_tokens = 0
+        """Of the last response."""
         self.unfinished: Usage | None = None
         """What the response that is under way is estimated to have used; None: nothing has come of it."""
         self.transcriber = ""
@@ -212,10 +215,12 @@ class RealtimeSession:
         if event.transcribed is not None:
             why = self.host.transcribed(self, event.transcribed)
         if event.is_done:
+            usage = usage_of_response(event.usage, self.unfinished, self._input_tokens)
             self.unfinished = None
-        if event.usage is not None:
-            self.usage = event.usage if self.usage is None else added(self.usage, event.usage)
-            why = self.host.used(self, event.usage)
+            if usage is not None:
+                self._input_tokens = usage.input
+                self.usage = usage if self.usage is None else added(self.usage, usage)
+                why = self.host.used(self, usage)
         if why is not None:
             self.refuse(why, "budget_exceeded", "rate_limit_error")
         elif event.is_done and self.is_draining:

@@ -16,12 +16,13 @@ from gateway.core.openai.usage import (
     FIELDS,
     LONGEST_ANSWER,
     MOST_TOKENS,
-    bounded,
     estimate_answer,
     estimate_tokens,
     estimate_usage,
     filled,
     find_usage,
+    most_output,
+    plausible,
     read_usage,
 )
 from gateway.core.types import Usage, UsageParts
@@ -333,7 +334,7 @@ def test_what_a_cache_held_beyond_all_text_was_sound_or_pictures(
     assert (usage.cached, usage.parts.audio_cached, usage.parts.image_cached) == (cached, sound_cached, seen_cached)
 
 
-COUNTS = st.integers(0, 1 << 40)
+COUNTS = st.integers(0, 1 << 21)
 
 
 @st.composite
@@ -477,21 +478,75 @@ def test_what_is_not_told_is_taken_from_an_estimate(told: Usage | None, expected
     assert filled(Usage(8, 0), Usage(9, 0, estimated=True)) == Usage(8, 0)
 
 
+SOUND = UsageParts(audio_input=3, audio_output=5, image_input=2, reasoning=7, searches=2)
+
+
 @rows(
-    ("told", "most_output", "expected"),
+    ("told", "most", "expected"),
     [
-        (Usage(2**31, 2**31), 500, Usage(1000, 500, estimated=True, doubt=ABSURD)),
-        (Usage(2**31, 2**31), None, Usage(1000, LONGEST_ANSWER, estimated=True, doubt=ABSURD)),
-        (Usage(20, 2**31, 10), 500, Usage(20, 500, 10, estimated=True, doubt=ABSURD)),
-        (Usage(2**31, 9, 2**30, cache_written=7), None, Usage(1000, 9, 1000, estimated=True, doubt=ABSURD)),
-        (Usage(MOST_TOKENS, MOST_TOKENS), 500, Usage(MOST_TOKENS, MOST_TOKENS)),
+        (Usage(2**31, 2**31), MOST_TOKENS, Usage(0, 0, estimated=True, doubt=ABSURD)),
+        (
+            Usage(20, 2**31, 10, parts=SOUND),
+            MOST_TOKENS,
+            Usage(20, 0, 10, True, parts=UsageParts(audio_input=3, image_input=2, searches=2), doubt=ABSURD),
+        ),
+        (
+            Usage(2**31, 9, 2**30, cache_written=7, parts=SOUND),
+            MOST_TOKENS,
+            Usage(0, 9, estimated=True, parts=UsageParts(audio_output=5, reasoning=7, searches=2), doubt=ABSURD),
+        ),
+        (Usage(MOST_TOKENS, MOST_TOKENS), MOST_TOKENS, Usage(MOST_TOKENS, MOST_TOKENS)),
+        (Usage(9, 501), 500, Usage(9, 0, estimated=True, doubt=ABSURD)),
     ],
 )
-def test_an_absurd_usage_is_bounded_by_what_the_call_can_have_cost(
-    told: Usage, most_output: int | None, expected: Usage
+def test_a_number_that_no_call_can_have_used_counts_as_missing(told: Usage, most: int, expected: Usage) -> None:
+    """With its parts; the other number keeps its own. Millions are believed."""
+    assert plausible(told, most) == expected
+
+
+@rows(
+    ("max_tokens", "answers", "most"),
+    [
+        (None, 1, MOST_TOKENS),
+        (100, 1, 100 + LONGEST_ANSWER),
+        (200, 2, 200 + 2 * LONGEST_ANSWER),
+        (10**9, 1, MOST_TOKENS),
+    ],
+)
+def test_an_output_is_believed_up_to_its_bound_and_the_longest_reasoning_beside_it(
+    max_tokens: int | None, answers: int, most: int
 ) -> None:
-    """A byte of the request is a token at most, and no answer is longer than was asked for; millions are believed."""
-    assert bounded(told, 1000, most_output) == expected
+    """Which some providers leave out of the bound."""
+    assert most_output(max_tokens, answers) == most
+
+
+@rows(
+    ("told", "expected"),
+    [
+        ({"prompt_tokens": 2**31, "completion_tokens": 9, "total_tokens": 2**31 + 9}, (0, 9)),
+        ({"input_tokens": 9, "output_tokens": 2**31}, (9, 0)),
+        ({"input_tokens": 1 << 23, "cache_read_input_tokens": 1 << 24, "output_tokens": 1}, (0, 1)),
+        ({"promptTokenCount": 2**31, "candidatesTokenCount": 2**31}, (0, 0)),
+        (
+            {"prompt_tokens": 5, "completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 2**31}},
+            (5, 0),
+        ),
+        (
+            {
+                "input_tokens": 9,
+                "iterations": [{"type": "compaction", "input_tokens": 1 << 23, "output_tokens": 1}] * 3,
+            },
+            (0, 3),
+        ),
+    ],
+)
+def test_a_report_of_such_a_number_is_marked_in_every_language(told: dict[str, Any], expected: tuple[int, int]) -> None:
+    """And is so still when it has been told to a caller of another language."""
+    usage = read_usage(told)
+    assert usage is not None
+    assert (usage.input, usage.output, usage.estimated, usage.doubt) == (*expected, True, ABSURD)
+    for write in (chat_usage, response_usage, message_usage, generated_usage):
+        assert read_usage(orjson.loads(orjson.dumps(write(usage)))) == usage
 
 
 def test_a_usage_object_of_any_length_is_not_read() -> None:

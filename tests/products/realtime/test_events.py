@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.openai.usage import ABSURD
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import Usage, UsageParts
 from gateway.products.realtime.http import read_subprotocols
-from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event
+from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event, usage_of_response
 from tests.products.realtime.provider import created, delta, done
 
 JSON = st.recursive(
@@ -70,6 +71,20 @@ def test_pictures_have_prices_of_their_own() -> None:
     event = read_event(done(said).encode())
     assert event is not None
     assert event.usage == Usage(100, 5, 30, parts=UsageParts(image_input=50, image_cached=20))
+
+
+def test_what_no_response_can_have_used_is_estimated() -> None:
+    """Output by what has come of it, sound as sound; input by the response before, whose context it reads again."""
+    came = Usage(0, 70, estimated=True, parts=UsageParts(audio_output=60))
+    event = read_event(done({"input_tokens": 2**31, "output_tokens": 2**31}).encode())
+    assert event is not None
+    assert usage_of_response(event.usage, came, 500) == Usage(500, 70, estimated=True, parts=came.parts, doubt=ABSURD)
+    event = read_event(done({"input_tokens": 2**31, "output_tokens": 9}).encode())
+    assert event is not None
+    assert usage_of_response(event.usage, came, 500) == Usage(500, 9, estimated=True, doubt=ABSURD)
+    assert usage_of_response(None, came, 500) == came
+    assert usage_of_response(Usage(20, 10, 8), came, 500) == Usage(20, 10, 8)
+    assert usage_of_response(None, None, 500) is None
 
 
 def test_a_failed_response_is_an_error_with_its_usage() -> None:

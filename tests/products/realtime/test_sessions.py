@@ -120,6 +120,26 @@ async def test_a_response_that_is_left_costs_what_has_come_of_it(start: StartRea
     assert line["cost_usd"] == pytest.approx((20 * 4 + 130 * 16) / 1e6)
 
 
+async def test_a_long_session_costs_all_that_its_responses_have_used(start: StartRealtime) -> None:
+    """More input than any one call has; what ends without a report costs what has come of it."""
+    used = {"total_tokens": 8_000_010, "input_tokens": 8_000_000, "output_tokens": 10}
+
+    async def talks(socket: ServerConnection) -> None:
+        await socket.send(created())
+        for event in (done(used), done(used), done(used), delta("word" * 100), done(None)):
+            await socket.send(event)
+        await socket.wait_closed()
+
+    async with provider(talks) as upstream:
+        gateway = await start(upstream.url)
+        async with session(gateway) as socket:
+            for _ in range(6):
+                await socket.recv()
+        (line,) = await lines_of(gateway)
+    assert (line["input_tokens"], line["output_tokens"], line["usage_estimated"]) == (24_000_000, 130, True)
+    assert line["cost_usd"] == pytest.approx((24_000_000 * 4 + 130 * 16) / 1e6)
+
+
 async def test_the_real_sdk_has_a_conversation(start: StartRealtime) -> None:
     """`client.realtime.connect`, unmodified."""
     async with provider() as upstream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,8 @@ class Lies:
     breaks_off: int = 0
     """So many times a file breaks off in the middle."""
     garbage: bool = False
-    tells_no_usage: bool = False
-    """The usage of its answers has no numbers."""
+    usage: Mapping[str, Any] | None = None
+    """What its answers tell in place of their usage."""
     bom: bool = False
     """A byte order mark is in front of its files."""
     no_files_api: bool = False
@@ -273,7 +273,7 @@ class ScriptedBatches:
             self.served[line["custom_id"]] += 1
             if lies.drops and number % lies.drops == 0:
                 continue
-            answer = _answer(line, 200, tells_usage=not self.lies.tells_no_usage)
+            answer = _answer(line, 200, usage=self.lies.usage)
             if lies.status_zero and number % lies.status_zero == 1:
                 answer["response"]["status_code"] = 0
             if lies.overloaded and number % lies.overloaded == 2:
@@ -314,17 +314,17 @@ class ScriptedBatches:
 
 
 def _answer(
-    line: dict[str, Any], status: int, said: dict[str, Any] | None = None, *, tells_usage: bool = True
+    line: dict[str, Any], status: int, said: dict[str, Any] | None = None, *, usage: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     assert line["method"] == "POST"
     body = said or {"answer": line["custom_id"], "model": line["body"]["model"]}
-    usage: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     if status == 200:
-        usage["usage"] = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} if tells_usage else {}
-        usage["choices"] = [{"message": {"role": "assistant", "content": "x" * 400}}]
+        told["usage"] = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} if usage is None else usage
+        told["choices"] = [{"message": {"role": "assistant", "content": "x" * 400}}]
     return {
         "id": "batch_req_x",
         "custom_id": line["custom_id"],
-        "response": {"status_code": status, "request_id": "req_x", "body": {**body, **usage}},
+        "response": {"status_code": status, "request_id": "req_x", "body": {**body, **told}},
         "error": None,
     }

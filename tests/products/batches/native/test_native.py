@@ -92,14 +92,23 @@ ALL_THERE = {
 """What a provider may do that costs nobody a line of it."""
 
 
-def test_lines_without_usage_are_estimated() -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"prompt_tokens": 2**31, "completion_tokens": 2**31, "total_tokens": 2**32},
+        {"prompt_tokens": 2**31, "completion_tokens": 16_000_000},
+        {"prompt_tokens": 5, "completion_tokens": None},
+    ],
+)
+def test_lines_without_a_usage_that_can_be_right_are_estimated(told: dict[str, Any]) -> None:
     """By what was asked and what was answered: they were paid for."""
 
     async def story(clock: LoopClock) -> None:
         stage = NativeStage(clock)
-        stage.provider.lies = Lies(tells_no_usage=True)
+        stage.provider.lies = Lies(usage=told)
         stage.worker.start()
-        await stage.accept_batch(25)
+        await stage.accept_batch(25, body=b'{"model":"m","max_tokens":100}')
 
         job = await stage.ended()
 

@@ -20,7 +20,17 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import with_model
-from gateway.core.openai.usage import MOST_TOKENS, bounded, estimate_answer, estimate_usage, filled
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import (
+    LONGEST_ANSWER,
+    count_answers,
+    estimate_answer,
+    estimate_usage,
+    filled,
+    most_output,
+    plausible,
+)
+from gateway.core.peek import max_tokens_of
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed, Usage
@@ -349,7 +359,7 @@ class ProviderAnswers:
     async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
         numbers = {
-            answer.number for answer in taking.answers if taking.wording.converts or not _is_complete(answer.usage)
+            answer.number for answer in taking.answers if taking.wording.converts or not taking.is_told(answer.usage)
         }
         if not numbers:
             return {}
@@ -402,8 +412,13 @@ class _ResultCollector:
         """The bytes of the answers."""
         self._taken: set[int] = set()
         self._prefix = line_id(running.work.job.id, 0)[:-6]
+        self._has_output = running.work.job.about[ENDPOINT] not in ("/v1/embeddings", "/v1/moderations")
         self._rates = rates
         self._factor, self._held = rules.native.price_factor, rules.brake_classes
+
+    def is_told(self, usage: Usage | None) -> bool:
+        """Returns whether a provider has reported both what a line has read and written, in numbers that can be right."""
+        return usage is not None and usage.input > 0 and (0 < usage.output <= LONGEST_ANSWER or not self._has_output)
 
     def take(self, text: bytes | None) -> None:
         """Takes a line of a provider's file; None: one that is too long to be looked at."""
@@ -429,9 +444,8 @@ class _ResultCollector:
             return None
         del self.names[answer.number]
         usage = answer.usage
-        if answer.status == 200 and not _is_complete(usage):
-            usage = filled(usage, estimate_usage(asked, estimate_answer(answer.body)))
-            usage = bounded(usage, len(asked), None)
+        if answer.status == 200 and not self.is_told(usage):
+            usage = filled(_believed(usage, asked), estimate_usage(asked, estimate_answer(answer.body)))
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
         return answered_line(who, answer.status, who.id, body, usage, usd)
 
@@ -447,9 +461,10 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
     return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
 
 
-def _is_complete(usage: Usage | None) -> bool:
-    """Returns whether a provider has reported what a line has used, in numbers that can be right."""
-    return usage is not None and 0 < usage.input <= MOST_TOKENS >= usage.output
+def _believed(told: Usage | None, asked: bytes) -> Usage | None:
+    """Returns what a provider tells of a line, without an output that is far beyond what the line allows."""
+    body = json_object(asked)
+    return told if told is None or not body else plausible(told, most_output(max_tokens_of(body), count_answers(body)))
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:
