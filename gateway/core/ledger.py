@@ -19,7 +19,16 @@ from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
-from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
+from gateway.core.openai.media import (
+    MEDIA,
+    NO_EXTRAS,
+    SEARCH_TOKENS,
+    Extras,
+    certain_usage,
+    estimate_extras,
+    estimated_media_usage,
+    find_extras,
+)
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
@@ -31,9 +40,9 @@ from gateway.core.openai.usage import (
     plausible,
 )
 from gateway.core.ports import Meter
-from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest_usd, price_of, usage_usd
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot.snapshot import Rates, Target
 from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, shown
 from gateway.features.runs.table.table import RunTable
 
@@ -69,38 +78,44 @@ class CostEstimates:
         return cost_usd(call, target, self.usage(call, target))
 
     def price(self, call: Call, budget_usd: float) -> Price:
-        """Returns what the call may cost its key: at the dearest of the model's own targets, where some are priced."""
-        prices = []
+        """Returns what the call may cost its key: at the dearest of the targets that it may reach, where some are priced."""
+        reached = _reached(call)
         if call.endpoint.name in MEDIA:
-            costs = [cost_usd(call, target, media_usage(call, target, None)) for target in call.model.targets]
+            costs = [cost_usd(call, target, media_usage(call, target, None)) for target in reached]
             usd = max([usd for usd in costs if usd is not None], default=0.0)
             return Price(usd, usd, usd)
-        answers = answers_of(call)
-        for target in call.model.targets if call.endpoint.request != "any" and call.endpoint.tokens != "none" else ():
-            rates = target.find_rates(upstream_model(call, target))
+        if call.endpoint.request == "any" or call.endpoint.tokens == "none":
+            return FREE
+        estimate, extras = estimate_of(call), _small_extras(call)
+        prices = []
+        for target in reached:
+            model = upstream_model(call, target)
+            rates = target.find_rates(model)
             if rates is not None:
                 learned = self._gates.line(target, call).gate.calibration
-                input_tokens = learned.input_bound(estimate_of(call))
+                more = (_large_extras(call, rates) if extras is None else extras).at(model)
+                input_tokens = learned.input_bound(max(0, estimate - more.estimated)) + more.files
+                input_tokens += more.searches * SEARCH_TOKENS
                 tier = _requested_tier(call, target) if rates.by_tier else ""
-                input_usd, output_usd = dearest_usd(rates, input_tokens, tier)
+                input_usd, output_usd = dearest_usd(rates, input_tokens, tier, more)
                 price = price_of(
                     input_usd,
                     output_usd if call.endpoint.tokens == "both" else 0.0,
                     learned.output_estimate(None),
                     call.max_tokens,
                     budget_usd,
-                    answers=answers,
+                    answers=answers_of(call),
                     is_known=learned.answers_seen >= SEEN_ANSWERS,
                 )
                 prices.append(price)
-        return max(prices, key=lambda price: price.most, default=FREE)
+        return dearest(prices)
 
     def refuse_unpriced(self, call: Call) -> None:
         """Raises Forbidden where a key with a budget would use what has no price, at any target that the call may go to."""
         is_media = call.endpoint.name in MEDIA
         if call.key.allow_unpriced or not (is_media or call.endpoint.tokens != "none"):
             return
-        for target in (*call.model.plan, *call.model.context_plan):
+        for target in _reached(call):
             if cost_usd(call, target, media_usage(call, target, None) if is_media else _SOME_TOKENS) is None:
                 raise Forbidden(
                     f"The key '{call.key.name}' has a budget, and what '{call.endpoint.name}' costs at {target.name} is not "
@@ -124,7 +139,7 @@ class CostEstimates:
         last = call.attempts[-1] if call.attempts else None
         if last is None or last.ended_at is not None or last.cost_usd is not None:
             return None, None
-        target = next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == last.target), None)
+        target = next((one for one in _reached(call) if one.name == last.target), None)
         if target is None:
             return None, None
         usage = self.usage(call, target)
@@ -132,6 +147,32 @@ class CostEstimates:
             usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers_of(call))
         last.cost_usd = cost_usd(call, target, usage)
         return target, usage
+
+
+def _reached(call: Call) -> tuple[Target, ...]:
+    """Returns all targets that may serve the call, its fallbacks among them."""
+    return (*call.model.plan, *call.model.context_plan)
+
+
+def _small_extras(call: Call) -> Extras | None:
+    """Returns what a call brings and asks for beside its text; None: it is too large to be read."""
+    if call.large is not None and call.large.tokens >= 0:
+        return None
+    if call.endpoint.request != "json":
+        return NO_EXTRAS
+    heeds_detail = call.endpoint.name not in call.model.converted
+    return find_extras(call.body, lambda body: call.parsed or json_object(body), heeds_detail=heeds_detail)
+
+
+def _large_extras(call: Call, rates: Rates) -> Extras:
+    """Returns the extras of a call that is too large to be read, at a model with these rates."""
+    large = call.large
+    if large is None:
+        return NO_EXTRAS
+    shows_images = large.needs is not None and large.needs.images
+    return estimate_extras(
+        large.data_strings, large.data_bytes, shows_images=shows_images, hears=rates.audio_input_usd is not None
+    )
 
 
 def _requested_tier(call: Call, target: Target) -> str:

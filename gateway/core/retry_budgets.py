@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from gateway.core.openai.media import NO_EXTRAS, Extras
 from gateway.core.retry.balancing import CostRule
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import ALL_TEXT, Usage, UsageParts
@@ -165,6 +166,15 @@ class Price:
 FREE = Price(0.0, 0.0, 0.0)
 
 
+def dearest(prices: Sequence[Price]) -> Price:
+    """Returns the price of an attempt at whichever of several targets is the dearest in each respect; FREE: there is none."""
+    if not prices:
+        return FREE
+    return Price(
+        max([one.most for one in prices]), max([one.usual for one in prices]), max([one.worst for one in prices])
+    )
+
+
 def price_of(
     input_usd: float,
     output_usd: float,
@@ -225,21 +235,48 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
     return otherwise
 
 
-def dearest_usd(rates: Rates, input_tokens: float, tier: str = "") -> tuple[float, float]:
-    """Returns the highest prices that a call of this size may meet: of its input, with what a call costs by itself, and of a
-    token of output.
+def dearest_usd(rates: Rates, input_tokens: float, tier: str = "", extras: Extras = NO_EXTRAS) -> tuple[float, float]:
+    """Returns the highest prices that a call of this size may meet: of its input, with what a call and its searches cost by
+    themselves, and of a token of output.
 
     It may be served at the `tier` that it asks for or as usual, and be complete when the next price holds; what it makes may
-    be sound or pictures, where the model makes any.
+    be sound or pictures, where the model makes any. `input_tokens` are of all input, the files of `extras` among them.
     """
     known = [one.at(input_tokens, word) for one in (rates, rates.soon) if one is not None for word in {"", tier}]
     made = [
         usd
         for one in known
-        for usd in (one.output_usd, one.audio_output_usd, one.image_output_usd, one.video_output_usd)
+        for usd in (
+            one.output_usd,
+            one.audio_output_usd,
+            one.image_output_usd,
+            one.video_output_usd,
+            one.reasoning_usd,
+        )
         if usd is not None
     ]
-    return max([input_tokens * one.input_usd + one.request_usd for one in known]), max(made)
+    return max([_dearest_input_usd(one, input_tokens, extras) for one in known]), max(made)
+
+
+def _dearest_input_usd(rates: Rates, input_tokens: float, extras: Extras) -> float:
+    """Returns the highest price of an input at these rates, with what a call and its searches cost by themselves.
+
+    A price of writes for an hour shows that the provider writes for those who ask it to; others write unasked (OpenAI).
+    """
+    token_usd = rates.input_usd
+    if rates.cache_write_usd is not None and (extras.writes_cache or rates.cache_write_1h_usd is None):
+        token_usd = max(token_usd, rates.cache_write_usd)
+    if rates.cache_write_1h_usd is not None and extras.writes_cache_1h:
+        token_usd = max(token_usd, rates.cache_write_1h_usd)
+    usd = input_tokens * token_usd + extras.searches * rates.search_usd + rates.request_usd
+    for tokens, own_usd in (
+        (extras.audio, rates.audio_input_usd),
+        (extras.image + extras.document, rates.image_input_usd),
+        (extras.video, rates.video_input_usd),
+    ):
+        if own_usd is not None and own_usd > token_usd:
+            usd += tokens * (own_usd - token_usd)
+    return usd
 
 
 def usage_usd(rates: Rates | None, usage: Usage) -> float | None:

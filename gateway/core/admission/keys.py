@@ -360,10 +360,14 @@ class RetryBudgets:
         self._costs = costs
 
     def of(self, call: Call) -> CallBudgets:
-        """Returns what the call's retries may take, where another attempt costs what one at its first target does."""
+        """Returns what the call's retries may take, where another attempt costs what one at its first target usually does; of a
+        key's budget it reserves what it may cost at the dearest."""
+        key = call.key
         lines = {one.name: self._gates.line(one, call) for one in (*call.model.plan, *call.model.context_plan)}
-        attempt_usd = self._costs.usd(call, call.model.plan[0])
-        return CallBudgets(call, attempt_usd, lines, self._keys, self._clock.monotonic())
+        attempt_usd = reserved_usd = self._costs.usd(call, call.model.plan[0])
+        if key.budget_usd_per_day is not None and not key.allow_overspend:
+            reserved_usd = max(attempt_usd or 0.0, self._costs.price(call, key.budget_usd_per_day).most)
+        return CallBudgets(call, attempt_usd, reserved_usd, lines, self._keys, self._clock.monotonic())
 
     def book(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
         """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""
@@ -395,12 +399,21 @@ class RetryBudgets:
 class CallBudgets:
     """What the retries of one call may take. Implements `retry.Budgets`."""
 
-    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_retries")
+    __slots__ = ("_attempt_usd", "_call", "_keys", "_lines", "_now", "_reserved_usd", "_retries")
 
     def __init__(
-        self, call: Call, attempt_usd: float | None, lines: dict[str, WaitingLine], keys: KeyBudgets, now: float
+        self,
+        call: Call,
+        attempt_usd: float | None,
+        reserved_usd: float | None,
+        lines: dict[str, WaitingLine],
+        keys: KeyBudgets,
+        now: float,
     ) -> None:
-        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `lines` are by target name."""
+        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `reserved_usd` what is reserved for it
+        of the key's budget, `lines` are by target name.
+        """
+        self._reserved_usd = reserved_usd
         self._now = now
         self._call = call
         self._retries = call.model.retries
@@ -442,12 +455,11 @@ class CallBudgets:
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
         usd, most = self._attempt_usd, self._retries.max_usd_per_call
-        if usd is None:
-            return None
         spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
-        if most is not None and spent + usd > most:
+        if usd is not None and most is not None and spent + usd > most:
             return "money"
-        return None if self._keys.allows(self._call, spent + usd) else "key_budget"
+        reserved = self._reserved_usd
+        return None if reserved is None or self._keys.allows(self._call, spent + reserved) else "key_budget"
 
     def attempts(self) -> int:
         """Returns how many attempts the call may make, by what one costs."""

@@ -121,6 +121,10 @@ class Large:
     """The answers that are paid for, of all prompts together."""
     tokens: int = -1
     """The tokens of the input, estimated from its length; negative: they may be counted."""
+    data_bytes: int = 0
+    """Of the body, so many bytes are Base64, where it is not parsed."""
+    data_strings: int = 0
+    """In so many strings."""
     needs: Needs | None = None
     digest: bytes = b""
     """The SHA-256 of the body, which replaces it in keys."""
@@ -138,10 +142,11 @@ def large_of(body: bytes, outline: Outline, contents: Contents | None = None) ->
     count = choices if type(choices) is int and 1 < choices <= MAX_CHOICES else 1
     if contents is None:
         return Large(model, options, count)
+    tally = outline.tally
     answers = count_answers(outline.fields) * _count_prompts(body, outline)
-    tokens = estimate_large(body, outline.tally.data_bytes, outline.tally.data_strings)
+    tokens = estimate_large(body, tally.data_bytes, tally.data_strings)
     needs = needs_of_fields(outline.fields, images=contents.may_show_images)
-    return Large(model, options, count, answers, tokens, needs, contents.digest)
+    return Large(model, options, count, answers, tokens, tally.data_bytes, tally.data_strings, needs, contents.digest)
 
 
 def _count_prompts(body: bytes, outline: Outline) -> int:

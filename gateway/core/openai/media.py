@@ -1,4 +1,5 @@
-"""What calls for speech, transcriptions and pictures use: as their provider reports it, and as request and answer show.
+"""What calls for speech, transcriptions and pictures use: as their provider reports it, and as request and answer show; and
+what other calls bring and ask for beside their text.
 
 Their prices have several units: tokens, characters, seconds, pictures. Of each unit that a provider does not report there is
 a number here, certain or estimated; which of them costs money is for the price list to say. Invariants: total on any body;
@@ -7,9 +8,12 @@ a form is not searched beyond its first kilobytes.
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, Final, Literal, NamedTuple
 
 from gateway.core.openai.usage import count_answers, read_seconds, read_usage
 from gateway.core.types import Usage
@@ -136,8 +140,11 @@ def find_seconds(form: bytes) -> float | None:
     """Returns how long the sound in a form is, in seconds; None: there is no file, or it does not say."""
     named = form.find(b"filename", 0, _HEAD_BYTES)
     start = form.find(b"\r\n\r\n", named, named + _PART_HEAD_BYTES) + 4 if named >= 0 else 0
-    if start < 4:
-        return None
+    return None if start < 4 else _seconds_of(form, start)
+
+
+def _seconds_of(form: bytes, start: int) -> float | None:
+    """Returns how long the sound, or film, is that begins there and goes on to the end; None: it does not say."""
     head = form[start : start + 12]
     if head.startswith(b"RIFF") and head.endswith(b"WAVE"):
         units, per_s = _wav(form, start + 12)
@@ -222,3 +229,225 @@ def _big(form: bytes, at: int, size: int) -> int:
 
 def _little(form: bytes, at: int, size: int) -> int:
     return int.from_bytes(form[at : at + size], "little")
+
+
+# What a request brings and asks for beside its text: pictures, sound, films, documents, searches, writes to a cache.
+#
+# Providers count files by rules of their own; here the dearest of them holds, because budgets reserve by it. Sources: OpenAI's
+# guides to images (32 x 32 pixels a patch, 2.46 tokens a patch for nano models; gpt-4o-mini 2,833 and 5,667 where others have
+# 85 and 170) and to realtime costs (10 tokens a second of sound); Anthropic's guide to vision (4,784 tokens at most) and about
+# 2,400 tokens for a page of a PDF file; Gemini's guide to tokens (32 tokens a second of sound, 263 of a film without it).
+
+
+_Kind = Literal["audio", "image", "video", "document"]
+_TYPES: Final[tuple[_Kind, ...]] = ("audio", "image", "video")
+_KINDS: Final[dict[str, _Kind]] = {
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "computer_screenshot": "image",
+    "video_url": "video",
+    "file": "document",
+    "input_file": "document",
+    "document": "document",
+}
+"""By the type of a part of chat completions, Responses and Messages."""
+_BLOBS: Final = ("inlineData", "inline_data", "fileData", "file_data")
+_HAS_EXTRAS: Final = re.compile(
+    rb'"(?:input_audio|audio_url|image_url|input_image|image|computer_screenshot|video_url|file|input_file|document|inlineData'
+    rb'|inline_data|fileData|file_data|web_search[a-z_0-9]*|google_?[Ss]earch[A-Za-z_]*)"'
+)
+"""Any of the names below."""
+_TEXT_SOURCES: Final = ("text", "content")
+_ESTIMATED, _ESTIMATED_LOW = 765, 85
+"""The tokens that the estimate of a request takes a file for, and a picture of low detail."""
+_TOKENS_PER_S = {"audio": 32, "video": 263 + 32}
+_BYTES_PER_S = {"audio": _SOUND_BYTES_PER_S, "video": 30_000}
+"""Of files that do not say how long they are: sound at 32 kbit/s, films at 240 kbit/s, which few fall below."""
+_PIXELS_PER_TOKEN = 32 * 32 / 2.46
+_LOW_DETAIL_PIXELS = 512 * 512
+_LEAST_OF_PICTURE, _MOST_OF_PICTURE, _MOST_OF_ORIGINAL = 425, 5_000, 24_600
+_PAGE_TOKENS, _PAGE_BYTES = 2_500, 30_000
+_UNSEEN_TOKENS = 5_000
+"""Of a file behind a URL or an id."""
+_DEAR_PICTURES: Final = (("4o-mini", 20),)
+"""Models whose pictures count more tokens, by a part of their names, and so many times more: of one tile 8,500."""
+UNBOUNDED_SEARCHES = 10
+"""Searches that are reckoned with where a request sets no bound on them."""
+SEARCH_TOKENS = 8_000
+"""Of what one search finds, which the model reads: OpenAI's price list has such a block for some of its models."""
+_SEARCH_TOOLS: Final = ("googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval")
+
+
+class Extras(NamedTuple):
+    """What a request brings and asks for beside its text. The files are in tokens."""
+
+    audio: int = 0
+    image: int = 0
+    video: int = 0
+    document: int = 0
+    estimated: int = 0
+    """The tokens for which the estimate of the request takes these files."""
+    searches: int = 0
+    """Searches of the web that it allows."""
+    writes_cache: bool = False
+    """It asks its provider to keep some of its input in a cache."""
+    writes_cache_1h: bool = False
+    """For an hour, which costs more."""
+
+    @property
+    def files(self) -> int:
+        """Returns the tokens of all files."""
+        return self.audio + self.image + self.video + self.document
+
+    def at(self, model: str) -> Extras:
+        """Returns the same as this model of a provider counts it."""
+        factor = next((more for name, more in _DEAR_PICTURES if name in model), 1)
+        return self if factor == 1 or not self.image else self._replace(image=self.image * factor)
+
+
+NO_EXTRAS: Final = Extras()
+
+
+def find_extras(body: bytes, parse: Callable[[bytes], dict[str, Any] | None], *, heeds_detail: bool = True) -> Extras:
+    """Returns what a request of any language brings and asks for beside its text; `parse` is called if there may be any.
+
+    Without `heeds_detail` a picture of low detail may be looked at as any other.
+    """
+    if _HAS_EXTRAS.search(body) is None or (parsed := parse(body)) is None:
+        return NO_EXTRAS._replace(**_cache_writes(body))
+    tokens = dict.fromkeys(("audio", "image", "video", "document", "estimated"), 0)
+    for kind, part in _files_in([value for name, value in parsed.items() if name != "tools"]):
+        is_low = kind == "image" and _detail_of(part) == "low"
+        tokens[kind] += _file_tokens(kind, part, is_low=is_low and heeds_detail)
+        tokens["estimated"] += _ESTIMATED_LOW if is_low else _ESTIMATED
+    return Extras._make([*tokens.values(), _searches_in(parsed), *_cache_writes(body).values()])
+
+
+def estimate_extras(files: int, data_bytes: int, *, shows_images: bool, hears: bool) -> Extras:
+    """Returns the extras of a body that is too large to be parsed, which has so many files in Base64 of so many bytes.
+
+    `shows_images`: it names pictures, and its files are taken for such; else for sound where the model `hears`, and for
+    documents elsewhere.
+    """
+    known = Extras(estimated=files * _ESTIMATED, writes_cache=True)
+    size = data_bytes * 3 // 4
+    if shows_images:
+        return known._replace(image=files * _MOST_OF_PICTURE)
+    if hears:
+        return known._replace(audio=ceil(size / _SOUND_BYTES_PER_S * _TOKENS_PER_S["audio"]))
+    return known._replace(document=ceil(size / _PAGE_BYTES * _PAGE_TOKENS))
+
+
+def _cache_writes(body: bytes) -> dict[str, bool]:
+    """Returns whether a request marks input for the provider's cache, and for an hour, as fields of `Extras`."""
+    is_marked = b'"cache_control"' in body or b'"cachePoint"' in body
+    return {"writes_cache": is_marked, "writes_cache_1h": is_marked and b'"1h"' in body}
+
+
+def _files_in(values: list[Any]) -> Iterator[tuple[_Kind, dict[str, Any]]]:
+    """Yields the files in parts at any depth, with their kinds."""
+    while values:
+        value = values.pop()
+        if type(value) is list:
+            values += value
+        elif type(value) is dict:
+            named = value.get("type")
+            kind = _KINDS.get(named) if type(named) is str else None
+            blob = next((one for name in _BLOBS if type(one := value.get(name)) is dict), None)
+            source = value.get("source")
+            if blob is not None:
+                mime = str(blob.get("mimeType") or blob.get("mime_type")).partition("/")[0]
+                yield next((one for one in _TYPES if one == mime), "document"), blob
+            elif kind is not None and not (type(source) is dict and source.get("type") in _TEXT_SOURCES):
+                yield kind, value
+            else:
+                values += value.values()
+
+
+def _file_tokens(kind: _Kind, part: dict[str, Any], *, is_low: bool) -> int:
+    data = _data_in(part)
+    if is_low and not data:
+        return ceil(_LOW_DETAIL_PIXELS / _PIXELS_PER_TOKEN)
+    if not data:
+        return _UNSEEN_TOKENS
+    if kind == "image":
+        most = _MOST_OF_ORIGINAL if _detail_of(part) == "original" else _MOST_OF_PICTURE
+        pixels = _pixels_of(_decoded(data[:_HEAD_BYTES])) or most * _PIXELS_PER_TOKEN
+        pixels = min(pixels, _LOW_DETAIL_PIXELS) if is_low else pixels
+        return min(max(ceil(pixels / _PIXELS_PER_TOKEN), _LEAST_OF_PICTURE), most)
+    size = len(data) * 3 // 4
+    if kind == "document":
+        return max(_PAGE_TOKENS, ceil(size / _PAGE_BYTES * _PAGE_TOKENS))
+    seconds = _seconds_of(_decoded(data), 0) or size / _BYTES_PER_S[kind]
+    return ceil(seconds * _TOKENS_PER_S[kind])
+
+
+def _data_in(part: dict[str, Any]) -> str:
+    """Returns the Base64 of a file; empty: it is somewhere else."""
+    for name, value in part.items():
+        if type(value) is dict and (data := _data_in(value)):
+            return data
+        if type(value) is str:
+            if value.startswith("data:"):
+                return value.partition("base64,")[2]
+            if name in ("data", "file_data"):
+                return value
+    return ""
+
+
+def _detail_of(part: dict[str, Any]) -> str:
+    image = part.get("image_url")
+    return str((image if type(image) is dict else part).get("detail"))
+
+
+def _decoded(text: str) -> bytes:
+    """Returns the bytes of a Base64 text; empty: it is none."""
+    try:
+        return b64decode(text[: len(text) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _pixels_of(head: bytes) -> int:
+    """Returns the pixels of a picture by its first bytes: PNG, GIF, WebP, JPEG; 0: it does not say.
+
+    Sources: W3C PNG, 11.2.1; GIF89a, 18; RFC 9649, 2.5 to 2.7 (WebP); ITU-T T.81, B.2.2 (JPEG).
+    """
+    if head.startswith(b"\x89PNG"):
+        return _big(head, 16, 4) * _big(head, 20, 4)
+    if head.startswith(b"GIF8"):
+        return _little(head, 6, 2) * _little(head, 8, 2)
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        if head[12:16] == b"VP8X":
+            return (_little(head, 24, 3) + 1) * (_little(head, 27, 3) + 1)
+        if head[12:16] == b"VP8L":
+            bits = _little(head, 21, 4)
+            return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+        return (_little(head, 26, 2) & 0x3FFF) * (_little(head, 28, 2) & 0x3FFF)
+    at = 2 if head.startswith(b"\xff\xd8") else len(head)
+    while at + 9 <= len(head) and head[at] == 0xFF:
+        if 0xC0 <= head[at + 1] <= 0xCF and head[at + 1] not in (0xC4, 0xC8, 0xCC):
+            return _big(head, at + 5, 2) * _big(head, at + 7, 2)
+        at += 2 + max(2, _big(head, at + 2, 2))
+    return 0
+
+
+def _searches_in(parsed: dict[str, Any]) -> int:
+    """Returns how often the web may be searched: as often as each tool for it allows, or the request all of its tools."""
+    tools, searches = parsed.get("tools"), 0
+    total = _bound_of(parsed.get("max_tool_calls"))
+    for tool in tools if type(tools) is list else ():
+        if type(tool) is not dict:
+            continue
+        if str(tool.get("type")).startswith("web_search"):
+            searches += _bound_of(tool.get("max_uses")) or total or UNBOUNDED_SEARCHES
+        elif any(name in tool for name in _SEARCH_TOOLS):
+            searches += UNBOUNDED_SEARCHES
+    return searches or (UNBOUNDED_SEARCHES if parsed.get("web_search_options") is not None else 0)
+
+
+def _bound_of(value: object) -> int:
+    return value if type(value) is int and 0 < value < 10_000 else 0
