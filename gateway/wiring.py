@@ -177,10 +177,11 @@ def build_jobs(
             admission.costs.usual_usd,
         ),
         tell_run=tell_run,
+        write_behind=runs.write_behind,
         last_users=last_users,
     )
     # Steps and their runs are kept in the store of jobs, whose work the pipeline has to be there for: so they hear of it here.
-    pipeline.steps.kept.open, pipeline.steps.kept.put_run = work.engine.store, runs.put
+    pipeline.steps.kept.open, pipeline.steps.kept.write_behind = work.engine.store, runs.write_behind
     runs.durable = DurableRuns(work.engine.store, work.engine.reader)
     return work
 

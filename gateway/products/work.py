@@ -9,6 +9,7 @@ from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.snapshot.snapshot import Policies
+from gateway.features.runs.step import WriteBehindSum
 from gateway.products.batches.chunk.chunk import ChunkRunner
 from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFiles
 from gateway.products.batches.native.service import NativeParts, PartCharges
@@ -27,9 +28,9 @@ from gateway.products.jobs.calls.ports import (
 from gateway.products.jobs.dead_letters.replay.replay import ReplayFactory
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries
-from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob
+from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
-from gateway.products.jobs.runner import CallJobs, request_of
+from gateway.products.jobs.runner import CallJobs, request_of, run_of
 from gateway.products.jobs.service.job_service import JobService
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.suspects import CrashSuspects
@@ -37,7 +38,7 @@ from gateway.products.jobs.upkeep import BlobSweep, JobCleaning
 from gateway.products.jobs.webhooks.http import WebhookAdmin
 from gateway.products.jobs.webhooks.outward import Outward
 from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, RequestedUrls, delivery_segments
-from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece
+from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
 from gateway.products.pipelines.templates.splitting import Count
@@ -69,6 +70,7 @@ class JobWork:
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
         tell_run: TellRun = tell_nobody,
+        write_behind: WriteBehindSum | None = None,
         last_users: LastUsers | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
@@ -77,8 +79,9 @@ class JobWork:
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
         what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` hears what
-        becomes of runs of pipelines.
+        becomes of runs of pipelines; what calls of runs came to is written by `write_behind`.
         """
+        self._write_behind = write_behind
         self._native = native
         self._tell_run = tell_run
         self._may_begin = may_begin
@@ -199,7 +202,11 @@ class JobWork:
         cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget, keep_runs_s)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
-        return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)
+        return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores, self._write)
+
+    def _write(self, job: Job, write: Write) -> Awaitable[WriteResult]:
+        run = run_of(job)
+        return write() if not run or self._write_behind is None else self._write_behind(job.tenant, run, write)
 
     def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
         if self._native is None:

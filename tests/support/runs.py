@@ -11,6 +11,7 @@ import orjson
 
 from gateway.core.call import Call, Reply
 from gateway.core.types import Attempt
+from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.worker import RunningWork
@@ -78,6 +79,13 @@ class Ledger:
     say: Say
     asked: Counter[str] = field(default_factory=Counter)
     usd: float = 0.0
+    billed_usd: float = 0.0
+    """What the provider wants to be paid, for calls of processes that died, too, where a test counts it."""
+
+
+def prompt_of(request: StoredRequest) -> str:
+    """What a provider is asked."""
+    return cast("str", orjson.loads(request.body)["messages"][0]["content"])
 
 
 @dataclass
@@ -109,7 +117,7 @@ class RunProcess(Process):
 
     async def serve(self, call: Call) -> Reply:
         seen: Any = call
-        prompt = orjson.loads(seen.request.body)["messages"][0]["content"]
+        prompt = prompt_of(seen.request)
         said = self.ledger.say(prompt, self.ledger.asked[prompt])
         self.ledger.asked[prompt] += 1
         self.script = lambda _request, _time: said if not isinstance(said, str) else 0.1
@@ -162,9 +170,11 @@ class CountingView(View):
         return asked
 
 
-def run_process(town: Town, ledger: Ledger, view: View | None = None, **fields: Any) -> RunProcess:
+def run_process(
+    town: Town, ledger: Ledger, view: View | None = None, kind: type[RunProcess] = RunProcess, **fields: Any
+) -> RunProcess:
     """A process at work."""
     usual: dict[str, Any] = {"rules": few_lines(window=50), "blobs": town.blobs, "tries": town.tries}
-    one = RunProcess(town.clock, view=view or View(town.kept, town.over), ledger=ledger, **{**usual, **fields})
+    one = kind(town.clock, view=view or View(town.kept, town.over), ledger=ledger, **{**usual, **fields})
     one.worker.start()
     return one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,11 +31,12 @@ from gateway.products.jobs.model import (
     JobKind,
     JobState,
     NewJob,
+    WriteResult,
     nothing_follows,
 )
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs
-from gateway.products.jobs.worker import JobWorker, RunningWork
+from gateway.products.jobs.worker import JobWorker, RunningWork, Write
 from tests.support.virtual import LoopClock
 
 BODY = b'{"model":"m","messages":[]}'
@@ -103,7 +104,12 @@ class Stage:
             self.meter,
             changed,
             lambda: self.has_room,
+            write=self.write,
         )
+
+    def write(self, _job: Job, write: Write) -> Awaitable[WriteResult]:
+        """Writes what has become of a job."""
+        return write()
 
     def _rules_of(self, _job: Job) -> JobRules:
         return self.rules

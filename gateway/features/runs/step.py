@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
@@ -35,6 +35,7 @@ WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
 STEP, OUTCOME, BAGGAGE = b"x-gateway-step", b"x-gateway-run-outcome", b"baggage"
 HEADERS = frozenset((WORKFLOW, RUN, TASK, STEP, OUTCOME))
 OTHERS = OTHER, OTHER
+T = TypeVar("T")
 ID_CHARS = "A-Z a-z 0-9 . _ : / [ ] -"
 _ID = re.compile(r"[A-Za-z0-9._:/[\]-]{1,128}")
 _RAW_ID = re.compile(rb"[A-Za-z0-9._:/[\]-]{1,128}")
@@ -220,6 +221,14 @@ def stays_open(_record: RunRecord) -> None:
 
 def nobody_waits() -> None:
     """A change behind which nothing is to be written."""
+
+
+class WriteBehindSum(Protocol):
+    """Writes something behind the sum of a run, so that whoever finds it finds what it has cost, whenever the process dies."""
+
+    async def __call__(self, tenant: str, run: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Stores what is known of the run here, writes, and returns what `write` returns."""
+        ...
 
 
 def show_step(about: StepAbout) -> dict[str, object]:

@@ -159,6 +159,11 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
     )
 
 
+def run_of(job: Job) -> str:
+    """Returns the run that the calls of a job are parts of; empty: none."""
+    return job.parent or RunWords(*job.about.get(RUN_WORDS, ())).run
+
+
 async def _end(task: asyncio.Task[Any]) -> None:
     """Cancels a task and waits until it has ended, however."""
     task.cancel()

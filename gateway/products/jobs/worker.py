@@ -24,6 +24,7 @@ from gateway.products.jobs.dead_letters.replay.replay import CLASS
 from gateway.products.jobs.model import (
     ClaimAsk,
     ClaimedWork,
+    Job,
     JobEnd,
     JobState,
     JobsUnavailable,
@@ -38,9 +39,15 @@ from gateway.products.jobs.upkeep import STOPPED
 
 
 T = TypeVar("T")
+Write = Callable[[], Awaitable[WriteResult]]
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 """Seconds until a store that could not write is asked again: the first delay, doubled up to the second."""
+
+
+def at_once(_job: Job, write: Write) -> Awaitable[WriteResult]:
+    """Writes what belongs to no run."""
+    return write()
 
 
 class RunningWork:
@@ -52,9 +59,11 @@ class RunningWork:
         clock: Clock,
         meter: JobMeter | None = None,
         changed: Callable[[str], None] | None = None,
+        write: Callable[[Job, Write], Awaitable[WriteResult]] = at_once,
     ) -> None:
-        """`changed` hears the ids of jobs of which there is news."""
+        """`changed` hears the ids of jobs of which there is news; `write` writes behind the sum of the job's run."""
         self.work = work
+        self._write = write
         self._clock = clock
         self.meter = meter
         self._changed = changed
@@ -110,12 +119,12 @@ class RunningWork:
         for pause in self._pauses:
             pause.set()
 
-    async def write(self, write: Callable[[], Awaitable[WriteResult]]) -> bool:
+    async def write(self, write: Write) -> bool:
         """Writes until the store has it, however long it cannot: a result that was paid for waits in memory meanwhile.
 
         Returns whether the piece is still this worker's.
         """
-        is_ours = self.note(await until_done(write, self._clock))
+        is_ours = self.note(await until_done(lambda: self._write(self.work.job, write), self._clock))
         if self._changed is not None:
             self._changed(self.work.job.id)
         return is_ours
@@ -194,12 +203,14 @@ class JobWorker:
         changed: Callable[[str], None] | None = None,
         may_begin: Callable[[], bool] = lambda: True,
         chores: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        write: Callable[[Job, Write], Awaitable[WriteResult]] = at_once,
     ) -> None:
         """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs.
 
         `chores` run beside the work until they are cancelled at the end; `may_begin` says whether the process has room for
-        more work.
+        more work; `write` is that of `RunningWork`.
         """
+        self._write = write
         self._chores = chores
         self._meter = meter
         self._changed = changed
@@ -317,7 +328,7 @@ class JobWorker:
         timer.cancel()
 
     def _begin(self, work: ClaimedWork) -> None:
-        running = RunningWork(work, self._clock, self._meter, self._changed)
+        running = RunningWork(work, self._clock, self._meter, self._changed, self._write)
         before = self._running.get((work.job.id, work.piece))
         if before is not None:  # its lease ended while this process stood still, and nobody was faster
             before.note(WriteResult(is_ours=False))

@@ -74,7 +74,7 @@ def process(here: Town, view: View, body: bytes) -> Bench:
         bench.clock, bench.meter, bench.watch, bench.admission, bench.store, bench.draw, runs=runs
     )
     kept = bench.pipeline.steps.kept
-    runs.durable, kept.open, kept.put_run = DurableRuns(opened, opened), opened, runs.put
+    runs.durable, kept.open, kept.write_behind = DurableRuns(opened, opened), opened, runs.write_behind
     return bench
 
 

@@ -19,7 +19,16 @@ from gateway.dialects.conversion_answers import last_response
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import entries
 from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, StepRequest
-from gateway.features.runs.step import Close, RunQuery, RunToChange, StepAbout, StepTooLarge, StoredStep, nobody_waits
+from gateway.features.runs.step import (
+    Close,
+    RunQuery,
+    RunToChange,
+    StepAbout,
+    StepTooLarge,
+    StoredStep,
+    WriteBehindSum,
+    nobody_waits,
+)
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.store import JobStore
 
@@ -121,8 +130,8 @@ class KeptSteps:
         self._clock = clock
         self.open: Callable[[], Awaitable[JobStore]] | None = None
         """Opens the store of jobs, or raises JobsUnavailable; None: there is none."""
-        self.put_run: Callable[[str, str, Callable[[], None]], Awaitable[None]] | None = None
-        """Keeps what is known of a run; calls its last argument once that is written, be it on the disk or not."""
+        self.write_behind: WriteBehindSum | None = None
+        """None: nobody keeps the sums of runs."""
         self._held: dict[bytes, HeldStep] = {}
         """By record."""
         self._tasks: set[asyncio.Task[None]] = set()

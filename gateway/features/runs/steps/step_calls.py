@@ -199,11 +199,8 @@ class StepCalls:
             return None
         step = stored_step(own.call, ask, own.fingerprint, reply, body, self._clock.wall())
         keep = partial(self.kept.keep, step, record, replaces=replaces)
-        put_run = self.kept.put_run
-        if put_run is None:
-            kept = await keep()
-        else:
-            _, kept = await _behind(partial(put_run, own.call.tenant, ask.run), keep)
+        write_behind = self.kept.write_behind
+        kept = await (keep() if write_behind is None else write_behind(own.call.tenant, ask.run, keep))
         return None if kept == step else kept
 
     async def _give_whole(
@@ -257,28 +254,6 @@ class StepCalls:
         step = stored_step(own.call, ask, own.fingerprint, reply, bytes(MOST_BYTES + 1), self._clock.wall())
         await self.kept.keep(step, record, replaces=replaces)
         raise too_large(ask)
-
-
-async def _behind(
-    put: Callable[[Callable[[], None]], Awaitable[None]], keep: Callable[[], Awaitable[StoredStep]]
-) -> tuple[None, StoredStep]:
-    """Keeps a step behind the sum of its run, so that whoever finds a step finds what it has cost, whenever this process dies.
-
-    Only written behind it: for the disk both wait together. Without the step, it is paid for again, and added again.
-    """
-    written = asyncio.Event()
-
-    async def put_first() -> None:
-        try:
-            await put(written.set)
-        finally:
-            written.set()
-
-    async def keep_behind() -> StoredStep:
-        await written.wait()
-        return await keep()
-
-    return await asyncio.gather(put_first(), keep_behind())
 
 
 def _replay_of(about: StepAbout, wall: float) -> CacheOutcome:

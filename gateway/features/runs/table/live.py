@@ -179,6 +179,11 @@ class LiveRun:
         """Tells whether something is not in `base` yet."""
         return bool(self.tallies) or self.owed is not None or self.outcome is not None
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Tells whether changes of it are being brought to whoever keeps them."""
+        return self.merging is not None and self.merging.locked()
+
     def record(self) -> RunRecord | None:
         """Returns all that is known of it here; None: nothing is yet."""
         change = self.take_change()

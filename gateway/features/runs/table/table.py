@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
@@ -34,6 +35,8 @@ from gateway.features.runs.shelf import MOST_RUNS, RunCache, RunKey, RunRank, la
 from gateway.features.runs.step import RunToChange, StepAbout, changed, nobody_waits
 from gateway.features.runs.steps.kept_steps import DurableRuns
 from gateway.features.runs.table.live import LiveRun, LostRuns, NoMeter, RunMeter
+
+T = TypeVar("T")
 
 AT_ONCE = 256
 """Runs that are put together before others have their turn."""
@@ -109,11 +112,34 @@ class RunTable:
             live.workflow = change.workflow.word
         self._touch(live)
 
-    async def put(self, tenant: str, run: str, written: Callable[[], None] = nobody_waits) -> None:
+    async def put(self, tenant: str, run: str) -> None:
         """Brings what was tallied of a run to whoever keeps it beyond the process, now; what is not taken is owed."""
         live = self._shelf.find((tenant, run))
         if live is not None and self._home(live) is not None:
-            await self._put_together(live, written)
+            await self._put_together(live)
+
+    async def write_behind(self, tenant: str, run: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Implements `WriteBehindSum`. A kill between the two leaves the cost, which was paid, without what it was paid for.
+
+        For the disk both wait together.
+        """
+        live = self._shelf.find((tenant, run))
+        if live is None or self._home(live) is None or not (live.has_more or live.is_on_its_way):
+            return await write()
+        written = asyncio.Event()
+
+        async def put_first() -> None:
+            try:
+                await self._put_together(live, written.set)
+            finally:
+                written.set()
+
+        async def then_write() -> T:
+            await written.wait()
+            return await write()
+
+        _, result = await asyncio.gather(put_first(), then_write())
+        return result
 
     async def known(self, tenant: str, part: RunPart) -> LiveRun:
         """Returns the run of a call, with what other replicas have told of it, where they can be asked."""

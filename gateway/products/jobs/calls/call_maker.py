@@ -62,6 +62,7 @@ class CallMaker:
         part = part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step)
         if part is not None:
             part.lost_tries = request.lost_tries
+            part.is_durable = True  # as its job is
         model, headers = plan.model, list(request.headers)
         if STRICT[0] in (index := dict(headers)):
             model = parse.strictly(model, index)
