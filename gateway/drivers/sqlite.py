@@ -115,6 +115,8 @@ log = logging.getLogger("gateway.store")
 
 LOG_BYTES = 32 * 1024 * 1024
 """The write-ahead log is truncated above this size; sqlite starts it over by itself unless a reader is in its way."""
+LOG_S = 5.0
+"""Seconds after which the log is truncated, however short: until then deleted rows can be read in it."""
 
 COPIED_PAGES = 256
 """Pages (1 MiB) that a backup copies before it lets waiting jobs run."""
@@ -155,6 +157,8 @@ class File:
         """The number of times the file has been opened."""
         self.totals: Sequence[Total] = ()
         """The contents of the tables as of the last write."""
+        self.is_log_old = False
+        """The log is to be truncated behind the next jobs. The event loop sets it."""
 
     def open(self) -> None:
         """Opens the file; raises StoreUnusable, whatever is wrong with what is in it."""
@@ -341,8 +345,9 @@ class File:
         return None
 
     def shorten_log(self) -> None:
-        """Truncates a write-ahead log above `LOG_BYTES`; a failure counts as trouble of the disk."""
-        if self._db is not None and _size(self._path + "-wal") > LOG_BYTES:
+        """Truncates a write-ahead log above `LOG_BYTES`, or an old one; a failure counts as trouble of the disk."""
+        most, self.is_log_old = 0 if self.is_log_old and self._trouble.is_well else LOG_BYTES, False
+        if self._db is not None and _size(self._path + "-wal") > most:
             try:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.Error as error:
@@ -417,6 +422,7 @@ class FileThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
         self.is_stalled = False
+        self._shortened_at = monotonic()
         self.dropped = 0
         """The number of writes that were dropped for want of room."""
         self._opened = threading.Event()
@@ -483,8 +489,12 @@ class FileThread:
         return done
 
     def watch(self) -> None:
-        """Is called about once a second: gives up jobs that have waited longer than `STALL_S`."""
-        before = self._monotonic() - STALL_S
+        """Is called about once a second: gives up jobs that have waited longer than `STALL_S`, and ends an old log."""
+        now = self._monotonic()
+        if now - self._shortened_at >= LOG_S and not self.is_stalled:
+            self._shortened_at, self._file.is_log_old = now, True
+            self._put(FileJob(lambda db: None, None))
+        before = now - STALL_S
         late = [job for job in self._waiting if job.asked_at < before]
         if late and not self.is_stalled:
             self.is_stalled = True

@@ -29,6 +29,7 @@ _SETTINGS = (
     "PRAGMA temp_store = MEMORY",
     "PRAGMA recursive_triggers = ON",  # so that what is replaced is counted as gone
     "PRAGMA trusted_schema = OFF",
+    "PRAGMA secure_delete = ON",  # zeros in place of what is deleted; not every sqlite is built so
     "PRAGMA cache_size = -8192",
     "PRAGMA wal_autocheckpoint = 1000",
     "PRAGMA journal_size_limit = 8388608",
