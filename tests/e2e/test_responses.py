@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseFailedEvent
 
 from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
 from gateway.products.jobs.http import events
@@ -137,7 +137,10 @@ async def test_a_client_that_leaves_touches_nothing(start: StartGateway, tmp_pat
 
 
 async def test_cancelled_at_once_and_again(start: StartGateway, tmp_path: Path) -> None:
-    """The provider's connection ends; a second cancel, and one of a finished response, show it as it is."""
+    """The provider's connection ends; a second cancel, and one of a finished response, show it as it is.
+
+    The stream ends with an event that the SDK knows, here and where it is read again.
+    """
     gateway = await start(with_jobs(tmp_path), emulator=SLOW)
     async with gateway.sdk() as sdk:
         stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
@@ -145,11 +148,15 @@ async def test_cancelled_at_once_and_again(start: StartGateway, tmp_path: Path) 
         cancelled = await sdk.responses.cancel(events[0].response.id)
         events += [event async for event in stream]
         again = await sdk.responses.cancel(cancelled.id)
+        async with sdk.responses.stream(response_id=cancelled.id) as read_again:
+            last = [event async for event in read_again][-1]
         job = orjson.loads((await ask(gateway.url, get(f"/v1/jobs/{cancelled.id}", WEB))).body)
     await until(lambda: gateway.emulator.emulator.stats.active == 0)
 
     assert (cancelled.status, again.status, job["status"]) == ("cancelled", "cancelled", "cancelled")
-    assert events[-1].type == "response.cancelled"
+    assert isinstance(events[-1], ResponseFailedEvent)
+    assert isinstance(last, ResponseFailedEvent)
+    assert [event.response.status for event in (events[-1], last)] == ["cancelled", "cancelled"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 

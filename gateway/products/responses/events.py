@@ -1,6 +1,6 @@
 """The events of a response that runs in the background, made of a provider's: with its own id, and numbers without gaps.
 
-    created queued in_progress … (completed | incomplete | failed | cancelled)
+    created queued in_progress … (completed | incomplete | failed)
 
 The first two follow from the job alone, so whoever waits for a worker has them already. Each run of the model ("generation")
 numbers its events from a multiple of GENERATION_STEP on: a number says of which run it is, so that nobody who comes back can
@@ -104,6 +104,7 @@ ANNOUNCED: Final = 2
 """`response.created` and `response.queued`."""
 MOST_HELD_BYTES: Final = 64 * 1024 * 1024
 ENDS: Final = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
+"""The last one is of logs that an older gateway has written, and of providers that go their own way."""
 _REPLACED: Final = frozenset(("response.created", "response.queued"))
 _NUMBER: Final = re.compile(rb'"sequence_number": ?(\d+)')
 _DIGITS: Final = re.compile(rb" ?\d+")
@@ -197,11 +198,16 @@ class OwnEvents:
         return made
 
     def end(self, response: Mapping[str, Any]) -> list[bytes]:
-        """Returns the last events: that of the response's end, and all before it that there has to be."""
+        """Returns the last events: that of the response's end, and all before it that there has to be.
+
+        OpenAI has no event for a cancelled response (openai-openapi, `ResponseStreamEvent`): it is `response.failed` with the
+        status `cancelled`, as in Microsoft's server of that API (azure-sdk-for-python, azure-ai-agentserver-responses, B26).
+        """
         made: list[bytes] = []
         if not self._has_begun:
             self._begin(made, is_running=False)
-        made.append(self._frame(f"response.{response['status']}", {"response": response}))
+        kind = "failed" if response["status"] == "cancelled" else response["status"]
+        made.append(self._frame(f"response.{kind}", {"response": response}))
         return made
 
     def so_far(self) -> dict[str, Any]:

@@ -231,7 +231,8 @@ def test_cancelled(tell: Tell, where: str) -> None:
         if where != "queued":
             job = await one.end_of(RESPONSE)
             assert (await one.kept())["status"] == "cancelled"
-            assert (await other.read())[-1]["type"] == "response.cancelled"
+            last = (await other.read())[-1]
+            assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
         assert job is not None
         assert job.state is JobState.CANCELLED
         assert here.clock.monotonic() - asked_at <= (0.1 if where == "running" else 1.1)
