@@ -150,8 +150,8 @@ class DegradeRules:
 
 
 DeadLines = Literal["poison", "transient", "never"]
-"""Which lines of batches become dead letters: those that crash the process; besides those that failed for now, again and again;
-none. All others are their caller's, in its error file.
+"""Which lines of batches become dead letters: those that crash the process, or failed for what an operator can mend; besides
+those that failed for now, again and again; none. All others are their caller's, in its error file.
 """
 
 
@@ -163,7 +163,7 @@ class DeadLetterRules:
     """Of payloads; above that those of the oldest letters go."""
     samples: int = 5
     """The newest letters that a group is shown with."""
-    lines: DeadLines = "poison"
+    lines: DeadLines = "transient"
 
 
 OnCrash = Literal["restart", "fail"]

@@ -20,6 +20,7 @@ from gateway.products.jobs.calls.ports import (
     backoff_s,
     with_version,
 )
+from gateway.products.jobs.dead_letters.rules import is_dead_class
 from gateway.products.jobs.model import Job, JobEnd, JobError, JobState, JobsUnavailable, Tally
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
@@ -95,7 +96,8 @@ class CallJobs:
             is_ok = outcome is Outcome.DONE
             state = JobState.SUCCEEDED if is_ok else JobState.FAILED
             tally = tally_of(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
-            is_dead = served.error is not None and served.error.error_class in self._rules_of(job).batches.brake_classes
+            brakes = self._rules_of(job).batches.brake_classes
+            is_dead = served.error is not None and is_dead_class(job, served.error.error_class, brakes)
             await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead))
         elif outcome is Outcome.INTERRUPTED:
             await self._give_back(running, None, None, is_attempt=False)

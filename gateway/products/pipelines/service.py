@@ -497,7 +497,9 @@ class PipelineRuns:
         headers = [*JSON_HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
         answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
         tally = added(job.tally, children) if look is None else look.tally
-        if await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True)):
+        if await running.finish(
+            self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True, is_dead=True)
+        ):
             self._tell_of(job, is_ok=False)
 
     def _tell_of(self, job: Job, *, is_ok: bool) -> None:

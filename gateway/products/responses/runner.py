@@ -31,7 +31,7 @@ from gateway.products.jobs.calls.ports import (
     backoff_s,
     read_reply,
 )
-from gateway.products.jobs.dead_letters.rules import POISON
+from gateway.products.jobs.dead_letters.rules import POISON, is_dead_class
 from gateway.products.jobs.model import (
     ENDS,
     RESPONSE,
@@ -210,8 +210,10 @@ class ResponseEnds:
         state: JobState,
         error: JobError | None = None,
         served: TryResult | None = None,
+        *,
+        is_dead: bool = False,
     ) -> None:
-        """Ends a response with what it has come to."""
+        """Ends a response with what it has come to; `is_dead`: as a dead letter."""
         job = running.work.job
         rules, stores = self._rules_of(job), job.about[ASKED][STORES]
         kept = StoredResponse(
@@ -227,7 +229,7 @@ class ResponseEnds:
         await until_done(lambda: self._store.responses.put(kept), self._clock)
         await model.end(response)
         self._on_end(job.id, kept.keep_until)
-        await self._finish(running, response, state, error, served)
+        await self._finish(running, response, state, error, served, is_dead=is_dead)
 
     async def fail(
         self,
@@ -236,12 +238,14 @@ class ResponseEnds:
         error: JobError,
         final: Mapping[str, Any] | None = None,
         served: TryResult | None = None,
+        *,
+        is_dead: bool,
     ) -> None:
         """Ends a response as failed; `final` is what the provider has said of that."""
         if final is None:
             answer = b"" if served is None or served.answer is None else served.answer.body
             final = ended(model.events.so_far(), "failed", _error_of(answer, error))
-        await self.end(running, model, final, JobState.FAILED, error, served)
+        await self.end(running, model, final, JobState.FAILED, error, served, is_dead=is_dead)
 
     async def finish_kept(self, running: RunningWork, kept: StoredResponse) -> None:
         """Ends the job of a response that a worker has kept, and then was not heard of again."""
@@ -250,7 +254,11 @@ class ResponseEnds:
         if running.ends_as is JobState.EXPIRED and state is JobState.FAILED:
             state = JobState.EXPIRED
         self._on_end(kept.id, kept.keep_until)
-        await self._finish(running, response, state, None, None)
+        said, error = response.get("error"), None
+        if state is JobState.FAILED and isinstance(said, dict):
+            error = JobError(str(said.get("code")), str(said.get("message")), self._clock.wall())
+        # whose fault it was is known no more: a letter too many is better than one too few
+        await self._finish(running, response, state, error, None, is_dead=error is not None)
 
     async def _finish(
         self,
@@ -259,11 +267,12 @@ class ResponseEnds:
         state: JobState,
         error: JobError | None,
         served: TryResult | None,
+        *,
+        is_dead: bool,
     ) -> None:
         usage, cost_usd = (None, None) if served is None else (served.usage, served.cost_usd)
         tally = tally_of(is_ok=state is JobState.SUCCEEDED, usage=usage, cost_usd=cost_usd)
         marks = {STATUS: response["status"]}
-        is_dead = error is not None and error.error_class == POISON
         end = JobEnd(state, error, tally=tally, marks=marks, is_attempt=served is not None, is_dead=is_dead)
         await running.finish(self._store, end)
 
@@ -334,7 +343,7 @@ class ResponseJobs:
         return ModelRun(self._store, running, self._lives, self._clock)
 
     async def _give_up(self, running: RunningWork, error: JobError) -> None:
-        await self._ends.fail(running, self._model_of(running), error)
+        await self._ends.fail(running, self._model_of(running), error, is_dead=True)
 
     async def _run_model(self, running: RunningWork) -> None:
         model = self._model_of(running)
@@ -435,7 +444,10 @@ class ResponseJobs:
             or attempts >= min(job.max_attempts, attempts_allowed(rules, served.cost_usd))
             or (model.is_seen and rules.responses.on_crash == "fail")
         ):
-            await self._ends.fail(running, model, error, final, served)
+            is_dead = outcome is not Outcome.PERMANENT or is_dead_class(
+                job, error.error_class, rules.batches.brake_classes
+            )
+            await self._ends.fail(running, model, error, final, served, is_dead=is_dead)
         else:
             wait_s = max(backoff_s(rules, attempts, self._draw()), retry_after_s or 0.0)
             await self._give_back(running, model, now + wait_s, error, is_attempt=True)

@@ -17,7 +17,7 @@ from gateway.products.batches.chunk.chunk_input import MOST_MISSING, ChunkInput,
 from gateway.products.batches.output import BRAKED_BY, with_tier
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable
-from gateway.products.jobs.rules import BatchRules, SegmentRules
+from gateway.products.jobs.rules import BatchRules, DeadLines, SegmentRules
 from gateway.products.jobs.worker import RunningWork
 from tests.support.stage import BODY, Script, Stage, few_lines
 from tests.support.virtual import LoopClock, run
@@ -384,6 +384,28 @@ def test_a_line_that_an_operator_would_have_to_mend_is_a_dead_letter_where_other
         assert (job.tally.completed, job.tally.failed) == (39, 1)
         assert (group.kind, group.error_class, [letter.line for letter in group.samples]) == ("line", "auth", [9])
         assert await braked_by(stage) is None
+        await stage.worker.aclose()
+
+    run(story)
+
+
+@pytest.mark.parametrize("dead_lines", ["poison", "transient", "never"])
+def test_given_up_lines_are_dead_letters_by_their_classes(dead_lines: DeadLines) -> None:
+    """What another model would mend, and with `transient` what is out of attempts; a bad request is its caller's own."""
+
+    async def story(clock: LoopClock) -> None:
+        failing = {2: 413, 5: 500, 7: 400}
+        stage = Stage(clock, rules=few_lines(), script=lambda request, _try: failing.get(number_of(request), 0.1))
+        stage.class_of = {413: "context_length_exceeded", 500: "server_error", 400: "bad_request"}
+        stage.chunks.dead_lines = lambda: dead_lines
+        stage.worker.start()
+        await stage.accept_batch(10)
+        job = await stage.end_of("batch_1", within_s=4000)
+
+        letters = {(group.error_class, group.samples[0].line) for group in await stage.store.dead.groups(2)}
+        assert (job.tally.completed, job.tally.failed) == (7, 3)
+        too_long, unlucky = ("context_length_exceeded", 2), ("server_error", 5)
+        assert letters == {"never": set(), "poison": {too_long}, "transient": {too_long, unlucky}}[dead_lines]
         await stage.worker.aclose()
 
     run(story)

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
+from gateway.features.output.service.overlong import OutputInvalid
 from gateway.products.jobs import worker
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState
@@ -61,6 +62,30 @@ def test_what_can_never_succeed_fails_at_once_with_the_providers_words() -> None
         assert job.last_error is not None
         assert job.last_error.error_class == "bad_request"
         assert len(stage.tries) == 1
+        await stage.worker.aclose()
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("error_class", "is_letter"),
+    [("context_length_exceeded", True), ("output_invalid", True), ("auth", True), ("bad_request", False)],
+)
+def test_what_an_operator_can_mend_is_a_dead_letter_of_its_class(error_class: str, is_letter: bool) -> None:
+    """By another model, limit or schema."""
+
+    async def story(clock: LoopClock) -> None:
+        said = OutputInvalid("The answer breaks the schema.") if error_class == "output_invalid" else 400
+        stage = Stage(clock, script=lambda _request, _try: said)
+        stage.class_of = {400: error_class}
+        stage.worker.start()
+        await stage.accept("job_1")
+
+        job = await stage.end_of()
+        letters = [(group.kind, group.error_class, group.number) for group in await stage.store.dead.groups(1)]
+
+        assert (job.state, len(stage.tries)) == (JobState.FAILED, 1)
+        assert letters == ([("call", error_class, 1)] if is_letter else [])
         await stage.worker.aclose()
 
     run(story)

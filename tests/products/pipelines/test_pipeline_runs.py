@@ -53,6 +53,7 @@ def test_five_stages_with_a_branch_a_fan_out_and_a_repair(tell: Tell) -> None:
     async def story(here: Town) -> None:
         ledger = Ledger(stages_say(50, failing=5))
         process = run_process(here, ledger)
+        process.class_of = {400: "context_length_exceeded"}
         await process.accept_run(STAGES, {"document": "un contrato"})
         done = await process.end_of(RUN_ID)
 
@@ -65,6 +66,7 @@ def test_five_stages_with_a_branch_a_fan_out_and_a_repair(tell: Tell) -> None:
         children = (await process.store.list_jobs(JobQuery("t", parent=RUN_ID, limit=100))).jobs
         assert len(children) == 7
         assert all(child.state.is_end for child in children)
+        assert await process.store.dead.groups(1) == []  # what failed on the way is the run's own
 
     tell(story)
 
@@ -264,7 +266,12 @@ def test_a_failed_step_ends_its_run_and_what_runs_beside_it(tell: Tell) -> None:
         done = await process.end_of(RUN_ID, within_s=60)
         beside = await process.end_of(derived_child_id(JOB, RUN_ID, "b", 1))
         answer = await process.store.answer(RUN_ID, "t")
+        (group,) = await process.store.dead.groups(2)
+        (letter,) = group.samples
 
+        assert (group.kind, group.error_class, letter.job_id) == ("run", "run_failed", RUN_ID)
+        assert "a: bad_request" in letter.error.message
+        assert (letter.is_replayable, letter.bytes) == (False, 0)
         assert done.state is JobState.FAILED
         assert beside.state is JobState.CANCELLED
         assert answer is not None

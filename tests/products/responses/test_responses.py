@@ -194,6 +194,38 @@ def test_a_stream_that_breaks_off_is_another_run(tell: Tell) -> None:
     tell(story)
 
 
+@pytest.mark.parametrize(
+    ("status", "error_class", "is_letter"),
+    [(400, "context_length_exceeded", True), (500, "server_error", True), (400, "bad_request", False)],
+)
+def test_a_failed_response_is_a_dead_letter_unless_its_caller_asked_wrongly(
+    tell: Tell, status: int, error_class: str, is_letter: bool
+) -> None:
+    """Without its request, and not run again; any is one whose worker dies behind the answer and before the end."""
+
+    async def story(here: Town) -> None:
+        first = speaker(here, script=lambda _request, _number: status)
+        first.class_of = {status: error_class}
+        await first.respond(max_attempts=1)
+        first.view.dies_after = "responses.put"
+        first.worker.start()
+        await here.dies(first)
+        other = at_work(here)
+        await other.end_of(RESPONSE)
+        second = at_work(here, script=lambda _request, _number: status)
+        second.class_of = {status: error_class}
+        await second.respond("resp_2", max_attempts=1)
+        await second.end_of("resp_2")
+        groups = await second.store.dead.groups(5)
+
+        letters = {letter.job_id: (group.kind, group.error_class) for group in groups for letter in group.samples}
+        assert letters.pop(RESPONSE) == ("response", "server_error")  # what is kept has OpenAI's codes alone
+        assert letters == ({"resp_2": ("response", error_class)} if is_letter else {})
+        assert not any(letter.is_replayable or letter.bytes for group in groups for letter in group.samples)
+
+    tell(story)
+
+
 def test_refused_for_good(tell: Tell) -> None:
     """Nothing was said: the log is announcements and the end, with the provider's words."""
 

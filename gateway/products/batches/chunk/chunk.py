@@ -37,7 +37,7 @@ from gateway.products.batches.guards import (
 from gateway.products.batches.input import lines_of, read_line
 from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
 from gateway.products.jobs.calls.ports import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
-from gateway.products.jobs.dead_letters.rules import DeadLetter
+from gateway.products.jobs.dead_letters.rules import DeadLetter, is_dead_class
 from gateway.products.jobs.model import Job, JobError, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import DeadLines, JobRules
 from gateway.products.jobs.store import Blobs, JobStore
@@ -405,13 +405,22 @@ class _Chunk:
                 return None
             else:
                 self._brake.succeeded()
+                if outcome is Outcome.PERMANENT and tried.error is not None:
+                    self._note_dead(line, tried.error)
             return self._result(who, tried)
+
+    def _note_dead(self, line: InputLine, error: JobError) -> None:
+        """Makes a dead letter of a line that failed for good, if its class wants one."""
+        if self._runner.dead_lines() != "never" and is_dead_class(self._job, error.error_class, ()):
+            attempts = self._runner.attempts.get((self._job.id, line.number), 0) + 1
+            self._commits.add_letter(failed_letter(self._job, line, error, attempts))
 
     def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
         """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
         attempts = self._runner.attempts.pop((self._job.id, line.number), 0) + 1
         if attempts >= attempts_allowed(self._rules, tried.cost_usd):
-            if self._runner.dead_lines() == "transient" and tried.error is not None:
+            is_wanted = self._runner.dead_lines() == "transient" and not self._job.parent
+            if is_wanted and tried.error is not None:
                 self._commits.add_letter(failed_letter(self._job, line, tried.error, attempts))
             return False
         self._runner.attempts[self._job.id, line.number] = attempts

@@ -7,7 +7,7 @@ are a group: of the same kind, class and model, with messages that differ in num
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
@@ -35,6 +35,9 @@ TRAIL: Final = "trail"
 """In `marks` of a job: its failed attempts so far."""
 POISON: Final = "worker_crashed"
 """The class of what has killed its workers again and again."""
+DEAD_CLASSES: Final = frozenset(("context_length_exceeded", "output_invalid"))
+"""Classes of failures, beside those of the brake, that an operator can mend: by another model, limit or schema."""
+_REPLAYED: Final = (JobKind.CALL, JobKind.DELIVERY)
 MOST_TRAIL: Final = 10
 """Attempts of a trail: the first and the last ones."""
 MOST_MESSAGE, MOST_TEMPLATE = 500, 120
@@ -54,6 +57,8 @@ class LetterKind(StrEnum):
     CALL = "call"
     RESPONSE = "response"
     """A response in the background; it is not run again."""
+    RUN = "run"
+    """A run of a pipeline; it is not run again."""
     DELIVERY = "delivery"
     LINE = "line"
     """One line of a batch."""
@@ -264,6 +269,14 @@ def with_failure(marks: Mapping[str, Any], error: JobError) -> Mapping[str, Any]
     return {**marks, TRAIL: trail if len(trail) <= MOST_TRAIL else [trail[0], *trail[-MOST_TRAIL + 1 :]]}
 
 
+def is_dead_class(job: Job, error_class: str, brake_classes: Collection[str]) -> bool:
+    """Tells whether a job, or a line of it, that failed so for good becomes a dead letter.
+
+    An answer that breaks its schema is the run's to judge, where a run has asked for it.
+    """
+    return error_class in brake_classes or (error_class in DEAD_CLASSES and not job.parent)
+
+
 def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | None:
     """Returns the dead letter that a job becomes at its end; None: none.
 
@@ -275,6 +288,7 @@ def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | N
     error = ended.last_error or JobError("not_delivered", "its time was over", ended.ended_at)
     trail = [JobError(*one) for one in ended.marks.get(TRAIL, ())] or [error]
     is_delivery = ended.kind is JobKind.DELIVERY
+    kept_bytes = payload_bytes if ended.kind in _REPLAYED else 0
     return DeadLetter(
         id=derived_letter_id(ended.id, None),
         kind=LetterKind(ended.kind),
@@ -290,8 +304,8 @@ def letter_of_job(ended: Job, end: JobEnd, payload_bytes: int) -> DeadLetter | N
         attempts=ended.attempts,
         trail=trail,
         cost_usd=sum(one.cost_usd for one in trail),
-        bytes=payload_bytes,
-        is_replayable=payload_bytes > 0,
+        bytes=kept_bytes,
+        is_replayable=kept_bytes > 0,
     )
 
 

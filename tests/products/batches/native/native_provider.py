@@ -35,6 +35,8 @@ class Lies:
     """One of so many lines failed with 400, in the error file."""
     spent: int = 0
     """One of so many lines failed because the account is empty, in the error file."""
+    too_long: int = 0
+    """One of so many lines is too long for the model, in the error file."""
     vanishes_after_s: float | None = None
     expires_after_s: float | None = None
     """With what was done by then in the output, and counts that know nothing of it."""
@@ -282,6 +284,8 @@ class ScriptedBatches:
                 errors.append(_answer(line, 400))
             elif lies.spent and number % lies.spent == 0:
                 errors.append(_answer(line, 400, {"error": {"message": EMPTY, "code": "billing_hard_limit_reached"}}))
+            elif lies.too_long and number % lies.too_long == 0:
+                errors.append(_answer(line, 400, {"error": {"message": "no", "code": "context_length_exceeded"}}))
             else:
                 output.append(answer)
             if lies.twice:

@@ -52,6 +52,7 @@ LIES = {
     "refuses lines": Lies(bad=5),
     "begins its files with a mark": Lies(bom=True),
     "has an empty account for lines": Lies(spent=5),
+    "has a model that is too short for lines": Lies(too_long=5),
     "loses the batch": Lies(vanishes_after_s=100),
     "expires with answers": Lies(expires_after_s=300),
     "finds the file invalid": Lies(invalid=True),

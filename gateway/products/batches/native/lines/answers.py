@@ -48,6 +48,7 @@ from gateway.products.batches.native.lines.lines import ProviderAnswer, part_lin
 from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
 from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches
+from gateway.products.jobs.dead_letters.rules import DEAD_CLASSES
 from gateway.products.jobs.model import FINALISE, Job, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, BatchRules
 from gateway.products.jobs.store import Blobs, JobStore
@@ -414,7 +415,7 @@ class _ResultCollector:
         self._prefix = line_id(running.work.job.id, 0)[:-6]
         self._has_output = running.work.job.about[ENDPOINT] not in ("/v1/embeddings", "/v1/moderations")
         self._rates = rates
-        self._factor, self._held = rules.native.price_factor, rules.brake_classes
+        self._factor, self._held = rules.native.price_factor, rules.brake_classes | DEAD_CLASSES
 
     def is_told(self, usage: Usage | None) -> bool:
         """Returns whether a provider has reported both what a line has read and written, in numbers that can be right."""
@@ -435,7 +436,7 @@ class _ResultCollector:
         return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
 
     def result(self, answer: ProviderAnswer, asked: bytes) -> LineResult | None:
-        """Returns the result of a line; None: its answer cannot be read, or is none of the line's own fault: it runs here."""
+        """Returns the result of a line; None: its answer cannot be read, or may be mended here: it runs here."""
         if answer.status >= 400 and self.wording.class_of(answer) in self._held:
             return None
         who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), self.names[answer.number])

@@ -50,7 +50,7 @@ def add_dead_letters(command: argparse.ArgumentParser, add_admin: Callable[[argp
 def _add_filter(action: argparse.ArgumentParser) -> None:
     action.add_argument("--id", metavar="ID", help="this letter")
     action.add_argument("--group", metavar="ID", help="of this group")
-    action.add_argument("--kind", choices=("call", "response", "delivery", "line"), help="of this kind")
+    action.add_argument("--kind", choices=("call", "response", "run", "delivery", "line"), help="of this kind")
     action.add_argument("--class", dest="error_class", metavar="NAME", help="of this class of errors")
     action.add_argument("--model", metavar="NAME", help="that named this model")
     action.add_argument("--tenant", metavar="NAME", help="of this tenant")

@@ -168,6 +168,8 @@ def why_not_again(job: Job, letter: DeadLetter | None) -> str:
             return f"is tried again already, as {letter.replay_job}"
         if letter.state is LetterState.REPLAYED_OK:
             return f"has been tried again with success, as {letter.replay_job}"
+        if letter.kind in (LetterKind.RESPONSE, LetterKind.RUN):
+            return f"cannot be tried again, as no {letter.kind} is: send it anew"
         return "" if letter.is_replayable else "cannot be tried again: its request is kept no more; send it anew"
     if not job.state.is_end:
         return f"has not failed: it is {job.state}"
