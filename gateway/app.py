@@ -270,7 +270,7 @@ class Gateway:
         meter, jobs, state_file = self._telemetry, self._jobs, state_file_of(self._sqlite)
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
-            async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock, meter.jobs),
+            async_answers=None if jobs is None else AsyncAnswers(jobs.service, jobs.clock, meter.jobs),
             responses=response_door(jobs, self._pipeline.handle),
         )
         sockets = socket_doors(self._pipeline, edge, self._policies, self._pools, meter, self._clock, self._inflight)
@@ -281,7 +281,9 @@ class Gateway:
             lambda: self._policies.current.emulated,
             None if jobs is None else jobs.engine.health,
         )
-        durable = caller_routes(edge, self._policies, jobs, self._make_call, self._clock, self._pipeline, self._runs)
+        durable = caller_routes(
+            edge, self._policies, jobs, self._make_call, self._kept_clock, self._pipeline, self._runs
+        )
         admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [

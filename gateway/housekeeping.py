@@ -229,7 +229,7 @@ class Housekeeping:
         telemetry.set_sockets(self.realtime.traffic(), sum(one.is_connection for one in self.inflight.present()))
         telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)
         if self.jobs is not None and self.jobs.engine.opened is not None:
-            telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
+            telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.jobs.clock.wall())
             telemetry.jobs.set_native_parts(self.jobs.native_parts())
             telemetry.jobs.set_early_runs(self.jobs.engine.opened.runs.early)
             telemetry.jobs.set_early_responses(self.jobs.engine.opened.responses.early)

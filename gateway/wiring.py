@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from gateway.admin.operations import KeptFile, backup_routes, forget_copies
 from gateway.core import peek
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.clock import Clock
+from gateway.core.clock import Clock, SharedClock
 from gateway.core.config.fields.fields import SQLITE
 from gateway.core.edge.edge import Edge
 from gateway.core.edge.served import InFlight
@@ -140,7 +140,9 @@ def build_jobs(
     if not settings.is_on:
         return None
     works = only_works or settings.works
+    shared = None
     if settings.redis is not None:
+        clock = shared = SharedClock()
         # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
         import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
     leaving = policies.current.webhook_settings
@@ -160,9 +162,9 @@ def build_jobs(
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=partial(_open_store, settings, clock.wall, CountedEnds(following, meter, tell_run)),
-        # others may have taken jobs that are to run here
-        has_jobs=lambda: works if settings.redis is not None else has_jobs(settings.store),
+        open_store=partial(_open_store, settings, clock.wall, shared, CountedEnds(following, meter, tell_run)),
+        # in a Redis others may have left some, and its time is to be known before one is taken here
+        has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
         nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
         blobs=_open_blobs(settings),
         outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
@@ -186,7 +188,9 @@ def build_jobs(
     return work
 
 
-async def _open_store(settings: JobSettings, wall: Callable[[], float], following: CountedEnds) -> JobStore:
+async def _open_store(
+    settings: JobSettings, wall: Callable[[], float], shared: SharedClock | None, following: CountedEnds
+) -> JobStore:
     following.start()
     in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
     of_kept = KeptBounds(
@@ -201,6 +205,7 @@ async def _open_store(settings: JobSettings, wall: Callable[[], float], followin
     return await open_redis_jobs(
         settings.redis,
         replica=token_hex(8),
+        clock=shared,
         in_all=in_all,
         per_tenant=per_tenant,
         accept=settings.accept,
@@ -241,7 +246,7 @@ def caller_routes(
 ) -> list[BaseRoute]:
     """Returns the routes of what callers keep here: jobs, files, batches, responses, runs; `edge` serves their calls."""
     readers = EventReaders() if edge.responses is None else edge.responses.readers
-    durable = durable_routes(policies, jobs, make_call, clock, pipeline.handle, readers, Served(edge, peek.OTHER))
+    durable = durable_routes(policies, jobs, make_call, pipeline.handle, readers, Served(edge, peek.OTHER))
     return [*durable, *RunRoutes(policies, runs, clock).routes()]
 
 
@@ -258,8 +263,8 @@ def store_routes(
         *backup_routes(policies, state_file, jobs_file_of(jobs)),
         *object_routes(policies, objects),
         *job_admin_routes(policies, jobs),
-        *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
-        *dead_letter_routes(policies, jobs, clock),
+        *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock if jobs is None else jobs.clock),
+        *dead_letter_routes(policies, jobs, clock if jobs is None else jobs.clock),
         *workflow_routes(policies, runs),
     ]
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+LEAST_STEP_S = 2.0
+"""Two clocks that differ by less agree: a leap second is 1 s, and what NTP slews moves both of them."""
 _TIMER_GRAIN_S = 0.001  # uvloop rounds to milliseconds: a timer that fires early would have to be set again
 
 
@@ -33,6 +35,11 @@ class Clock(Protocol):
         """Seconds since the epoch, UTC."""
         ...
 
+    @property
+    def ahead_s(self) -> float:
+        """Returns the seconds by which `wall` is ahead of the machine's time, because that was set since; mostly 0."""
+        ...
+
     async def sleep(self, seconds: float) -> None:
         """Wait; returns at once for zero or less."""
         ...
@@ -50,6 +57,10 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 
+    @property
+    def ahead_s(self) -> float:
+        return 0.0
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
@@ -61,8 +72,9 @@ class SystemClock:
 class SteadyClock(SystemClock):
     """The machine's clock with a `wall` that continues from the time of its making, and never jumps.
 
-    What is kept has a time to live: a machine whose time is set a day ahead must not forget a paid answer whose
+    What waits or is kept has a time to live: a machine whose time is set a day ahead must not forget a paid answer whose
     Idempotency-Key is repeated. Time that the machine sleeps counts, where the system tells it (CLOCK_BOOTTIME of Linux).
+    Whatever is kept by it takes all its times from it; a time that a person names, or is told, is `ahead_s` off.
     """
 
     __slots__ = ("_elapsed", "_start")
@@ -76,3 +88,22 @@ class SteadyClock(SystemClock):
 
     def wall(self) -> float:
         return self._start + self._elapsed()
+
+    @property
+    def ahead_s(self) -> float:
+        ahead_s = self.wall() - SystemClock.wall()
+        return ahead_s if abs(ahead_s) >= LEAST_STEP_S else 0.0
+
+
+class SharedClock(SteadyClock):
+    """The clock of what replicas share: its `wall` is the time of their server, whatever their machines show."""
+
+    __slots__ = ()
+
+    @property
+    def ahead_s(self) -> float:
+        return 0.0
+
+    def follow(self, now: float) -> None:
+        """Goes on from the server's time, which is `now`."""
+        self._start = now - self._elapsed()

@@ -86,7 +86,8 @@ class JobWork:
         self._tell_run = tell_run
         self._may_begin = may_begin
         self._policies = policies
-        self._clock = clock
+        self.clock = clock
+        """The clock of jobs, which all their times are by."""
         self._blobs = blobs
         self._outwards = outwards
         self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
@@ -143,7 +144,7 @@ class JobWork:
         return self._policies.current.jobs.default
 
     def _make_worker(self, store: JobStore) -> JobWorker:
-        blobs, clock, rules_of, draw = self._blobs, self._clock, self.rules_of, self._random.random
+        blobs, clock, rules_of, draw = self._blobs, self.clock, self.rules_of, self._random.random
         default = self._default_rules
 
         def dead_lines() -> DeadLines:
@@ -212,7 +213,7 @@ class JobWork:
         if self._native is None:
             return None
         batches, accounts, price_of = self._native
-        blobs, clock, rules_of = self._blobs, self._clock, self.rules_of
+        blobs, clock, rules_of = self._blobs, self.clock, self.rules_of
         charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
         return NativeParts(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run)
 
@@ -228,6 +229,6 @@ class JobWork:
     async def _usd_of(self, new: NewJob) -> float | None:
         """Returns what an attempt of a job is estimated to cost; None: its model has no price, or it would be refused."""
         try:
-            return self._price_of(await self._make_call(request_of(new.job, new.payload, self._clock.wall())))
+            return self._price_of(await self._make_call(request_of(new.job, new.payload, self.clock.wall())))
         except GatewayError:
             return None

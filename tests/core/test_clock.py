@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.core.clock import SteadyClock, SystemClock
+from gateway.core.clock import SharedClock, SteadyClock, SystemClock
 from tests.e2e.harness import config_of, connect, get, post, start_gateway
 from tests.support.redis_servers import redis_server
 
@@ -38,6 +38,29 @@ def test_time_that_is_set_does_not_pass(jump_s: float) -> None:
     machine.passes(5.0)
 
     assert clock.wall() == 1_000_015.0
+
+
+@pytest.mark.parametrize(("step_s", "ahead_s"), [(-600.0, 600.0), (600.0, -600.0), (1.5, 0.0), (-1.5, 0.0)])
+def test_it_tells_how_far_the_time_was_set(monkeypatch: pytest.MonkeyPatch, step_s: float, ahead_s: float) -> None:
+    """What differs by less than the least step is no step: a leap second, two clocks that are read one after the other."""
+    machine = Machine()
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: machine.time))
+    clock = SteadyClock(machine.time, lambda: machine.uptime)
+    machine.passes(10.0)
+    machine.time += step_s
+
+    assert clock.ahead_s == ahead_s
+
+
+def test_a_shared_clock_goes_on_from_the_servers_time() -> None:
+    """And is never ahead of what people name: where replicas share a Redis, its time is the one that counts."""
+    machine = Machine()
+    clock = SharedClock(machine.time, lambda: machine.uptime)
+    clock.follow(5_000.0)
+    machine.passes(10.0)
+    machine.time += YEAR_S
+
+    assert (clock.wall(), clock.ahead_s) == (5_010.0, 0.0)
 
 
 def test_it_begins_with_the_time_of_the_machine() -> None:

@@ -23,6 +23,8 @@ RATES = Rates(input_usd=2.5e-6, output_usd=1e-5, cached_input_usd=1.25e-6)
 class HandClock:
     """Time that stands still until it is set."""
 
+    ahead_s = 0.0
+
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 

@@ -49,6 +49,8 @@ class VirtualClock:
 
     __slots__ = ("_events", "_numbers", "now", "ready")
 
+    ahead_s = 0.0
+
     def __init__(self) -> None:
         self.now = START_S
         self.ready: deque[Due] = deque()

@@ -65,7 +65,7 @@ class FakeClock:
     """Time that moves when it is told to."""
 
     ahead_s = 0.0
-    """So far the wall clock is wrong."""
+    """So far the wall clock is ahead of the machine's time."""
 
     def __init__(self) -> None:
         self.now = 1000.0

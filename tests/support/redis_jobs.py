@@ -9,6 +9,7 @@ from secrets import token_hex
 
 from redis import Redis
 
+from gateway.core.clock import SharedClock
 from gateway.core.types import Lane
 from gateway.drivers.redis.link import Link
 from gateway.fleet.lease.lease import SharedState
@@ -72,6 +73,7 @@ class JobLender:
         following: Following = nothing_follows,
         *,
         kept_bounds: KeptBounds | None = None,
+        clock: SharedClock | None = None,
         is_replica: bool = False,
         lease_s: float = 15.0,
     ) -> PromptJobStore:
@@ -84,7 +86,7 @@ class JobLender:
         durability.durability_lag_s, durability._promise = 0.0, "as told"
         store = PromptJobStore(
             [link], self.partitions, f"replica-{number}", durability, bounds, following, kept_bounds=kept_bounds,
-            wall=wall, lease_s=lease_s, is_hasty=True,
+            clock=clock, wall=wall, lease_s=lease_s, is_hasty=True,
         )  # fmt: skip
         store.is_patient(yes=False)
         return store

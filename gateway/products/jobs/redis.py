@@ -17,6 +17,7 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Final
 
+from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import Lane
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
@@ -83,11 +84,13 @@ class RedisJobStore:
         following: Following = nothing_follows,
         *,
         kept_bounds: KeptBounds | None = None,
+        clock: SharedClock | None = None,
         wall: Callable[[], float] | None = None,
         lease_s: float = LEASE_S,
         is_hasty: bool = False,
     ) -> None:
-        """`links[0]` is the one for scripts. In tests `wall` replaces the server's clock, and `is_hasty` has every look do all.
+        """`links[0]` is the one for scripts; `clock` follows the server's from now on, and times given here are by it. In tests
+        `wall` replaces both, and `is_hasty` has every look do all.
 
         The bound of open jobs in all is exact with one partition; with several it counts those of the others as of a
         second ago. That of a tenant is always exact.
@@ -96,7 +99,7 @@ class RedisJobStore:
         self._links = links
         self._durability = durability
         self._wakes: list[Callable[[], None]] = []
-        self._partitions = JobPartitions(links[0], partitions, wall, self._ready, durability)
+        self._partitions = JobPartitions(links[0], partitions, wall, self._ready, durability, clock)
         self._steps = RedisSteps(self._partitions, following)
         self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
         self._background = BackgroundTasks()
@@ -230,6 +233,10 @@ class RedisJobStore:
             else await acceptance.page_of(self._partitions, query, records.seq_of(row[0]))
         )
 
+    async def learn_time(self) -> None:
+        """Sets the clock to the server's time. Raises JobsUnavailable."""
+        await self._steps.look(0, [])
+
     async def identity(self) -> str:
         """Returns what tells the jobs of this namespace from all others."""
         key = self._links[0].slot_key("jobs", "all") + b":identity"
@@ -332,8 +339,9 @@ async def open_store(
     accept: Accept,
     following: Following,
     kept_bounds: KeptBounds | None = None,
+    clock: SharedClock | None = None,
 ) -> RedisJobStore:
-    """Returns the store, connected. Raises StoreUnusable."""
+    """Returns the store, connected, with its clock at the server's time. Raises StoreUnusable."""
     patient = replace(shared, timeout_s=max(TIMEOUT_S, shared.timeout_s), connections=CONNECTIONS)
     links = [Link(patient), Link(replace(patient, connections=1))]
     try:
@@ -343,6 +351,10 @@ async def open_store(
         keys = [links[1].slot_key("jobs", str(partition)) + b":sync" for partition in range(partitions)]
         durability = JobDurability(links[1], keys, accept)
         await durability.check()
+        store = RedisJobStore(
+            links, partitions, replica, durability, bounds, following, kept_bounds=kept_bounds, clock=clock, wall=wall
+        )
+        await store.learn_time()
     except BaseException as error:
         reason = links[0].reason or error  # once it is closed, that is the reason
         for link in links:
@@ -350,7 +362,7 @@ async def open_store(
         if isinstance(error, JobsUnavailable | StoreGone):
             raise StoreUnusable(f"the Redis for jobs cannot be used: {reason}") from error
         raise
-    return RedisJobStore(links, partitions, replica, durability, bounds, following, kept_bounds=kept_bounds, wall=wall)
+    return store
 
 
 async def partitions_of(link: Link, *, is_cluster: bool) -> int:

@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
+from gateway.core.clock import SharedClock
 from gateway.core.types import Lane
 from gateway.drivers.blobs.directory import DirectoryBlobs
 from gateway.features.runs.step import Runs
@@ -354,6 +355,7 @@ async def open_redis_jobs(
     shared: SharedState,
     *,
     replica: str,
+    clock: SharedClock | None = None,
     wall: Callable[[], float] | None = None,
     in_all: int,
     per_tenant: int,
@@ -363,12 +365,14 @@ async def open_redis_jobs(
 ) -> JobStore:
     """Returns the store of jobs in a Redis, over links of its own, in the running event loop. Raises StoreUnusable.
 
-    `replica` names this process among those that share the work. `wall` is for tests: without it the Redis's clock counts,
-    which is the only one that replicas have in common. `accept` says what must be true before jobs are acknowledged.
+    `replica` names this process among those that share the work. `clock` follows that of the Redis, which is the only one that
+    replicas have in common; `wall` takes its place in tests. `accept` says what must be true before jobs are acknowledged.
     """
     from gateway.products.jobs.redis import open_store  # as above
 
-    return await open_store(shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following, kept_bounds)
+    return await open_store(
+        shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following, kept_bounds, clock
+    )
 
 
 def open_blobs(folder: str, min_free_bytes: int) -> Blobs:

@@ -56,7 +56,8 @@ class PipelineAnswers:
 
         Raises GatewayError as `JobService.accept` does.
         """
-        accepted = await self._jobs.accept(call, read_option_headers(index, self._clock.wall()))
+        options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
+        accepted = await self._jobs.accept(call, options)
         left_s = max(0.0, call.deadline - self._clock.monotonic() - MARGIN_S)
         job, answer = await self._wait(accepted.job, left_s if wait_s < 0 else min(wait_s, left_s))
         if answer is not None:

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
-from gateway.core.clock import Clock
 from gateway.core.snapshot.snapshot import Policies
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.http import BatchRoutes, MergedLists
@@ -28,7 +27,6 @@ def durable_routes(
     policies: Policies,
     work: JobWork | None,
     make_call: MakeCall,
-    clock: Clock,
     serve: ServeCall,
     readers: EventReaders,
     relay: ASGIApp,
@@ -39,10 +37,10 @@ def durable_routes(
     """
     if work is None:
         return absent_routes(policies)
-    routes = JobRoutes(policies, work.service, make_call, clock, readers).routes()
+    routes = JobRoutes(policies, work.service, make_call, work.clock, readers).routes()
     routes += ResponseRoutes(policies, work.responses, readers).routes()
     if policies.current.jobs.settings.takes_files:
-        lists = MergedLists(policies, clock, serve)
+        lists = MergedLists(policies, work.clock, serve)
         routes += FileRoutes(policies, work.files, work.partial, lists, relay).routes()
         routes += BatchRoutes(policies, work.batches, readers, lists, relay).routes()
     return sorted(routes, key=lambda route: not _is_polled(route))

@@ -220,7 +220,7 @@ class PartCharges:
         if not part.charged_usd or part.origin in self._known:
             return
         self._known.add(part.origin)
-        is_todays = part.charged_day == int(self._clock.wall() // DAY_S)
+        is_todays = part.charged_day == int((self._clock.wall() - self._clock.ahead_s) // DAY_S)
         if is_todays and not self._accounts.outlives:
             self._accounts.correct(job.key, part.charged_day, part.charged_usd)
 

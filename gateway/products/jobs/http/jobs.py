@@ -78,7 +78,7 @@ class JobRoutes:
         key, tenant, credential = caller_of(self._policies, request)
         server = self._policies.current.server
         asked, body = await self._split(server, await read_bytes(request, server, server.most_bytes()))
-        options = read_options(asked, self._clock.wall())
+        options = read_options(asked, self._clock.wall(), self._clock.ahead_s)
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         headers += [(name, index[name]) for name in STRICT[:1] if name in index]
         stored = StoredRequest(

@@ -40,7 +40,7 @@ class AsyncAnswers:
         """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
         if call.model.pipeline is not None:
             return await self._pipelines.respond(call, index, wait_s)
-        options = read_option_headers(index, self._clock.wall())
+        options = read_option_headers(index, self._clock.wall(), self._clock.ahead_s)
         accepted = await self._jobs.accept(call, options)
         job, answer = await self._wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
         if answer is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Literal, TypeVar
 
+from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
 from gateway.drivers.redis.link import Link, Script, StoreGone, StoreRefused, StoreUnheard, script_of
 from gateway.fleet.lease.lease import SharedState
@@ -273,16 +274,16 @@ class JobPartitions:
         wall: Callable[[], float] | None,
         ready: Callable[[], None],
         durability: JobDurability,
+        clock: SharedClock | None = None,
     ) -> None:
-        """`wall` replaces the server's clock in tests."""
+        """`clock` follows the server's, which `wall` replaces in tests."""
         self.link = link
         self.number = number
         self._wall = wall
         self._ready = ready
         self._durability = durability
         self._bases = [link.slot_key("jobs", str(partition)) for partition in range(number)]
-        self._ahead_s = 0.0
-        """The server's clock, of this process's monotonic one."""
+        self._clock = clock or SharedClock()
         self.is_closed = False
         self.is_well = True
         self.patience_s = PATIENCE_S
@@ -307,11 +308,7 @@ class JobPartitions:
 
     def now(self) -> float:
         """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""
-        return time.monotonic() + self._ahead_s if self._wall is None else self._wall()
-
-    def by_server(self, at: float) -> float:
-        """Returns what the server's clock shows when this process's shows `at`: the two need not agree."""
-        return at + self.now() - time.time() if self._wall is None else at
+        return self._clock.wall() if self._wall is None else self._wall()
 
     def key(self, partition: int, use: str) -> bytes:
         """Returns a key of the partition."""
@@ -322,7 +319,7 @@ class JobPartitions:
         now = "" if self._wall is None else repr(self._wall())
         keys = (self._bases[partition],) if mark is None else (self._bases[partition], mark)
         reply = await self.heard(self.link.run(script, keys, (now, partition, *args)))
-        self._ahead_s = float(reply[0]) - time.monotonic()
+        self._clock.follow(float(reply[0]))
         if reply[1]:
             self.readied.add(partition)
             self._ready()

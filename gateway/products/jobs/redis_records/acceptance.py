@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from gateway.core.clock import SteadyClock
 from gateway.drivers.redis.link import BackgroundTasks, Script
 from gateway.products.jobs.dead_letters.redis.letters import LetterChange
 from gateway.products.jobs.dead_letters.rules import DeadLetter
@@ -66,6 +66,7 @@ class RedisAcceptance:
     ) -> None:
         self._partitions = partitions
         self._background = background
+        self._sending = SteadyClock()
         self._refused: dict[str, Sent] = {}
         """Jobs that were refused because nobody answered, and may have been taken; who sends one again wants it."""
         self._bounds = bounds
@@ -80,7 +81,7 @@ class RedisAcceptance:
         """
         for new in jobs:
             self._refused.pop(new.job.id, None)
-        sent_us = time.time_ns() // 1000
+        sent_us = int(self._sending.wall() * 1e6)
         try:
             return await self._accept_all(jobs, sent_us)
         except JobsUnavailable as error:
@@ -408,7 +409,7 @@ class RedisWrites:
         def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
             kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
             claims = kept.pieces[work.piece].claims - 1
-            ready_at = now if run_at is None else max(now, self._partitions.by_server(run_at))
+            ready_at = now if run_at is None else max(now, run_at)
             pieces.put(kept, work.piece, ready_at, now, claims=max(0, claims))
             pieces.stop_if_asked(kept, now)
 

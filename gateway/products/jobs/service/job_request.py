@@ -65,7 +65,7 @@ class Debounce:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """How a job is to run. Times are wall-clock seconds."""
+    """How a job is to run. Times are seconds by the clock of jobs."""
 
     run_at: float | None = None
     deadline: float | None = None
@@ -78,8 +78,11 @@ class JobOptions:
     """A URL that is told of the job's end; empty: none. Whether requests may name one is not decided here."""
 
 
-def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
-    """Reads the fields of a job. Raises InvalidRequest, naming the field and the remedy."""
+def read_options(asked: Mapping[str, Any], now: float, ahead_s: float = 0.0) -> JobOptions:
+    """Reads the fields of a job. Raises InvalidRequest, naming the field and the remedy.
+
+    `now` is by the clock of jobs; a time that the caller names is by one that this clock is `ahead_s` ahead of.
+    """
     unknown = sorted(asked.keys() - FIELDS)
     if unknown:
         _refuse(unknown[0][:64], f"is unknown; known are {', '.join(sorted(FIELDS))}")
@@ -89,12 +92,12 @@ def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
     if asked.get("delay") is not None:
         run_at = now + _duration("delay", asked["delay"])
     elif asked.get("run_at") is not None:
-        run_at = _time("run_at", asked["run_at"])
+        run_at = _time("run_at", asked["run_at"]) + ahead_s
     if run_at is not None and run_at > now + MOST_RUN_AT_S:
         _refuse("run_at" if asked.get("delay") is None else "delay", "is more than a year ahead")
     return JobOptions(
         run_at=run_at,
-        deadline=_deadline(asked.get("deadline"), max(now, run_at or now), now),
+        deadline=_deadline(asked.get("deadline"), max(now, run_at or now), now, ahead_s),
         priority=_whole("priority", asked.get("priority", USUAL_PRIORITY), 0, 9),
         max_attempts=None
         if asked.get("max_attempts") is None
@@ -106,8 +109,9 @@ def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
     )
 
 
-def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
-    """Reads the headers that say of any POST how its job is to run. Raises InvalidRequest, naming the header."""
+def read_option_headers(index: Mapping[bytes, bytes], now: float, ahead_s: float = 0.0) -> JobOptions:
+    """Reads the headers that say of any POST how its job is to run, as `read_options`. Raises InvalidRequest, naming the
+    header."""
     asked: dict[str, Any] = {}
     if (run_at := index.get(b"x-gateway-run-at")) is not None:
         text = run_at.decode("latin-1")
@@ -128,7 +132,7 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
     if not asked:
         return JobOptions(webhook=webhook)
     try:
-        return replace(read_options(asked, now), webhook=webhook)
+        return replace(read_options(asked, now, ahead_s), webhook=webhook)
     except InvalidRequest as refusal:
         header = _HEADER_OF[(refusal.param or "").partition(".")[0]]
         raise InvalidRequest(f"The header '{header}' is wrong: {refusal.message}", param=header) from None
@@ -216,11 +220,13 @@ def _time(name: str, value: object) -> float:
     _refuse(name, "must be a time in seconds since 1970 (UTC)")
 
 
-def _deadline(value: object, begins_at: float, now: float) -> float | None:
+def _deadline(value: object, begins_at: float, now: float, ahead_s: float) -> float | None:
     """A duration from the job's begin on, or a time in seconds since 1970."""
     if value is None:
         return None
-    deadline = begins_at + _duration("deadline", value) if isinstance(value, str) else _time("deadline", value)
+    deadline = (
+        begins_at + _duration("deadline", value) if isinstance(value, str) else _time("deadline", value) + ahead_s
+    )
     if deadline <= now:
         _refuse("deadline", "has passed")
     if deadline <= begins_at:

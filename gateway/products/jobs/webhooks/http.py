@@ -115,7 +115,7 @@ class WebhookAdmin:
 
     async def test(self, name: str) -> dict[str, Any]:
         """Sends an endpoint a signed event `test` now, whatever its state. Raises NotFound, InvalidRequest."""
-        rules, now = self._find(name), self._clock.wall()
+        rules, now = self._find(name), self._clock.wall() - self._clock.ahead_s
         message_id = derived_event_ids(f"{TEST_EVENT} {now}", name)[1]
         body = event_body(TEST_EVENT, name, now)
         began_at = self._clock.monotonic()

@@ -425,14 +425,15 @@ class Deliveries:
         """Returns what came of an attempt."""
         work, now = running.work, self._clock.wall()
         event, of = work.job.about[EVENT], work.job.about[OF]
-        headers = signed_headers(turn.secrets, work.job.about.get(MESSAGE_ID, work.job.id), work.payload, now)
+        receivers_now = now - self._clock.ahead_s  # they refuse what is signed by another time than theirs
+        headers = signed_headers(turn.secrets, work.job.about.get(MESSAGE_ID, work.job.id), work.payload, receivers_now)
         try:
             answer = await turn.outward.post(turn.url, headers, work.payload, TIMEOUT_S)
         except FetchRefused as error:
             return AttemptResult(DeliveryResult.REFUSED, str(error), None, now, event, of)
         except Unreachable as error:
             return AttemptResult(DeliveryResult.UNREACHABLE, str(error), None, now, event, of)
-        asked_s = parse_retry_after(answer.retry_after, self._clock.wall()) if answer.retry_after else None
+        asked_s = parse_retry_after(answer.retry_after, receivers_now) if answer.retry_after else None
         return AttemptResult(result_of(answer.status), f"the answer was {answer.status}", asked_s, now, event, of)
 
     async def _failed(self, running: RunningWork, turn: DeliveryTurn, attempt: AttemptResult) -> None:

@@ -103,6 +103,26 @@ def test_a_delivery_that_fails_is_tried_by_the_schedule_and_fails_at_its_end(
     assert line.startswith("webhook crm was not told of job_1 (job.succeeded) in 10 attempts: ")
 
 
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+def test_a_machine_whose_time_was_set_signs_by_its_new_time(ahead_s: float) -> None:
+    """Receivers refuse what is signed five minutes off; the tries come as they would have, by the clock that never jumps."""
+
+    async def story(clock: LoopClock) -> None:
+        clock.ahead_s = ahead_s
+        hooks = Hooks(clock)
+        hooks.script = lambda _url, tries: 200 if tries == 2 else 500
+        hooks.worker.start()
+        await hooks.stage.accept("job_1")
+        await hooks.all_told()
+
+        assert [later.at - one.at for one, later in pairwise(hooks.seen)] == near(*SCHEDULE_S[1:3])
+        signed_at = [int(one.headers[b"webhook-timestamp"]) for one in hooks.seen]
+        assert signed_at == [int(one.at - ahead_s) for one in hooks.seen]
+        await hooks.worker.aclose()
+
+    run(story)
+
+
 def test_an_endpoint_that_is_down_for_an_hour_hears_of_everything() -> None:
     """With gateways that start anew in between: each event arrives, once."""
 
