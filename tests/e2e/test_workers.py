@@ -18,7 +18,7 @@ import pytest
 
 from gateway.cli.main import main
 from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, WEB_KEY, Peer, connect, get, post, until
-from tests.e2e.lives import HANG, Life, life, lose_patience, share_a_listener, share_nothing
+from tests.e2e.lives import HANG, Life, close_quickly, life, lose_patience, share_a_listener, share_nothing
 from tests.e2e.test_process import CHAT, STREAM, Provider, provider, rewrite, status_of, write
 from tests.soak.support import wait_for
 from tests.support.redis_servers import RedisServer
@@ -328,6 +328,43 @@ async def test_a_worker_that_hangs_does_not_hold_up_the_end(config: Path) -> Non
 
     assert code == 1
     assert "workers that do not end are killed" not in supervisor.said
+
+
+async def test_a_worker_that_hangs_is_not_waited_for_beyond_the_grace(config: Path, provider: Provider) -> None:
+    """What the other has comes to its end; the log says whose calls are lost, and so does the exit code."""
+    rewrite(config, "models:", "server: {grace: 1s}\nmodels:")
+    async with life(config, "--workers", "2", before=close_quickly) as supervisor, one_to_each(supervisor.url) as peers:
+        _, stuck = await who(peers[1])
+        await open_stream(peers[2])
+        os.kill(stuck, signal.SIGSTOP)
+        supervisor.tell(signal.SIGTERM)
+        await supervisor.says("stopping: ")
+        provider.may_go_on.set()
+        rest = await peers[2].rest()
+        code = await supervisor.ends()
+
+    assert b"data: [DONE]\n\n" in rest
+    assert code == 1
+    assert "worker 1 was killed by signal 9: its calls are lost" in supervisor.said
+    assert "has not answered for 5 s" not in supervisor.said
+
+
+async def test_calls_lost_while_stopping_make_exit_code_1(config: Path, provider: Provider) -> None:
+    """Whoever killed their worker."""
+    async with crew(config) as supervisor, one_to_each(supervisor.url) as peers:
+        _, victim = await who(peers[1])
+        for peer in peers.values():
+            await open_stream(peer)
+        supervisor.tell(signal.SIGTERM)
+        await supervisor.says("stopping: ")
+        os.kill(victim, signal.SIGKILL)
+        await supervisor.says("worker 1 was killed by signal 9: its calls are lost")
+        provider.may_go_on.set()
+        rest = await peers[2].rest()
+        code = await supervisor.ends()
+
+    assert b"data: [DONE]\n\n" in rest
+    assert code == 1
 
 
 async def test_metrics_on_a_port_of_their_own_tell_of_all(config: Path) -> None:

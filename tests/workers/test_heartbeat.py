@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.supervisor.heartbeat import ASK_S, LATE_S, SILENT_S, START_S, Heartbeat, Order
+from gateway.workers.supervisor.heartbeat import (
+    ASK_S,
+    LAST_SILENT_S,
+    LATE_S,
+    SILENT_S,
+    STACKS_S,
+    START_S,
+    Heartbeat,
+    Order,
+)
 
 
 def beats(
@@ -71,6 +80,37 @@ def test_a_worker_that_never_becomes_ready_is_given_up_once() -> None:
 
     assert heartbeat.beat(START_S, [], [(1, 0.0)]) == [(1, "give_up")]
     assert heartbeat.beat(START_S + ASK_S, [], [(1, 0.0)]) == [(1, "kill")]
+
+
+def test_a_silent_worker_is_not_waited_for_beyond_the_grace() -> None:
+    """It is given up at the end of the grace, and gone a moment later; the one that answers may go on closing."""
+    heartbeat, grace_s = Heartbeat(), 3.3
+    now, orders = 0.0, []
+    while now < grace_s + 2.0:
+        orders += [(now, number, order) for number, order in heartbeat.beat(now, [1, 2], [], grace_s) if order != "ask"]
+        heartbeat.heard(2)
+        now = heartbeat.due_at
+
+    assert orders[:2] == [(grace_s, 1, "give_up"), (grace_s + STACKS_S, 1, "kill")]
+    assert {number for _, number, _ in orders} == {1}
+
+
+def test_a_worker_that_stops_answering_while_it_closes_has_a_moment() -> None:
+    """Closing may take the loop's time."""
+    heartbeat = Heartbeat()
+    heartbeat.beat(10.0, [1], [], 10.0)
+
+    assert heartbeat.beat(11.0, [1], [], 10.0) == []
+    assert heartbeat.beat(10.0 + LAST_SILENT_S, [1], [], 10.0) == [(1, "give_up")]
+
+
+def test_a_worker_that_is_not_ready_is_not_waited_for_beyond_the_grace() -> None:
+    """It has no calls."""
+    heartbeat = Heartbeat()
+
+    assert heartbeat.beat(10.0, [], [(1, 9.0)], 10.5) == []
+    assert heartbeat.due_at == 10.5
+    assert heartbeat.beat(10.5, [], [(1, 9.0)], 10.5) == [(1, "give_up")]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans()), max_size=60))

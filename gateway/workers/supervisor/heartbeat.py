@@ -15,8 +15,12 @@ from typing import Literal
 ASK_S = 1.0
 SILENT_S = 5.0
 """Seconds without an answer after which a worker hangs."""
+LAST_SILENT_S = 2.0
+"""The same once the grace of a stop is over: whoever still runs then is only closing, and nothing waits for it."""
 START_S = 60.0
-"""Seconds after its fork by which a worker has to be ready, or it hangs."""
+"""Seconds after its fork by which a worker has to be ready, or it hangs; once the grace of a stop is over: none."""
+STACKS_S = 0.5
+"""Seconds that a worker which was given up has to write its stacks before it is killed."""
 LATE_S = 2.0
 """Seconds of delay of its own ping after which the supervisor, and perhaps all workers, were suspended."""
 
@@ -24,7 +28,7 @@ STACK_SIGNAL = signal.SIGUSR2
 """The signal that makes a worker write the stack of each of its threads to standard error, wherever it hangs."""
 
 Order = Literal["ask", "give_up", "kill"]
-"""The action for a worker; it is killed one round after it was given up, which leaves it time to write its stacks."""
+"""The action for a worker; it is killed in the round after the one that gives it up."""
 
 
 class Heartbeat:
@@ -40,25 +44,43 @@ class Heartbeat:
         """Notes any message of a worker as its answer."""
         self._asked_at.pop(number, None)
 
+    def silent_s(self, number: int, now: float) -> float:
+        """Returns the seconds for which a worker's ping is unanswered."""
+        return now - self._asked_at.get(number, now)
+
     def ended(self, number: int) -> None:
         """Forgets a worker whose process has ended, because its number goes to the next one."""
         self._asked_at.pop(number, None)
         self._given_up.discard(number)
 
-    def beat(self, now: float, ready: Iterable[int], starting: Iterable[tuple[int, float]]) -> list[tuple[int, Order]]:
-        """Returns the actions that are due, for the ready workers and for the starting ones with their times of fork."""
+    def beat(
+        self,
+        now: float,
+        ready: Iterable[int],
+        starting: Iterable[tuple[int, float]],
+        grace_ends_at: float | None = None,
+    ) -> list[tuple[int, Order]]:
+        """Returns the actions that are due, for the ready workers and for the starting ones with their times of fork.
+
+        `grace_ends_at`: the end of the grace for running calls; None while the gateway is not stopping.
+        """
         if now - self.due_at > LATE_S:
             self._asked_at.clear()
-        self.due_at = now + ASK_S
+        is_grace_over = grace_ends_at is not None and now >= grace_ends_at
+        silent_s, start_s = (LAST_SILENT_S, 0.0) if is_grace_over else (SILENT_S, START_S)
         orders: list[tuple[int, Order]] = [(number, "kill") for number in sorted(self._given_up)]
         for number in ready:
             asked_at = self._asked_at.get(number)
             if asked_at is None:
                 self._asked_at[number] = now
                 orders.append((number, "ask"))
-            elif now - asked_at >= SILENT_S:
+            elif now - asked_at >= silent_s:
                 orders.append((number, "give_up"))
-        late = (number for number, since in starting if now - since >= START_S and number not in self._given_up)
+        late = (number for number, since in starting if now - since >= start_s and number not in self._given_up)
         orders += [(number, "give_up") for number in late]
-        self._given_up.update(number for number, order in orders if order == "give_up")
+        given_up = {number for number, order in orders if order == "give_up"}
+        self._given_up |= given_up
+        self.due_at = now + (STACKS_S if given_up else ASK_S)
+        if grace_ends_at is not None and now < grace_ends_at:
+            self.due_at = min(self.due_at, grace_ends_at)  # who is silent then is not waited for any longer
         return orders

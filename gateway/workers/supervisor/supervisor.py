@@ -29,7 +29,7 @@ from gateway.workers.channel.channel import Channel, Message
 from gateway.workers.channel.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
 from gateway.workers.metrics.scrape import MetricsRounds
 from gateway.workers.metrics.shared_log import make_lock
-from gateway.workers.supervisor.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
+from gateway.workers.supervisor.heartbeat import STACK_SIGNAL, Heartbeat
 from gateway.workers.worker.single import greet, say_stopping
 from gateway.workers.worker.worker import WorkerSlot, run_worker
 
@@ -38,7 +38,7 @@ FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
 STEADY_S = 60.0
 """Seconds after which a worker has run long enough for its next death to count as the first."""
 END_S = 10.0
-"""Seconds that workers have to end, beyond the grace, before they are killed."""
+"""Seconds that workers which answer have to end, beyond the grace, before they are killed."""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 log = logging.getLogger("gateway.workers")
@@ -66,9 +66,10 @@ class Supervisor:
         self._metrics = MetricsRounds(self._places)
         self._heartbeat = Heartbeat()
         self._has_started = False
-        self._stops_by: float | None = None
-        """The time at which the remaining workers are killed; None while the supervisor is not stopping."""
+        self._grace_ends_at: float | None = None
+        """The time at which running calls have had their grace; None while the supervisor is not stopping."""
         self._has_said_stopping = False
+        self._is_hurried = False
         self._code = 0
         self._log_lock = make_lock()
         self._selector = selectors.DefaultSelector()
@@ -82,7 +83,7 @@ class Supervisor:
         try:
             for place in self._places:
                 self._fill(place)
-            while any(place.pid for place in self._places) or self._stops_by is None:
+            while any(place.pid for place in self._places) or self._grace_ends_at is None:
                 self._wait()
                 self._keep_time()
         finally:
@@ -103,27 +104,31 @@ class Supervisor:
                 self._bury()
             elif number == signal.SIGHUP:
                 self._tell_all({"do": "reload"})
-            elif self._stops_by is None:
+            elif self._grace_ends_at is None:
                 self._stop()
             else:
                 self._hurry()
 
     def _stop(self) -> None:
-        self._stops_by = time.monotonic() + _patience_s(self._policy.server)
+        self._end_grace_at(time.monotonic() + _grace_s(self._policy.server))
         self._tell_all({"do": "drain"})
 
     def _wait_for_grace(self, server: Server) -> None:
-        """Sets the time by which draining workers have to end; `server` is a worker's, which has seen every reload."""
-        if self._stops_by is not None and not self._code:
-            self._stops_by = max(self._stops_by, time.monotonic() + _patience_s(server))
+        """Sets the time by which running calls have to end; `server` is a worker's, which has seen every reload."""
+        if self._grace_ends_at is not None and not self._is_hurried:
+            self._grace_ends_at = max(self._grace_ends_at, time.monotonic() + _grace_s(server))
         if not self._has_said_stopping:
             self._has_said_stopping = True
             say_stopping(server)
 
     def _hurry(self) -> None:
-        self._code = 1
-        self._stops_by = time.monotonic() + END_S
+        self._is_hurried, self._code = True, 1
+        self._end_grace_at(time.monotonic())
         self._tell_all({"do": "hurry"})
+
+    def _end_grace_at(self, ends_at: float) -> None:
+        self._grace_ends_at = ends_at
+        self._heartbeat.due_at = time.monotonic()  # who does not answer from now on is known at that end
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for place in self._places:
@@ -135,19 +140,20 @@ class Supervisor:
             if place.channel is not None:
                 wanted = READ | WRITE if place.channel.has_unsent else READ
                 self._selector.modify(place.channel.socket, wanted, partial(self._hear, place))
-        due = [place.changed_at for place in self._places if not place.pid and self._stops_by is None]
-        due += [at for at in (self._metrics.due_at, self._stops_by, self._heartbeat.due_at) if at is not None]
+        due = [place.changed_at for place in self._places if not place.pid and self._grace_ends_at is None]
+        ends_at = None if self._grace_ends_at is None else self._grace_ends_at + END_S
+        due += [at for at in (self._metrics.due_at, ends_at, self._heartbeat.due_at) if at is not None]
         for key, _ in self._selector.select(max(min(due) - time.monotonic(), 0.0)):
             key.data()
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        if self._stops_by is not None and now >= self._stops_by:
+        if self._grace_ends_at is not None and now >= self._grace_ends_at + END_S:
             log.error("workers that do not end are killed")
             self._code = 1
             self._kill_all()
         for place in self._places:
-            if not place.pid and self._stops_by is None and now >= place.changed_at:
+            if not place.pid and self._grace_ends_at is None and now >= place.changed_at:
                 self._refill(place, now)
         if now >= self._heartbeat.due_at:
             self._look_for_hung(now)
@@ -158,16 +164,15 @@ class Supervisor:
         by_number = {place.number: place for place in self._places if place.pid}
         ready = [number for number, place in by_number.items() if place.is_ready]
         starting = [(number, place.changed_at) for number, place in by_number.items() if not place.is_ready]
-        for number, order in self._heartbeat.beat(now, ready, starting):
+        for number, order in self._heartbeat.beat(now, ready, starting, self._grace_ends_at):
             place = by_number[number]
             if order == "ask":
                 place.send({"do": "answer"})
             elif order == "give_up":
-                what = f"has not answered for {SILENT_S:g} s" if place.is_ready else "does not become ready"
+                silent_s = self._heartbeat.silent_s(number, now)
+                what = f"has not answered for {silent_s:.0f} s" if place.is_ready else "does not become ready"
                 log.error("worker %d %s: it is killed, and tells before that where it hangs if it can", number, what)
                 place.is_ready = False
-                if self._stops_by is not None:
-                    self._code = 1  # its calls are lost
                 self._deal()
                 os.kill(place.pid, STACK_SIGNAL)
             else:
@@ -270,9 +275,12 @@ class Supervisor:
         self._metrics.died(place)
         self._heartbeat.ended(place.number)
         self._deal()
-        if self._stops_by is not None:
-            return
         how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+        if self._grace_ends_at is not None:
+            if code and not self._is_hurried:
+                self._code = 1
+                log.error("worker %d %s: its calls are lost", place.number, how)
+            return
         if not self._has_started:
             raise WorkerFailed(f"worker {place.number} {how} before it was ready", 1)
         place.deaths = 0 if now - place.changed_at > STEADY_S else place.deaths
@@ -306,5 +314,5 @@ def _heard(_number: int, _frame: object) -> None:
     """Does nothing: the signal arrives through the wakeup descriptor."""
 
 
-def _patience_s(server: Server) -> float:
-    return server.notice_s + server.grace_s + END_S
+def _grace_s(server: Server) -> float:
+    return server.notice_s + server.grace_s
