@@ -162,7 +162,7 @@ def test_every_metric_is_told_with_its_labels_and_no_other() -> None:
 
 
 def test_no_metric_is_told_that_there_is_not() -> None:
-    """On any page, alert rules among them."""
+    """On any page; of alert rules: tests/deploy/test_alerts.py."""
     known = {*metrics(), *WORKERS_ONLY}
     told = {name for page in PAGES.values() for name in re.findall(r"\bgateway_[a-z_]*[a-z]\b", page)} - codes()
 
