@@ -16,7 +16,9 @@ from typing import Any, Literal, TextIO
 from urllib.parse import quote, urlsplit
 
 from gateway.cli.arguments.values import DEFAULT_URL
+from gateway.cli.local import local_gateway
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
+from gateway.core.config.fields.fields import is_loopback
 
 # The operator's end of the admin API of a running gateway.
 #
@@ -557,12 +559,15 @@ def ask_admin(
     show_answer: Callable[[dict[str, Any]], str],
 ) -> int:
     """Asks the admin API of a running gateway, and prints its answer; returns the exit code."""
-    key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY", "")
-    if not key:
-        hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"
-        return fail(f"no admin key: {hint}", UNUSABLE)
+    local = local_gateway(options, os.environ)
+    url = options.url or local.admin_url
     try:
-        answer = ask(AdminClient(options.url, key))
+        is_near = options.url is None or is_loopback(GatewayAddress.read(url).host)  # else the key is another gateway's
+        key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY") or (local.admin_key if is_near else "")
+        if not key:
+            hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"
+            return fail(f"no admin key: {hint}", UNUSABLE)
+        answer = ask(AdminClient(url, key))
     except AdminRefused as error:
         return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
     print(json.dumps(answer, indent=2) if options.json else show_answer(answer))

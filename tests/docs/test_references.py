@@ -212,7 +212,7 @@ def test_every_command_and_flag_is_told_and_no_other(
     """Each command has its heading, with its flags below; what all share that ask a running gateway is told once."""
     monkeypatch.setenv("COLUMNS", "200")
     page = reference("cli")
-    shared = {"--url", "--admin-key", "--api-key", "--json"}
+    shared = {"--url", "--admin-key", "--api-key", "--json", "--config"}
     real = commands(capsys)
 
     told = {heading.removeprefix("## ") for heading in re.findall(r"^## gateway .*$", page, re.MULTILINE)}

@@ -15,13 +15,11 @@ from gateway.cli.main import main
 from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
 from gateway.products.batches import http
-from gateway.products.jobs.cli import own_gateway
 from tests.e2e.batches import asked_of, input_of, line, names
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import PATIENCE_S, WEB_KEY, to_yaml, until
 
 IN_FLIGHT = 4
-NOBODY = "http://127.0.0.1:1"
 
 pytestmark = pytest.mark.usefixtures("_alone")
 
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("_alone")
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens where a gateway would: port 1 is never given away."""
-    monkeypatch.setattr(own_gateway, "DEFAULT_URL", NOBODY)
+    monkeypatch.setenv("GATEWAY_PORT", "1")
     monkeypatch.setattr(http, "POLL_AFTER_MS", 20)
 
 
@@ -85,7 +83,7 @@ async def test_who_interrupts_it_goes_on_by_the_batchs_id(
     path, where = written(tmp_path, 40), ("--config", config(tmp_path, provider))
     await provider.configure(ttft_s=0.05)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", ELSEWHERE.format(url=NOBODY), "batch", "run", str(path)),
+        *(sys.executable, "-m", "gateway", "batch", "run", str(path)),
         *(*where, "--api-key", WEB_KEY),
         stderr=asyncio.subprocess.PIPE,
     )
@@ -100,22 +98,13 @@ async def test_who_interrupts_it_goes_on_by_the_batchs_id(
     assert process.returncode == 130
     assert "Traceback" not in errors.decode()
     assert last.startswith(
-        f"gateway: {batch_id} is kept in the jobs file; 'gateway batch run {batch_id}' goes on with it"
+        f"gateway: {batch_id} is kept in the jobs file; 'gateway batch run {batch_id} --config {where[1]}' goes on with it"
     )
     assert (code, errors_after.count("Traceback")) == (0, 0), errors_after
     assert "40 of 40 lines answered" in said
     assert len((tmp_path / "rest.jsonl").read_bytes().splitlines()) == 40
     asked = asked_of(provider.emulator.recorder)
     assert sum(asked.values()) <= 40 + IN_FLIGHT, "what was answered was asked again"
-
-
-ELSEWHERE = """
-import sys
-from gateway.products.jobs.cli import own_gateway
-from gateway.cli.main import main
-own_gateway.DEFAULT_URL = "{url}"
-sys.exit(main())
-"""
 
 
 async def test_without_a_config_there_is_none_to_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

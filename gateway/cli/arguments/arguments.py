@@ -358,8 +358,11 @@ def _add_objects(command: argparse.ArgumentParser) -> None:
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
     """Adds what every command needs that asks a running gateway."""
     flags = dict.fromkeys((key_flag, "--admin-key"))
-    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
-    command.add_argument(*flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
+    command.add_argument("--url", help=f"the gateway's address (default: that of the config, else {DEFAULT_URL})")
+    command.add_argument(
+        *flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY, else the config's)"
+    )
+    _add_config(command)
     command.add_argument("--json", action="store_true", help="print the answer as it came")
     command.set_defaults(key_flag=key_flag)
 

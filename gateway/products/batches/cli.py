@@ -15,7 +15,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.arguments.values import DEFAULT_URL
 from gateway.cli.main import FAILED, INTERRUPTED, OK, UNUSABLE, fail
 from gateway.cli.operate import AdminRefused, safe, save
 from gateway.products.jobs.cli import caller
@@ -81,7 +80,7 @@ class FollowedBatch:
         self._progress = progress
         self._cancels = options.cancel_on_interrupt
         self._prints_json = options.json
-        self._where = "" if options.url in (None, DEFAULT_URL) else f" --url {options.url}"
+        self._where = "".join(f" --{name} {given}" for name in ("url", "config") if (given := getattr(options, name)))
         self._is_own = is_own
 
     def to_its_end(self, output: Path, errors: Path) -> int:
@@ -152,7 +151,8 @@ class FollowedBatch:
 
     def _ways_on(self) -> str:
         if self._is_own:
-            return f"'gateway batch run {self._id}' goes on with it, and so does a gateway that starts by this config"
+            again = f"'gateway batch run {self._id}{self._where}'"
+            return f"{again} goes on with it, and so does a gateway that starts by this config"
         return (
             f"'gateway jobs show {self._id}{self._where}' tells how far it is and where its answers are, "
             f"'gateway jobs cancel {self._id}{self._where}' stops it"

@@ -105,14 +105,17 @@ def add_caller_or_own(command: argparse.ArgumentParser) -> None:
         "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
     )
     command.add_argument(
-        "--url", help=f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)"
+        "--url", help="the gateway's address (default: that of the config, or this process where none answers there)"
     )
     _add_key(command)
 
 
 def _add_caller(command: argparse.ArgumentParser) -> None:
     """Adds what a command needs that calls a running gateway as its clients do."""
-    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
+    command.add_argument("--url", help=f"the gateway's address (default: that of the config, else {DEFAULT_URL})")
+    command.add_argument(
+        "-c", "--config", type=Path, help="the config file (default: $GATEWAY_CONFIG, else config.yaml in this folder)"
+    )
     _add_key(command)
 
 

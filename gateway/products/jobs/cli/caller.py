@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 from urllib.parse import quote, urlencode
 
+from gateway.cli.local import local_gateway
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import PIECE_BYTES, AdminRefused, GatewayAddress, lay_out, moment, safe, usd
 
@@ -107,8 +108,9 @@ class CallerClient:
 
 def caller_of(options: argparse.Namespace, url: str | None = None) -> CallerClient:
     """Returns the client that the arguments ask for, or the same at `url`. Raises AdminRefused."""
+    url = url or options.url or local_gateway(options, os.environ).url
     key = options.api_key if options.api_key is not None else os.environ.get("OPENAI_API_KEY", "")
-    return CallerClient(url or options.url, key)
+    return CallerClient(url, key)
 
 
 def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:

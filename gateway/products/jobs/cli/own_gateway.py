@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from gateway.cli.arguments.values import DEFAULT_URL
 from gateway.cli.check.config import compile_config, settings_of
+from gateway.cli.local import local_gateway
 from gateway.cli.operate import AdminRefused, safe
 from gateway.cli.serve import log_to_stderr
 from gateway.core.errors import ConfigError
@@ -33,22 +33,23 @@ LOOK_S = 1.0
 def caller_for(options: argparse.Namespace, progress: ProgressLine) -> Iterator[tuple[CallerClient, bool]]:
     """Yields a client of the gateway to ask, and whether that is this process's own, which is told.
 
-    It is the one that `--url` names; without one, whoever listens at the default address, else one that is started for this
+    It is the one that `--url` names; without one, whoever listens where the config says, else one that is started for this
     and stops behind it. Raises AdminRefused, ConfigError, StoreUnusable or OSError where that cannot be.
     """
-    if options.url is not None or _is_taken(DEFAULT_URL):
-        yield caller_of(options, options.url or DEFAULT_URL), False
+    usual = local_gateway(options, os.environ).url
+    if options.url is not None or _is_taken(usual):
+        yield caller_of(options, options.url or usual), False
         return
     settings = settings_of(options)
     if not settings.config.exists():
-        message = f"no gateway answers at {DEFAULT_URL}, and there is no {settings.config} to run one by; "
+        message = f"no gateway answers at {usual}, and there is no {settings.config} to run one by; "
         raise AdminRefused(f"{message}name a gateway by --url, or a config by --config", is_misuse=True)
     if not compile_config(settings).jobs.settings.works:
         message = "a gateway by this config runs no jobs (jobs.work: false); name a gateway by --url"
         raise AdminRefused(message, is_misuse=True)
     with running(settings, os.environ) as url:
         client = caller_of(options, url)
-        progress.tell(f"no gateway at {DEFAULT_URL}: this process is one, by {safe(settings.config)}")
+        progress.tell(f"no gateway at {usual}: this process is one, by {safe(settings.config)}")
         yield client, True
 
 
