@@ -21,6 +21,7 @@ DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
 HEALTH_PATHS = {*LIVE_PATHS, *READY_PATHS}
 SECRET = "long-enough-for-a-test"
+ADMIN_SECRET = "an-operators-secret-in-a-test"
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -37,8 +38,11 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def compiled(path: Path, host: str | None = None, **environ: str) -> PolicySnapshot:
-    """What `gateway check` makes of a config; the provider's key is there, unless said otherwise. Raises ConfigError."""
-    environ = {"OPENAI_API_KEY": "sk-of-the-provider", **environ}
+    """What `gateway check` makes of a config, with keys of the provider and of operators unless `environ` has others.
+
+    Raises ConfigError.
+    """
+    environ = {"OPENAI_API_KEY": "sk-of-the-provider", "GATEWAY_ADMIN_KEY": ADMIN_SECRET, **environ}
     return load_snapshot(path, environ, connect=connect, version=1, now_wall=NOW, host=host)
 
 
