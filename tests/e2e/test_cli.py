@@ -89,6 +89,18 @@ def test_a_code_of_the_gateway_is_explained(capsys: pytest.CaptureFixture[str]) 
     )
 
 
+def test_a_mistyped_code_is_told_what_it_is_like(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a config, too: no file of this name is missed."""
+    neither = "gateway: {}: neither a file nor an error code of the gateway{}\n"
+
+    assert run(capsys, "explain", "circuit_opn") == (
+        1,
+        "",
+        neither.format("circuit_opn", '; did you mean "circuit_open"?'),
+    )
+    assert run(capsys, "explain", "mystery") == (1, "", neither.format("mystery", ""))
+
+
 def test_a_closed_pipe_ends_a_command_without_a_word() -> None:
     """As `gateway --help | head -1` closes it."""
     reads, writes = os.pipe()

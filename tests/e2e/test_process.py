@@ -257,9 +257,10 @@ async def test_a_port_in_use_is_one_sentence(config: Path, output: Path) -> None
             code = await served.ends()
 
     assert (code, written(output)) == (1, "")
-    assert served.said.startswith(
-        f"gateway: cannot listen on 127.0.0.1:{port}: address already in use; choose another port: --port, GATEWAY_PORT"
-    )
+    owner, _, remedy = served.said.partition("; choose another port: --port, GATEWAY_PORT or server.port")
+    assert owner.startswith(f"gateway: cannot listen on 127.0.0.1:{port}: address already in use by ")
+    assert f" (pid {os.getpid()}, in " in owner
+    assert remedy
     assert len(served.said.splitlines()) == 1
 
 

@@ -437,14 +437,12 @@ async def test_a_port_of_another_gateways_workers_is_in_use(config: Path) -> Non
     """They share it among themselves, not with others; one sentence, exit code 1."""
     async with crew(config) as supervisor:
         port = supervisor.url.rpartition(":")[2]
-        words = (
-            f"gateway: cannot listen on 127.0.0.1:{port}: address already in use; choose another port: --port, GATEWAY_PORT or "
-            "server.port (of admin.listen: there)"
-        )
+        words = f"gateway: cannot listen on 127.0.0.1:{port}: address already in use by "
         async with life(config, "--workers", "2", "--port", port, words=words, before=share_nothing) as other:
             assert await other.ends() == 1
 
-        assert other.said.rstrip() == words
+        assert other.said.startswith(words)
+        assert len(other.said.splitlines()) == 1
 
 
 async def test_workers_that_cannot_start_say_why_once(config: Path, tmp_path: Path) -> None:

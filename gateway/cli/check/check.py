@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from gateway.core.config.describe import describe
 from gateway.core.config.error_tables import ErrorTables, read_error_tables
 from gateway.core.config.load.folder import list_error_files
 from gateway.core.config.load.load import locate_policies
-from gateway.core.config.source import Problem
+from gateway.core.config.source import Problem, did_you_mean
 from gateway.core.errors import ConfigError, GatewayError, NotFound
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.settings import Settings
@@ -44,6 +45,10 @@ def check(options: argparse.Namespace) -> int:
     return OK
 
 
+_CODE: Final = re.compile(r"[a-z_]+")
+"""What an error code looks like, and a file hardly."""
+
+
 def explain_call(options: argparse.Namespace) -> int:
     """Says what would become of a request, or what an error answer means."""
     if options.error:
@@ -51,6 +56,10 @@ def explain_call(options: argparse.Namespace) -> int:
     if (about := _about_code(str(options.request))) is not None and not options.request.exists():
         print(about)
         return OK
+    if _CODE.fullmatch(str(options.request)) and not options.request.exists():
+        known = {*CODES, *(one.code for one in _errors() if one.code)}
+        suggestion = did_you_mean(str(options.request), known).partition("; there are")[0]
+        return fail(f"{options.request}: neither a file nor an error code of the gateway{suggestion}", FAILED)
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
@@ -62,10 +71,14 @@ def explain_call(options: argparse.Namespace) -> int:
 
 def _error_of(code: str) -> type[GatewayError] | None:
     """Returns the error of the gateway with this code; None: there is none."""
+    return next((one for one in _errors() if one.code == code), None)
+
+
+def _errors() -> list[type[GatewayError]]:
     found = [GatewayError]
     for one in found:
         found += one.__subclasses__()
-    return next((one for one in found if one.code == code), None)
+    return found
 
 
 def _about_code(code: str) -> str | None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -463,7 +466,74 @@ def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socke
         number = exc.errno or 0
         reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
         remedy = _OTHER_PORT if number in (errno.EADDRINUSE, errno.EACCES) else ""
+        owner = owner_of(host, port) if number == errno.EADDRINUSE else ""
+        reason = f"{reason} by {owner}" if owner else reason
         raise OSError(number, f"cannot listen on {host}:{port}: {reason}{remedy}") from exc
+
+
+# Which process listens at an address that cannot be had; on Linux, of processes of the same user (proc(5)).
+
+
+PROC = Path("/proc")
+LISTENING = "0A"
+"""The state of a listening socket in `/proc/net/tcp`."""
+
+
+def owner_of(host: str, port: int, proc: Path = PROC) -> str:
+    """Returns words such as `gateway (pid 4242, in /srv/app)`; empty where it cannot be known.
+
+    They name the program and its folder, and none of its arguments, which may hold secrets.
+    """
+    wanted = set(_listeners(host, port, proc))
+    if not wanted:
+        return ""
+    numbers = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+    for number in numbers:
+        if wanted.intersection(_open_files(proc / str(number))):
+            return "this gateway itself" if number == os.getpid() else _named(proc / str(number))
+    return ""
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    with suppress(OSError):  # it has ended, or is another user's
+        for one in (process / "fd").iterdir():
+            with suppress(OSError):  # closed since
+                yield os.readlink(one)
+
+
+def _listeners(host: str, port: int, proc: Path) -> Iterator[str]:
+    """Yields the links of sockets that keep this address taken: those of the same address, or of every address."""
+    own = _as_hex(host)
+    for table in ("tcp", "tcp6"):
+        try:
+            _, *lines = (proc / "net" / table).read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        for line in lines:
+            _, local, _, state, *_, inode = line.split()[:10]
+            address, _, at = local.partition(":")
+            if state == LISTENING and int(at, 16) == port and (own in (None, address) or not address.strip("0")):
+                yield f"socket:[{inode}]"
+
+
+def _as_hex(host: str) -> str | None:
+    """Returns an address as the tables write it; None: every address, or a name that has not been looked up."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if address.is_unspecified:
+        return None
+    words = [address.packed[at : at + 4] for at in range(0, len(address.packed), 4)]
+    return "".join(int.from_bytes(word, "little").to_bytes(4, "big").hex() for word in words).upper()
+
+
+def _named(process: Path) -> str:
+    try:
+        program, folder = (process / "comm").read_text().strip(), os.readlink(process / "cwd")
+    except OSError:
+        return f"pid {process.name}"
+    return f"{program} (pid {process.name}, in {folder})"
 
 
 class HttpServer:
