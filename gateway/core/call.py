@@ -248,7 +248,11 @@ class CallRecord:
     cost_usd: float | None
     """None: not priced."""
     retries_usd: float
-    """What attempts that came to nothing may have cost besides, as estimated."""
+    """What attempts that came to nothing may have cost besides."""
     duration_s: float
     overhead_s: float
     time_to_first_byte_s: float | None
+    estimated_retries_usd: float = 0.0
+    """The part of `retries_usd` that no provider has reported a usage for."""
+    estimated_usd: float | None = None
+    """The part of `cost_usd` that rests on an estimate; None: all of it where the usage is one, else nothing."""

@@ -119,6 +119,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
         **_estimate(record),
+        **_estimated_retries(record),
         **_written(usage),
         **_quantities(usage),
         **_run(call.part),
@@ -147,6 +148,12 @@ def _estimate(record: CallRecord) -> dict[str, str]:
     if record.usage is None or not record.usage.estimated or record.outcome == "ok":
         return {}
     return {"cost_estimated": "left" if record.outcome == CLIENT_GONE else "broken_off"}
+
+
+def _estimated_retries(record: CallRecord) -> dict[str, float]:
+    """The part of `retries_usd` that no provider has reported a usage for, where it is another."""
+    estimated_usd = record.estimated_retries_usd
+    return {} if estimated_usd >= record.retries_usd else {"retries_estimated_usd": estimated_usd}
 
 
 def _written(usage: Usage | None) -> dict[str, Any]:

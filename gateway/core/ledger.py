@@ -250,8 +250,12 @@ class Accounts:
         target: Target | None = None,
         usage: Usage | None = None,
         beside_usd: float = 0.0,
+        estimated_usd: float | None = None,
     ) -> None:
-        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost."""
+        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost.
+
+        `estimated_usd` is the part of the cost that rests on estimates; None: all of it where the usage is an estimate.
+        """
         if call.settled:
             return
         call.settled = True
@@ -261,7 +265,7 @@ class Accounts:
         try:
             self._release(call, usage)
         finally:  # whatever fails there, the books are kept
-            self._book(call, status, outcome, target, usage, beside_usd)
+            self._book(call, status, outcome, target, usage, beside_usd, estimated_usd)
 
     def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
         """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
@@ -309,7 +313,14 @@ class Accounts:
             raise self.settle_failed(call, defect) from defect
 
     def _book(
-        self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None, beside_usd: float = 0.0
+        self,
+        call: Call,
+        status: int,
+        outcome: str,
+        target: Target | None,
+        usage: Usage | None,
+        beside_usd: float = 0.0,
+        estimated_usd: float | None = None,
     ) -> None:
         now = self._clock.monotonic()
         last = call.attempts[-1] if call.attempts else None
@@ -321,9 +332,10 @@ class Accounts:
         if beside_usd:
             cost = (cost or 0.0) + beside_usd
         is_served = last is not None and cost is not None
-        retries_usd = 0.0
+        retries_usd, retries = 0.0, call.attempts
         if len(call.attempts) > int(is_served):  # more than the one that served it
-            retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+            retries = call.attempts[:-1] if is_served else call.attempts
+            retries_usd = known_usd(retries) or 0.0
             if call.output_check is not None:
                 call.usage = call.output_check.total(usage)
         if last is not None and cost is not None:
@@ -337,19 +349,22 @@ class Accounts:
             self._note(call)
         if call.part is not None and self._runs is not None:
             self._runs.settled(call, outcome, cost, retries_usd)
-        self._meter.settled(
-            CallRecord(
-                call,
-                status,
-                outcome,
-                usage,
-                cost,
-                retries_usd,
-                now - call.received_at,
-                overhead_s(call, now),
-                first_byte_s,
-            )
+        record = CallRecord(
+            call,
+            status,
+            outcome,
+            usage,
+            cost,
+            retries_usd,
+            now - call.received_at,
+            overhead_s(call, now),
+            first_byte_s,
         )
+        if retries_usd:
+            record.estimated_retries_usd = known_usd([one for one in retries if not one.is_cost_reported]) or 0.0
+        if estimated_usd is not None:
+            record.estimated_usd = estimated_usd
+        self._meter.settled(record)
 
 
 def whole_usage(call: Call, told: Usage | None, body: bytes) -> Usage | None:

@@ -197,7 +197,10 @@ class Metrics:
     )
     breaker_moves: Counts = _counter("breaker_transitions_total", "Changes of a breaker's state.", "target", "to")
     retries_cost: Counts = _counter(
-        "retries_cost_usd_total", "US dollars that failed attempts may have cost, as estimated.", "model", "key"
+        "retries_cost_usd_total", "US dollars that attempts beside the one that served may have cost.", "model", "key"
+    )
+    estimated_retries_cost: Counts = _counter(
+        "estimated_retries_cost_usd_total", "Of these, what no provider has reported a usage for.", "model", "key"
     )
     unknown: Counts = _counter("unknown_errors_total", "Provider errors that no rule knows.", "target")
     shed: Counts = _counter("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")

@@ -237,6 +237,7 @@ class Hedges:
             usd = cost_usd(call, racer.target, usage) if usage else self._admission.costs.usd(call, racer.target)
             for attempt in call.attempts[-1:]:  # none: it had not begun
                 _end(attempt, usd, now)
+                attempt.is_cost_reported = usage is not None and not usage.estimated
 
 
 def _times(call: Call, grant: Reservation) -> Latency:

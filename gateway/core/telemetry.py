@@ -155,6 +155,7 @@ class CallCounter:
             self._runs.recovered(record)
         if record.retries_usd:
             self._metrics.retries_cost.totals[model, key] += record.retries_usd
+            self._metrics.estimated_retries_cost.totals[model, key] += record.estimated_retries_usd
         if call.replay is not None:
             self._count_replay(call.replay, model, key)
         if call.attempts:
@@ -204,7 +205,10 @@ class CallCounter:
             return
         self._metrics.cost.totals[model, target, key] += record.cost_usd
         if usage.estimated:
-            self._metrics.estimated_cost.totals[model, target, key] += record.cost_usd
+            known_usd = record.estimated_usd
+            self._metrics.estimated_cost.totals[model, target, key] += (
+                record.cost_usd if known_usd is None else known_usd
+            )
 
 
 CostTotals = Mapping[tuple[str, str], tuple[float, float, int]]
@@ -256,9 +260,9 @@ class Telemetry(Collector):
         for place, counts in enumerate((metrics.cost, metrics.estimated_cost, metrics.unpriced)):
             for (model, _, key), total in counts.totals.items():
                 rows[model, key][place] += total
-        for (model, key), usd in metrics.retries_cost.totals.items():  # of these nobody ever reports a usage
-            rows[model, key][0] += usd
-            rows[model, key][1] += usd
+        for place, retries in enumerate((metrics.retries_cost, metrics.estimated_retries_cost)):
+            for names, usd in retries.totals.items():
+                rows[names[0], names[1]][place] += usd
         return {names: (usd, estimated_usd, int(unpriced)) for names, (usd, estimated_usd, unpriced) in rows.items()}
 
     def began(self) -> None:

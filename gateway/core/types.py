@@ -371,6 +371,8 @@ class Attempt:
     """The tenant for whom what signs its answer is remembered; None: it is not."""
     requests: int = 1
     """How many requests it took at the target."""
+    is_cost_reported: bool = False
+    """The cost is of the usage that the provider has reported, and no estimate."""
     served_by_then: int = 0
     """Set when it failed: more answers than these, and the target has served a call that was sent after the failure."""
 

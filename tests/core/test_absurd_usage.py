@@ -77,6 +77,7 @@ async def test_an_answer_that_breaks_its_schema_costs_no_more() -> None:
     await stage.serve(output=replace(RULE, retry=1), body=BODY, max_tokens=100)
 
     assert stage.account.retries_usd == pytest.approx(len(BODY) // 4 * 2e-6 + 5 * 8e-6)
+    assert stage.account.estimated_retries_usd == stage.account.retries_usd
     assert stage.account.cost_usd == pytest.approx(100 * 2e-6 + 3 * 8e-6)
     assert stage.account.call.usage is not None
     assert stage.account.call.usage.output == 5 + 3
@@ -102,6 +103,7 @@ async def test_the_loser_of_a_hedge_costs_what_its_answer_tells(told: bytes, usd
 
     loser: Attempt = next(one for one in track.ledger if one.error_class is not None)
     assert loser.cost_usd == pytest.approx(usd)
+    assert loser.is_cost_reported == (told == answer(TEXT, used=(110, 12)))
 
 
 async def test_a_response_in_the_background_stays_charged_with_what_was_reserved() -> None:

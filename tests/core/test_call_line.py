@@ -58,6 +58,8 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
         "overhead_ms": round(one.overhead_s * 1000, 2),
         "policy": call.policy.version,
     }
+    if one.estimated_retries_usd < one.retries_usd:
+        fields["retries_estimated_usd"] = one.estimated_retries_usd
     if call.replay is not None:
         replay = call.replay
         told = {
@@ -124,7 +126,8 @@ RECORDED = {
     "dear": served(cost_usd=12345.678901),
     "estimated": served(usage=Usage(1, 2, 1, estimated=True)),
     "no usage": served(usage=None),
-    "retries cost": served(retries_usd=1e-6),
+    "retries cost": served(retries_usd=1e-6, estimated_retries_usd=1e-6),
+    "retries cost what was reported": served(retries_usd=1e-6),
     "no retry": served(denied="tokens"),
     "no id": served(attempts=attempted()),
     "an odd id": served(attempts=attempted(upstream_request_id=b'a"b\\c\xe9\x01')),

@@ -172,6 +172,7 @@ async def test_both_are_paid_for() -> None:
     assert winner.cost_usd == pytest.approx(1000 * 2e-6 + 10 * 8e-6)
     assert loser.cost_usd is not None
     assert track.bench.account.retries_usd == pytest.approx(loser.cost_usd) != 0.0
+    assert track.bench.account.estimated_retries_usd == track.bench.account.retries_usd
     assert track.bench.account.cost_usd == winner.cost_usd
 
 

@@ -20,6 +20,7 @@ from gateway.core.peek import OTHER
 from gateway.core.ports import StoreHealth
 from gateway.core.telemetry import CallCounter, Telemetry
 from gateway.core.types import Attempt, Phase, Usage
+from gateway.products.batches.output import LineIdentity, answered_line
 from tests.support.flow import Bench, ScriptedUpstream
 
 STARTED = 100.0
@@ -53,6 +54,7 @@ def record(**changes: object) -> CallRecord:
         "duration_s": 1.0,
         "overhead_s": 0.0004,
         "time_to_first_byte_s": 0.3,
+        "estimated_retries_usd": 0.05,
     }
     return CallRecord(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
@@ -402,15 +404,15 @@ async def test_unknown_prices_are_counted_not_summed() -> None:
 
 
 async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
-    """What failed attempts may have cost always is; pass-through has no price, unless it is free."""
+    """What failed attempts may have cost is, unless it was reported; pass-through has no price, unless it is free."""
     telemetry, _, _ = make()
     passed = Bench([ScriptedUpstream()]).call(
         endpoint=OTHER, method="POST", path="/threads", attempts=[Attempt("a/m", STARTED, STARTED, STARTED + 1.0, 200)]
     )
     ended = [
         record(retries_usd=0.0),
-        record(),
-        record(cost_usd=0.5, usage=Usage(1, 1, estimated=True), retries_usd=0.0),
+        record(retries_usd=0.25),  # 0.2 for answers that broke their schema
+        record(cost_usd=0.6, usage=Usage(1, 1, estimated=True), retries_usd=0.0, estimated_usd=0.5),
         record(cost_usd=None, retries_usd=0.0),
         record(cost_usd=None, usage=None, retries_usd=0.0, call=passed),
         record(cost_usd=None, usage=None, retries_usd=0.0, call=replace(passed, method="GET")),
@@ -420,9 +422,20 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
         telemetry.began()
         telemetry.settled(one)
 
-    assert telemetry.costs() == {("m", "web"): (1.05, 0.55, 2)}
+    assert telemetry.costs()["m", "web"] == pytest.approx((1.35, 0.55, 2))
     samples = scrape(telemetry)
     assert samples["gateway_estimated_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.5
+
+
+async def test_lines_at_a_providers_own_batch_are_estimated_where_it_reports_nothing() -> None:
+    telemetry, _, _ = make()
+    who = LineIdentity(0, "line_1", "c0")
+    used = (Usage(10, 5), Usage(10, 5, estimated=True))
+
+    telemetry.jobs.paid("m", "b/m", "web", [answered_line(who, 200, "r", b"{}", usage, 0.5) for usage in used])
+
+    assert telemetry.costs() == {("m", "web"): (1.0, 0.5, 0)}
+    assert scrape(telemetry)["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1
 
 
 async def test_a_usage_that_cannot_be_right_is_logged_once_for_each_target(caplog: pytest.LogCaptureFixture) -> None:

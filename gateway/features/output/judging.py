@@ -200,7 +200,7 @@ class Repairs:
         if opened.diagnosis is not None:
             return None
         usage = whole_usage(repair, opened.usage, opened.body) or Usage(0, 0, estimated=True)
-        attempt.cost_usd = cost_usd(repair, target, usage)
+        attempt.cost_usd, attempt.is_cost_reported = cost_usd(repair, target, usage), not usage.estimated
         self._admission.outcomes.used(repair, usage)
         text = repaired_text(opened.body)
         known = replace(target, model=upstream_model(repair, target))

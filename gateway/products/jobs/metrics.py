@@ -61,6 +61,9 @@ class JobCounter:
                 tokens[model, target, "cached_input"] += result.cached_tokens
             if result.cost_usd:
                 cost[model, target, key] += result.cost_usd
+            if result.is_estimated:
+                self._metrics.estimated.totals[model, target] += 1
+                self._metrics.estimated_cost.totals[model, target, key] += result.cost_usd
 
     def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:
         """Counts fields of lines that did not reach a provider's own Batch API as they were said."""

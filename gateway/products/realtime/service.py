@@ -111,6 +111,7 @@ class RealtimeSession:
         "client",
         "ends_at",
         "errors",
+        "estimated_usd",
         "hide",
         "host",
         "is_draining",
@@ -150,6 +151,8 @@ class RealtimeSession:
         """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
         self.transcribed_usd = 0.0
         """What its transcriptions have cost so far."""
+        self.estimated_usd = 0.0
+        """What responses that have told no usage of theirs, or none that can be right, have cost so far."""
         self.errors = 0
         self.is_over = False
         self.is_draining = False
@@ -399,6 +402,8 @@ class RealtimeSessions:
     def used(self, session: RealtimeSession, usage: Usage) -> str | None:
         """As `SessionHost` has it."""
         call, now = session.call, self._clock.monotonic()
+        if usage.estimated:
+            session.estimated_usd += cost_usd(call, session.target, usage) or 0.0
         if call.grant is not None:
             gate = call.grant.gate
             gate.limits.charge(gate.charge(usage.input, None, usage.output, usage.cached), now)
@@ -450,6 +455,7 @@ class RealtimeSessions:
         usage, left = session.usage, session.unfinished
         if left is not None:
             usage = left if usage is None else added(usage, left)
+            session.estimated_usd += cost_usd(call, session.target, left) or 0.0
         self._accounts.settle(
             call,
             SWITCHING,
@@ -457,6 +463,7 @@ class RealtimeSessions:
             target=session.target,
             usage=usage or (Usage(0, 0) if session.transcribed_usd else None),
             beside_usd=session.transcribed_usd,
+            estimated_usd=session.estimated_usd,
         )
 
     def _look_at_key(self, session: RealtimeSession, policy: PolicySnapshot) -> None:

@@ -143,6 +143,7 @@ async def test_the_same_request_again_brings_a_good_answer_and_nobodys_breaker_h
     assert [one.cost_usd for one in call.attempts] == pytest.approx(paid)
     assert bench.account.cost_usd == pytest.approx(paid[1])
     assert bench.account.retries_usd == pytest.approx(paid[0])
+    assert bench.account.estimated_retries_usd == 0.0  # its provider has reported what it used
     assert call.usage is not None
     assert (call.usage.input, call.usage.output) == (200, 30)
 

@@ -138,6 +138,8 @@ async def test_a_long_session_costs_all_that_its_responses_have_used(start: Star
         (line,) = await lines_of(gateway)
     assert (line["input_tokens"], line["output_tokens"], line["usage_estimated"]) == (24_000_000, 130, True)
     assert line["cost_usd"] == pytest.approx((24_000_000 * 4 + 130 * 16) / 1e6)
+    ((_, estimated_usd, _),) = gateway.gateway._telemetry.costs().values()
+    assert estimated_usd == pytest.approx(100 * 16 / 1e6)
 
 
 async def test_the_real_sdk_has_a_conversation(start: StartRealtime) -> None:

@@ -172,7 +172,7 @@ class Outputs:
         opened, attempt = bad.opened, bad.attempt
         check.violation = bad.verdict.bad[0].violation
         usage = opened.usage = whole_usage(call, opened.usage, opened.body) or Usage(0, 0, estimated=True)
-        attempt.cost_usd = cost_usd(call, opened.target, usage)
+        attempt.cost_usd, attempt.is_cost_reported = cost_usd(call, opened.target, usage), not usage.estimated
         _mark(attempt, str(check.violation))
         check.used.append((attempt, usage))
         self._admission.outcomes.used(call, usage)
