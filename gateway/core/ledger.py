@@ -33,7 +33,6 @@ from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
     estimate_answer,
-    estimate_usage,
     filled,
     find_requested_tier,
     most_output,
@@ -387,13 +386,13 @@ def _believed(call: Call, told: Usage | None) -> Usage | None:
 
 
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
-    """An estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
+    """Returns an estimate of what is not reported, its input as admission has it; None: the endpoint has no tokens."""
     if call.endpoint.tokens == "none":
         return None
-    output_tokens = output_tokens if call.endpoint.tokens == "both" else 0
-    if call.large is not None and call.large.tokens >= 0:
-        return Usage(call.large.tokens, output_tokens, estimated=True)
-    return estimate_usage(call.body, output_tokens)
+    input_tokens = estimate_of(call)
+    if call.grant is not None:
+        input_tokens = call.grant.gate.calibration.input_estimate(input_tokens)
+    return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
 
 
 def media_usage(call: Call, target: Target, told: Usage | None, written: int | None = None) -> Usage:

@@ -19,8 +19,10 @@ from tests.support.flow import CHAT, RESPONSES, Bench, Script, ScriptedUpstream,
 TEXT = "FINE" * 9
 BODY = b'{"model":"m","max_tokens":100,"messages":[{"role":"user","content":"%b"}]}' % (b"x" * 400)
 TWICE = BODY.replace(b'"max_tokens":100', b'"max_tokens":100,"n":2')
-SPENT_USD = len(BODY) // 4 * 2e-6 + 9 * 8e-6
-ABSURD_COUNTS = [(2**31, 2**31), (2**31, 9), (len(BODY) // 4, 16_000_000)]
+READ = 107
+"""The input as admission estimates it."""
+SPENT_USD = READ * 2e-6 + 9 * 8e-6
+ABSURD_COUNTS = [(2**31, 2**31), (2**31, 9), (READ, 16_000_000)]
 
 
 def bench(*scripts: Script, **options: object) -> Bench:
@@ -76,7 +78,7 @@ async def test_an_answer_that_breaks_its_schema_costs_no_more() -> None:
 
     await stage.serve(output=replace(RULE, retry=1), body=BODY, max_tokens=100)
 
-    assert stage.account.retries_usd == pytest.approx(len(BODY) // 4 * 2e-6 + 5 * 8e-6)
+    assert stage.account.retries_usd == pytest.approx(READ * 2e-6 + 5 * 8e-6)
     assert stage.account.estimated_retries_usd == stage.account.retries_usd
     assert stage.account.cost_usd == pytest.approx(100 * 2e-6 + 3 * 8e-6)
     assert stage.account.call.usage is not None

@@ -122,7 +122,7 @@ def held(trail: str, status: int, code: str, *waits: float, outcome: str | None 
     return replace(error, retry_after="2", moves=("p0 open",), left="p0 open")
 
 
-def broken(code: str = "stream_interrupted", *, outcome: str | None = None, words: int = 1, usd: float = 6e-5) -> Seen:
+def broken(code: str = "stream_interrupted", *, outcome: str | None = None, words: int = 1, usd: float = 3e-5) -> Seen:
     """A stream that had begun, and ends with an error event."""
     return Seen("p0:200", 200, code, outcome=outcome or code, usd=usd, text=words)
 
@@ -530,7 +530,7 @@ ROWS = [
         "drip: one event in three seconds, where one a second is the least",
         [[body(b" ", 3.0, ANSWER, events=(ROLE, *(WORD, 3.0) * 20))]],
         [Seen("p0:200", text=1)],
-        [replace(broken("timeout", words=5, usd=9e-5), took_s=12.1)],
+        [replace(broken("timeout", words=5, usd=7e-5), took_s=12.1)],
     ),
     Row(
         "wrong length",

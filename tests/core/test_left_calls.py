@@ -11,7 +11,7 @@ from gateway.core.calllog import JsonLines
 from gateway.core.snapshot.snapshot import Key, Rates
 from gateway.core.types import Usage
 from tests.core.test_hedge import Track, turns
-from tests.support.flow import ANSWER, JSON, Bench, Script, ScriptedUpstream
+from tests.support.flow import ANSWER, JSON, Bench, Broken, Script, ScriptedUpstream, streamed, whole
 
 KEY = Key("team", "team", b"", budget_usd_per_day=1000.0)
 RATES = Rates(input_usd=0.001, output_usd=0.01, cached_input_usd=0.001)
@@ -53,6 +53,28 @@ async def test_a_call_that_is_left_costs_what_may_have_been_generated(
     assert usd < reserved_usd
     line = orjson.loads(JsonLines({}).line(0.0, stage.account))
     assert (line["cost_usd"], line["usage_estimated"], line["cost_estimated"]) == (pytest.approx(usd), True, "left")
+
+
+@pytest.mark.parametrize(("reports", "input_tokens"), [(0, 10), (9, 20)])
+async def test_a_call_is_estimated_alike_before_its_answer_and_behind_it(reports: int, input_tokens: int) -> None:
+    """As admission does, and as corrected by what the provider has reported of others: here, twice as much."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"FINE"}}]}\n\n'
+    body = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'
+    scripts = [
+        Script(200, (JSON,), [asyncio.Event()]),
+        streamed(event, Broken("reset")),
+        whole(b'{"choices":[{"message":{"content":"FINE"},"finish_reason":"stop"}]}'),
+    ]
+    for number, script in enumerate(scripts):
+        stage = Bench([ScriptedUpstream(script)], keys=[KEY], rates=RATES)
+        (target,) = stage.policy.models["m"].plan
+        for _ in range(reports):
+            stage.admission.gates.line(target, stage.call()).gate.calibration.observe(10, 20, 1)
+        if number:
+            await stage.serve(key=KEY, body=body, stream=number == 1)
+        else:
+            await leave(stage, 0.001, body=body)
+        assert stage.account.usage == Usage(input_tokens, 1, estimated=True)
 
 
 async def test_a_call_that_is_left_teaches_nothing_of_answers() -> None:

@@ -88,8 +88,8 @@ async def test_what_was_relayed_is_estimated_however_the_stream_ends(endpoint: E
     await leave(left, 5, endpoint=endpoint)
     await broken.serve(stream=True, endpoint=endpoint)
 
-    assert left.account.usage == Usage(6, 500, estimated=True)
-    assert broken.account.usage == Usage(6, 1000, estimated=True)
+    assert left.account.usage == Usage(3, 500, estimated=True)
+    assert broken.account.usage == Usage(3, 1000, estimated=True)
 
 
 async def test_a_whole_stream_without_usage_is_estimated_by_what_is_in_it() -> None:
@@ -100,7 +100,7 @@ async def test_a_whole_stream_without_usage_is_estimated_by_what_is_in_it() -> N
     await stage.serve(stream=True)
 
     assert stage.account.outcome == "ok"
-    assert stage.account.usage == Usage(6, 1000, estimated=True)
+    assert stage.account.usage == Usage(3, 1000, estimated=True)
 
 
 async def test_a_report_of_the_beginning_is_the_input_and_what_came_since_the_output() -> None:

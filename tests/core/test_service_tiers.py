@@ -90,7 +90,7 @@ async def test_an_estimate_costs_what_the_tier_asked_for_does() -> None:
     await left.close()
     await bench.serve(body=ASKED)
 
-    tokens = len(ASKED) // 4 * 1e-6 + 10 * 4e-6
+    tokens = 3 * 1e-6 + 10 * 4e-6
     assert [account.cost_usd for account in bench.meter.accounts] == [pytest.approx(tokens)] * 2
 
 

@@ -180,10 +180,10 @@ def test_an_estimate_is_never_taken_for_the_providers_word() -> None:
     assert PAIR.answer(request(), whole)["usage"]["estimated"] is True
 
 
-def test_an_estimate_leaves_pictures_out_unread() -> None:
+def test_an_estimate_does_not_count_the_bytes_of_pictures() -> None:
     """Of messages and of results of tools, whatever stands in them; a text in a document has its words."""
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "!" * 8000}}
-    words = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "so " * 1000}}
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "!" * 80_000}}
+    words = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "so " * 4000}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": [picture]}
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
     counts = []
@@ -191,7 +191,7 @@ def test_an_estimate_leaves_pictures_out_unread() -> None:
         messages = [*before, {"role": "user", "content": [block]}]
         usage = counted(through(as_bytes("chat", [delta(content="x"), delta("stop")]), messages=messages))
         assert usage is not None
-        counts.append(usage.input > 500)
+        counts.append(usage.input > 1000)
     assert counts == [False, False, True]
 
 

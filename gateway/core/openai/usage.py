@@ -191,13 +191,10 @@ _MOST_SECONDS = 1e7
 INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
-_PICTURES = 64
 _TIER_NAMES = (b'"service_tier"', b'"serviceTier"', b'"speed"')
 """How a tier is named: by OpenAI and others, by Gemini and Converse, and Anthropic's fast mode."""
 _TIER_WORD = re.compile(rb'\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
 """A tier behind its name, which in Converse is an object's."""
-_BASE64 = re.compile(rb';base64,[A-Za-z0-9+/=]++|"data":\s?"[A-Za-z0-9+/=]{256,}+')
-"""A picture or file, as OpenAI has it, and as Anthropic and Gemini do."""
 
 
 def find_usage(tail: bytes) -> Usage | None:
@@ -595,13 +592,6 @@ def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: boo
     else:
         told = {name: value for name, value in told.items() if name not in INPUTS}
     return known | told | ({"estimated": True} if is_estimated else {})
-
-
-def estimate_usage(body: bytes, output_tokens: int) -> Usage:
-    """Returns a rough count from the size of the request: four bytes to a token."""
-    if b";base64," in body or b'"data":' in body:
-        body = _BASE64.sub(b"", body, count=_PICTURES)  # a picture does not cost by its bytes
-    return Usage(len(body) // BYTES_PER_TOKEN, output_tokens, estimated=True)
 
 
 def filled(told: Usage | None, estimate: Usage) -> Usage:

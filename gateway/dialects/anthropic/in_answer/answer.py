@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import estimate_usage, filled, tier_named
+from gateway.core.openai.usage import filled, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_request
 from gateway.dialects.anthropic.in_answer import ids
@@ -110,38 +111,19 @@ def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool,
 def used(sent: ConvertedRequest, said: Json, told: int) -> Usage:
     """Returns the usage that a chat completion, or a piece of one, tells.
 
-    What it does not tell is estimated, and marked so: the input by the size of the request without its pictures, the output by
-    the characters `told`.
+    What it does not tell is estimated, and marked so: the input as admission does, the output by the characters `told`.
     """
     usage = usage_of_answer(said)
     if usage is not None and usage.input and (usage.output or not told):
         return usage
-    asked = {**sent.asked, "messages": [_without_media(one) for one in objects(sent.asked.get("messages"))]}
-    estimate = estimate_usage(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS), tokens_in(told))
-    estimate.tier = tier_named(said.get("service_tier"))
-    return filled(usage, estimate)
+    tier = tier_named(said.get("service_tier"))
+    return filled(usage, Usage(estimate_input_tokens(b"", sent.asked), tokens_in(told), estimated=True, tier=tier))
 
 
 def reported_usage(usage: Usage, said: Json) -> Json:
     """Returns a usage in the words of Messages, with the tier that has answered, if it is one of Anthropic's, too."""
     tier = _TIERS.get(text_of(said.get("service_tier")))
     return message_usage(usage) | ({"service_tier": tier} if tier else {})
-
-
-def _without_media(message: Json) -> Json:
-    """Returns a message, or the result of a tool, without its pictures and files: to write and search those takes long."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    made = []
-    for block in content:
-        source = block.get("source") if isinstance(block, dict) else None
-        if isinstance(source, dict) and source.get("type") == "base64":
-            block = {**block, "source": {**source, "data": ""}}
-        elif isinstance(block, dict) and "content" in block:
-            block = _without_media(block)
-        made.append(block)
-    return {**message, "content": made}
 
 
 def tokens_in(told: int) -> int:

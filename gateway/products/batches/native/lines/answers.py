@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import orjson
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.json_edit import with_model
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
     count_answers,
     estimate_answer,
-    estimate_usage,
     filled,
     most_output,
     plausible,
@@ -446,7 +446,7 @@ class _ResultCollector:
         del self.names[answer.number]
         usage = answer.usage
         if answer.status == 200 and not self.is_told(usage):
-            usage = filled(_believed(usage, asked), estimate_usage(asked, estimate_answer(answer.body)))
+            usage = _estimated(usage, asked, answer.body)
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
         return answered_line(who, answer.status, who.id, body, usage, usd)
 
@@ -462,10 +462,12 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
     return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
 
 
-def _believed(told: Usage | None, asked: bytes) -> Usage | None:
-    """Returns what a provider tells of a line, without an output that is far beyond what the line allows."""
-    body = json_object(asked)
-    return told if told is None or not body else plausible(told, most_output(max_tokens_of(body), count_answers(body)))
+def _estimated(told: Usage | None, asked: bytes, answered: bytes) -> Usage:
+    """Returns what a line has used, estimated where its provider tells nothing, or far more than the line allows."""
+    body = json_object(asked) or {}
+    if told is not None:
+        told = plausible(told, most_output(max_tokens_of(body), count_answers(body)))
+    return filled(told, Usage(estimate_input_tokens(asked, body), estimate_answer(answered), estimated=True))
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:
