@@ -249,6 +249,10 @@ class PriceEntry(TierPrices):
         for tier in self.service_tiers:
             if tier != tier.lower():
                 raise said(f"service_tiers.{tier} must be in lower case: answers are compared so")
+            if tier == "auto":
+                raise said(
+                    "service_tiers.auto is no tier: an answer names the one that has served it, such as priority"
+                )
             if tier in USUAL_TIERS:
                 raise said(f"service_tiers.{tier} is the usual tier: state its prices beside service_tiers")
         return self

@@ -264,6 +264,10 @@ PRICED = (
             "price: service_tiers.default is the usual tier: state its prices beside service_tiers",
         ),
         (
+            "{input_usd_per_million: 1, service_tiers: {auto: {input_usd_per_million: 2}}}",
+            "price: service_tiers.auto is no tier: an answer names the one that has served it, such as priority",
+        ),
+        (
             "{input_usd_per_million: 1, service_tiers: {Flex: {input_usd_per_million: 2}}}",
             "price: service_tiers.Flex must be in lower case: answers are compared so",
         ),
