@@ -32,12 +32,14 @@ from gateway.core.openai.media import (
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     LONGEST_ANSWER,
+    count_answers,
     estimate_answer,
     filled,
     find_requested_tier,
     most_output,
     plausible,
 )
+from gateway.core.peek import BOUNDING, find_bound
 from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
@@ -68,8 +70,9 @@ class CostEstimates:
         learned = self._gates.line(target, call).gate.calibration
         output = 0
         if call.endpoint.tokens == "both":
-            output = learned.expected_output * answers_of(call)
-            output = output if call.max_tokens is None else min(output, call.max_tokens)
+            max_tokens, answers = _asked_answers(call, target)
+            output = learned.expected_output * answers
+            output = output if max_tokens is None else min(output, max_tokens)
         return Usage(learned.input_estimate(estimate_of(call)), output, estimated=True)
 
     def usd(self, call: Call, target: Target) -> float | None:
@@ -97,13 +100,14 @@ class CostEstimates:
                 input_tokens += more.searches * SEARCH_TOKENS
                 tier = _requested_tier(call, target) if rates.by_tier else ""
                 input_usd, output_usd = dearest_usd(rates, input_tokens, tier, more)
+                max_tokens, answers = _asked_answers(call, target)
                 price = price_of(
                     input_usd,
                     output_usd if call.endpoint.tokens == "both" else 0.0,
                     learned.output_estimate(None),
-                    call.max_tokens,
+                    max_tokens,
                     budget_usd,
-                    answers=answers_of(call),
+                    answers=answers,
                     is_known=learned.answers_seen >= SEEN_ANSWERS,
                 )
                 prices.append(price)
@@ -143,7 +147,8 @@ class CostEstimates:
             return None, None
         usage = self.usage(call, target)
         if call.endpoint.name not in MEDIA:
-            usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers_of(call))
+            answers = _asked_answers(call, target)[1]
+            usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers)
         last.cost_usd = cost_usd(call, target, usage)
         return target, usage
 
@@ -172,6 +177,19 @@ def _large_extras(call: Call, rates: Rates) -> Extras:
     return estimate_extras(
         large.data_strings, large.data_bytes, shows_images=shows_images, hears=rates.audio_input_usd is not None
     )
+
+
+def _asked_answers(call: Call, target: Target) -> tuple[int | None, int]:
+    """Returns the bound on the tokens of all answers (None: there is none), and how many answers the call pays for, with what
+    the config changes in the target's bodies."""
+    edits = target.edits
+    if edits is None or call.endpoint.request != "json" or edits.names.isdisjoint(BOUNDING):
+        return call.max_tokens, answers_of(call)
+    body: dict[str, Any] = {}
+    if call.large is None or call.large.tokens < 0:
+        body = call.parsed or json_object(call.body) or {}
+    asked = edits.seen(body)
+    return find_bound(asked), count_answers(asked)
 
 
 def _requested_tier(call: Call, target: Target) -> str:

@@ -52,6 +52,8 @@ _ANSWERS = frozenset(("n", "best_of", "prompt"))
 """What multiplies the answers of one call."""
 _RARE = REASONING | {"metadata", "generationConfig"}
 """What is looked at more closely; one question for all of it."""
+BOUNDING = _BOUNDS | _ANSWERS | {"generationConfig"}
+"""The fields that say how long an answer may be, and how many there are."""
 
 
 @dataclass(slots=True)
@@ -124,6 +126,13 @@ def written_twice(name: str) -> InvalidRequest:
     return InvalidRequest(
         f"The field '{name}' occurs more than once; send it once.", param=name, code="duplicate_field"
     )
+
+
+def find_bound(value: dict[str, Any]) -> int | None:
+    """Returns the bound that a parsed request of any language sets on the tokens of all its answers together; None: none."""
+    if "generationConfig" in value and "contents" in value:
+        return _of_generated(value["generationConfig"])[0]
+    return max_tokens_of(value)
 
 
 def max_tokens_of(body: dict[str, Any]) -> int | None:

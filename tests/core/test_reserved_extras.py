@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.bodies import Large
+from gateway.core.openai.bodies import BodyEdits, Large
 from gateway.core.openai.media import NO_EXTRAS, Extras, find_extras
 from gateway.core.openai.usage import Needs
+from gateway.core.peek import find_bound
 from gateway.core.retry_budgets import dearest_usd, usage_usd
 from gateway.core.snapshot.snapshot import Key, Model, Rates
 from gateway.core.types import Endpoint, ErrorClass, Phase, UpstreamFailed, Usage, UsageParts
@@ -374,3 +375,41 @@ def test_a_body_that_is_not_parsed_reserves_by_its_files(shows_images: bool, rat
         return usd
 
     assert run(story) == pytest.approx(most)
+
+
+# Bounds that the config sets.
+
+
+@pytest.mark.parametrize(
+    ("asked", "edits", "tokens"),
+    [
+        ({}, BodyEdits(set=(("max_tokens", b"50"),)), 50),
+        ({"max_tokens": 5000}, BodyEdits(set=(("max_tokens", b"50"),)), 50),
+        ({"max_tokens": 50}, BodyEdits(set=(("max_tokens", b"5000"),)), 5000),
+        ({"max_tokens": 50}, BodyEdits(drop=("max_tokens",)), 4096),
+        ({"max_tokens": 50}, BodyEdits(set=(("n", b"3"),)), 150),
+        ({"max_tokens": 50, "n": 3}, BodyEdits(drop=("n",)), 50),
+        ({"max_tokens": 50}, BodyEdits(set=(("temperature", b"0"),)), 50),
+    ],
+)
+def test_a_bound_that_the_target_sets_is_what_is_reserved(asked: dict[str, Any], edits: BodyEdits, tokens: int) -> None:
+    """`body: {set: …, drop: …}` goes before what the caller says."""
+
+    async def story(clock: LoopClock) -> float:
+        city = City([Provider(says(ANSWER))], clock)
+        model = with_prices(city, Rates(0.0, 1.0, 0.0))
+        model = replace(model, targets=(edited := tuple(replace(one, edits=edits) for one in model.plan)), plan=edited)
+        body = orjson.dumps({"model": "m", "messages": [], **asked})
+        bound = asked.get("max_tokens") and asked["max_tokens"] * asked.get("n", 1)
+        usd = city.admission.costs.price(city.bench.call(model=model, body=body, max_tokens=bound), 1e6).most
+        await city.settle()
+        return usd
+
+    assert run(story) == tokens
+
+
+def test_gemini_callers_are_bound_by_their_own_field() -> None:
+    body = {"contents": [], "generationConfig": {"maxOutputTokens": 70, "candidateCount": 2}}
+
+    assert find_bound(body) == 140
+    assert find_bound({"contents": [], "generationConfig": None}) is None

@@ -65,6 +65,11 @@ class BodyEdits:
     """Names and their values, as JSON texts."""
     drop: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all fields that are set or dropped."""
+        return frozenset((*(name for name, _ in self.set), *self.drop))
+
     def of_count(self) -> BodyEdits:
         """Returns the edits for a question that only asks how many tokens the call would have."""
         return BodyEdits(tuple(one for one in self.set if one[0] in COUNTED), self.drop)
