@@ -31,7 +31,7 @@ from gateway.core.openai.sse import (
     split_events,
 )
 from gateway.core.openai.transcript import usage_in
-from gateway.core.openai.usage import estimate_tokens, find_usage, read_usage, tier_beside
+from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
 from gateway.core.snapshot.snapshot import Target
@@ -383,8 +383,8 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
         return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
     reported = parsed.get("usage") or usage_in(parsed)
     usage = read_usage(reported) if isinstance(reported, dict) else None
-    if usage is not None and "service_tier" in parsed:
-        usage.tier = usage.tier or tier_beside(parsed)
+    if usage is not None and ("service_tier" in parsed or "tool_usage" in parsed):
+        add_beside(usage, parsed)
     return FirstAnswer(target, OK, answer.headers, body, usage=usage)
 
 

@@ -9,7 +9,7 @@ retries in flight, when one is taken, are at most the larger of the two bounds; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gateway.core.openai.media import NO_EXTRAS, Extras
@@ -287,6 +287,8 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
     if rates is None:
         return None
     if usage.tier or rates.above:
+        if usage.steps:
+            return _steps_usd(rates, usage)
         rates = rates.at(usage.input, usage.tier)
     usd = usage.input * rates.input_usd + usage.output * rates.output_usd
     if usage.cached:
@@ -298,6 +300,17 @@ def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
     if usage.parts is not ALL_TEXT or rates.request_usd:
         usd = max(0.0, usd + rates.request_usd + _parts_usd(rates, usage.parts))  # odd parts may overlap
     return usd if usd or rates.prices_tokens else None
+
+
+def _steps_usd(rates: Rates, usage: Usage) -> float:
+    """Returns the price of a call of several requests, each by its own length, and of what is part of none."""
+
+    def priced(one: Usage, input_tokens: int) -> float:
+        level = replace(rates.at(input_tokens, usage.tier), above=(), by_tier={})
+        return usage_usd(level, replace(one, tier="", steps=())) or 0.0
+
+    longer_usd = [priced(one, one.input) - priced(one, 0) for one in usage.steps]
+    return priced(usage, 0) + sum(longer_usd)
 
 
 def _parts_usd(rates: Rates, parts: UsageParts) -> float:

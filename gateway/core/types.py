@@ -271,6 +271,8 @@ class Usage:
     """The provider's word for how the call was processed, from the answer: `default`, `flex`, `priority`, `batch`, `fast` …"""
     doubt: str = ""
     """Why the provider's numbers can't all be right, in words; empty: nothing is odd about them."""
+    steps: tuple[Usage, ...] = ()
+    """The requests to the model of which it is the sum, where the provider tells several: a price by length is of each."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.core.openai.transcript import usage_in
-from gateway.core.openai.usage import read_usage, tier_named
+from gateway.core.openai.usage import add_beside, read_usage
 from gateway.core.types import ALL_TEXT, Usage
 from gateway.dialects.base import BY_TTL, Json
 
@@ -19,11 +19,11 @@ _KINDS: Final = ("audio", "image", "video")
 
 
 def usage_of_answer(said: Json) -> Usage | None:
-    """Returns the usage that a chat completion, or a piece of one, tells; with the tier that it names. None: it tells none."""
+    """Returns the usage that a chat completion, or a piece of one, tells; with what stands beside it. None: it tells none."""
     told = usage_in(said)
     usage = None if told is None else read_usage(told)
-    if usage is not None and not usage.tier:
-        usage.tier = tier_named(said.get("service_tier"))
+    if usage is not None:
+        add_beside(usage, said)
     return usage
 
 
@@ -99,6 +99,7 @@ def generated_usage(usage: Usage) -> Json:
         "server_tool_use": {"web_search_requests": parts.searches} if parts.searches else None,
         "estimated": usage.estimated,
         "doubt": usage.doubt,
+        "steps": [*map(message_usage, usage.steps)],
     }
     return {
         "promptTokenCount": usage.input,
@@ -143,6 +144,7 @@ def _besides(usage: Usage) -> Json:
         service_tier=usage.tier,
         estimated=usage.estimated,
         doubt=usage.doubt,
+        steps=[*map(message_usage, usage.steps)],
     )
 
 

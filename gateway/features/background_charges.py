@@ -18,7 +18,7 @@ from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
 from gateway.core.ledger import known_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
-from gateway.core.openai.usage import ABSURD, most_output, plausible, read_usage, tier_beside
+from gateway.core.openai.usage import ABSURD, add_beside, most_output, plausible, read_usage
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
@@ -98,7 +98,7 @@ class Deferred:
         if usage is not None:
             usage = plausible(usage, self._charges[id].most_output)
         if usage is not None and usage.doubt != ABSURD:  # else it stays charged with all that was reserved
-            usage.tier = usage.tier or tier_beside(response)
+            add_beside(usage, response)
             charge = self._charges.pop(id)
             real_usd = usage_usd(charge.rates, usage) or 0.0
             self._admission.budgets.correct(charge.key, charge.day, real_usd - charge.usd)

@@ -314,3 +314,15 @@ def test_the_dearest_price_that_a_call_may_meet_is_reserved() -> None:
     assert dearest_usd(replace(rates, soon=Rates(3.0, 6.0, 0.3)), 100) == (300.0, 10.0)
     assert dearest_usd(Rates(1.0, 2.0, 0.1, request_usd=7.0), 100) == (107.0, 2.0)
     assert dearest_usd(Rates(1.0, 2.0, 0.1, image_output_usd=9.0), 100) == (100.0, 9.0)
+
+
+def test_requests_of_one_call_are_priced_by_the_length_of_each() -> None:
+    """A summary and the answer behind it are two; a search is billed once, beside them."""
+    rates = Rates(1.0, 10.0, 0.1, search_usd=0.5, request_usd=0.25)
+    rates = replace(rates, above=((100, replace(rates, input_usd=2.0, output_usd=20.0)),))
+    summary, answer = Usage(90, 5), Usage(20, 3)
+    usage = Usage(110, 8, parts=UsageParts(searches=1), steps=(summary, answer))
+    assert usage_usd(rates, usage) == pytest.approx(110 + 80 + 0.75)
+    assert usage_usd(rates, replace(usage, steps=())) == pytest.approx(220 + 160 + 0.75)
+    longer = Usage(170, 8, parts=UsageParts(searches=1), steps=(replace(summary, input=150), answer))
+    assert usage_usd(rates, longer) == pytest.approx(300 + 100 + 20 + 30 + 0.75)

@@ -7,8 +7,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.core.openai.usage import find_requested_tier, find_usage, tier_beside
+from gateway.core.openai.usage import ABSURD, add_beside, find_requested_tier, find_usage
+from gateway.core.types import Usage
 from gateway.dialects.usage import usage_of_answer
+from gateway.products.batches.native.lines.lines import read_answer
 from tests.rows import rows
 from tests.support.flow import CHAT, RATES, RESPONSES, Bench, Script, ScriptedUpstream, streamed, whole
 
@@ -124,11 +126,42 @@ def test_a_tier_stands_in_no_text(tail: bytes, tier: str) -> None:
 def test_the_usual_tier_is_none_wherever_its_word_stands(word: object, tier: str) -> None:
     """Whether the answer is converted, parsed or searched: Groq says `on_demand`."""
     answer = {"choices": [], "usage": {"prompt_tokens": 1000, "completion_tokens": 1}, "service_tier": word}
-    converted, searched = usage_of_answer(answer), find_usage(orjson.dumps(answer))
+    converted, searched, parsed = usage_of_answer(answer), find_usage(orjson.dumps(answer)), Usage(1000, 1)
+    add_beside(parsed, answer)
 
     assert converted is not None
     assert searched is not None
-    assert (converted.tier, searched.tier, tier_beside(answer)) == (tier, tier, tier)
+    assert (converted.tier, searched.tier, parsed.tier) == (tier, tier, tier)
+
+
+SEARCHED = {"tool_usage": {"image_gen": {"input_tokens": 0}, "web_search": {"num_requests": 3}}}
+
+
+def test_searches_that_no_call_can_have_made_cost_nothing() -> None:
+    """And mark the usage, as other numbers do."""
+    used = Usage(1, 1)
+    add_beside(used, {"tool_usage": {"web_search": {"num_requests": 2**31}}})
+
+    assert used == Usage(1, 1, estimated=True, doubt=ABSURD)
+
+
+@pytest.mark.parametrize("padding", [0, 3_000_000])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_searches_beside_the_usage_are_billed(stream: bool, padding: int) -> None:
+    """OpenAI's Responses count them at the top of the response, whole and streamed, and in a line of a batch."""
+    answer = {"output": [{"type": "message", "content": [{"text": "x" * padding}]}], **response("default"), **SEARCHED}
+    script = (
+        streamed(event({"type": "response.completed", "response": answer})) if stream else whole(orjson.dumps(answer))
+    )
+    stage = Bench([ScriptedUpstream(script)], rates=replace(RATES, search_usd=0.01))
+
+    await stage.serve(endpoint=RESPONSES, path="/responses", stream=stream)
+
+    assert stage.account.cost_usd == pytest.approx(USUAL_USD + 0.03)
+    line = {"custom_id": "x1", "response": {"status_code": 200, "body": answer}}
+    read = read_answer(orjson.dumps(line), "x")
+    assert read is not None
+    assert read.usage == stage.account.usage
 
 
 @rows(

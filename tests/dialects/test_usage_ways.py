@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,14 +19,21 @@ from gateway.core.config.prices import PricedModel
 from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import read_usage
 from gateway.core.retry_budgets import usage_usd
+from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import Usage
 from gateway.products.batches.native.formats import read_result
+from gateway.products.batches.native.lines.answers import batch_usd
 from gateway.products.batches.native.lines.lines import read_answer
 from tests.dialects.aws_frames import event as frame
 from tests.dialects.ways import CALLERS, Json, Ways, sse, stream_of
 from tests.support.flow import JSON, Script
 
 TEXT: Final = "FINE" * 9
+_SHORT: Final = Rates(2.0, 8.0, 0.2, 2.5, 4.0, 30.0, 60.0, 3.0, image_output_usd=40.0, search_usd=0.5, request_usd=0.25)
+_LONG: Final = replace(_SHORT, input_usd=4.0, output_usd=12.0, cached_input_usd=0.4)
+_PRIORITY: Final = replace(_SHORT, output_usd=16.0, above=((200_000, replace(_LONG, output_usd=24.0)),))
+RATES: Final = replace(_SHORT, above=((200_000, _LONG),), by_tier={"priority": _PRIORITY})
+"""With prices for all that a usage may have: lengths, tiers, sound, pictures, searches, caches."""
 SPOKEN: Final = ("chat", "responses", "messages", "generate", "converse")
 
 # --- how each provider's language says it ---
@@ -114,7 +122,7 @@ async def settled(asked: str, spoken: str, told: Any, *, stream: bool) -> tuple[
         if stream
         else Script(200, (JSON,), [orjson.dumps(whole(spoken, told))])
     )
-    bench = Ways([spoken], [script])
+    bench = Ways([spoken], [script], rates=RATES)
     asking = bench.asking(asked, stream=stream)
     _, body = await bench.serve(**asking, parsed=orjson.loads(asking["body"]))
     return bench.account, body
@@ -124,7 +132,7 @@ async def left(asked: str, spoken: str, told: Any) -> CallRecord:
     """Return the account of a stream whose client leaves behind the event that told the usage, before it has ended."""
     events = streamed(spoken, told)
     events = events[:-1] if spoken in ("chat", "messages") else events
-    bench = Ways([spoken], [stream_of(spoken, *events, asyncio.Event())])
+    bench = Ways([spoken], [stream_of(spoken, *events, asyncio.Event())], rates=RATES)
     asking = bench.asking(asked)
     reply = await bench.pipeline.handle(bench.call(**asking, parsed=orjson.loads(asking["body"])))
 
@@ -273,6 +281,8 @@ def test_a_usage_is_billed_alike_in_every_language_whole_streamed_and_left(spoke
     """To the cent, and as a caller of each language is told."""
     told = data.draw(TOLD[spoken])
     usage = read_usage(told)
+    assert usage is not None
+    usd = usage_usd(RATES, usage)
 
     async def story() -> None:
         for asked in CALLERS:
@@ -281,7 +291,7 @@ def test_a_usage_is_billed_alike_in_every_language_whole_streamed_and_left(spoke
             assert (first.usage, second.usage) == (usage, usage), (asked, told)
             third = await left(asked, spoken, told)
             assert third.usage == usage, (asked, told)
-            assert first.cost_usd == second.cost_usd == third.cost_usd
+            assert first.cost_usd == second.cost_usd == third.cost_usd == usd
             shown = usage_in(orjson.loads(body))
             assert shown is not None
             assert read_usage(shown) == usage, asked
@@ -313,10 +323,14 @@ BATCH_LINES: Final[Mapping[str, Callable[[Json], Usage | None]]] = {
 @settings(deadline=None, derandomize=True, max_examples=30)
 @pytest.mark.parametrize("spoken", BATCH_LINES)
 @given(data=st.data())
-def test_a_usage_is_read_alike_from_a_line_of_a_providers_batch(spoken: str, data: st.DataObject) -> None:
+def test_a_usage_is_billed_alike_in_a_line_of_a_providers_batch(spoken: str, data: st.DataObject) -> None:
+    """At half of the usual price, for which its lines are processed whatever tier they name."""
     told = data.draw(TOLD[spoken])
+    usage, in_line = read_usage(told), BATCH_LINES[spoken](whole(spoken, told))
 
-    assert BATCH_LINES[spoken](whole(spoken, told)) == read_usage(told)
+    assert usage is not None
+    assert in_line == usage
+    assert batch_usd(RATES, in_line, 0.5) == pytest.approx((usage_usd(RATES, replace(usage, tier="")) or 0.0) / 2)
 
 
 # --- against the price list's own reading and calculation ---

@@ -27,11 +27,11 @@ from gateway.core.openai.usage import (
     BYTES_PER_TOKEN,
     LONGEST_ANSWER,
     PICTURE_TOKENS,
+    add_beside,
     find_usage,
     joined,
     output_tokens_in,
     read_usage,
-    tier_beside,
     told_later,
 )
 from gateway.core.types import ErrorClass, RawHeaders, Usage
@@ -360,8 +360,8 @@ class Transcript:
             self._reported_at = -1
         told = usage_in(parsed)
         usage = None if told is None else read_usage(told)
-        if usage is not None and not usage.tier:
-            usage.tier = tier_beside(parsed)
+        if usage is not None:
+            add_beside(usage, parsed)
         if usage is not None and told is not None:
             self._reported_at = self.plain
             if self._form == "messages":

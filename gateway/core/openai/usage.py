@@ -187,12 +187,14 @@ def other_model_field(names: Iterable[str]) -> str | None:
 BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
-_MOST_SECONDS = 1e7
+_MOST_SECONDS = 1e5
+"""Of sound in one call: more than a day."""
 INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _TIER_NAMES = (b'"service_tier"', b'"serviceTier"', b'"speed"')
 """How a tier is named: by OpenAI and others, by Gemini and Converse, and Anthropic's fast mode."""
+_SEARCHED = b'"tool_usage"'
 _TIER_WORD = re.compile(rb'\s*:\s*(?:\{\s*"type"\s*:\s*)?"([A-Za-z_]{1,32})"')
 """A tier behind its name, which in Converse is an object's."""
 
@@ -209,7 +211,9 @@ def find_usage(tail: bytes) -> Usage | None:
         found = _object_after(tail, key + len(name)) if name else None
         usage = found and read_usage(found)
         if usage:
-            usage.tier = usage.tier or tier_named(_tier_in(tail, _TIER_NAMES[0]))
+            searched = tail.rfind(_SEARCHED)
+            used = _object_after(tail, searched + len(_SEARCHED)) if searched >= 0 else None
+            add_beside(usage, {"service_tier": _tier_in(tail, _TIER_NAMES[0]), "tool_usage": used})
             return usage
     return None
 
@@ -228,10 +232,18 @@ def _tier_in(text: bytes, name: bytes) -> str:
     return "" if word is None else word[1].decode().lower()
 
 
-def tier_beside(answer: dict[str, Any]) -> str:
-    """Returns the service tier that an answer or an event names beside its usage; empty: none, or the usual one."""
+def add_beside(usage: Usage, answer: dict[str, Any]) -> None:
+    """Adds to a usage what stands beside it in an answer or an event: the service tier, and the searches of OpenAI's Responses
+    (`tool_usage.web_search.num_requests`)."""
     response = answer.get("response")
-    return tier_named((response if isinstance(response, dict) else answer).get("service_tier"))
+    told = response if isinstance(response, dict) else answer
+    usage.tier = usage.tier or tier_named(told.get("service_tier"))
+    searched = _field(told.get("tool_usage"), "web_search")
+    searches = _count(_field(searched, "num_requests"))
+    if searches and not usage.parts.searches:
+        usage.parts = replace(usage.parts, searches=searches if searches <= MOST_SEARCHES else 0)
+        if searches > MOST_SEARCHES:
+            usage.estimated, usage.doubt = True, ABSURD
 
 
 def tier_named(word: object) -> str:
@@ -286,6 +298,7 @@ FIELDS: Final[dict[str, Any]] = {
     "reasoning_tokens": "reasoning",  # Perplexity, Databricks
     "citation_tokens": "citations",  # Perplexity
     "num_search_queries": "searches",  # Perplexity
+    "server_side_tool_usage_details": {"web_search_calls": "searches", "x_search_calls": "x_searches"},  # xAI
     # Responses, images, transcriptions, realtime
     "input_tokens": "input",
     "output_tokens": "output",
@@ -352,6 +365,8 @@ ABSURD: Final = "no call can have used so much"
 MOST_TOKENS: Final = 1 << 24
 """Of input, and of output: no call is known to have used as many. The longest contexts have two million, and agents that run at
 a provider read theirs some times over."""
+MOST_SEARCHES: Final = 10_000
+"""Of the web in one call; deep research makes some hundreds."""
 LONGEST_ANSWER: Final = 131_072
 """The tokens of output that a model of today writes at most, its reasoning among them."""
 _ANSWERS: Final = frozenset(("choices", "output", "content", "candidates"))
@@ -417,8 +432,8 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
     """Returns the tokens of a provider's usage object, in any language; None when it has no numbers, or only zeros.
 
     A count is a whole number that is not negative; whatever else stands there counts as missing, and so does what no call can
-    have used, which is marked. `estimated` and `doubt` are our own words, in an answer that was converted from one without
-    numbers, or with odd ones.
+    have used, which is marked. `estimated`, `doubt` and `steps` are our own words, in an answer that was converted from one
+    without numbers, with odd ones, or of several requests to the model.
     """
     keys = told.keys()
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
@@ -431,14 +446,24 @@ def read_usage(told: dict[str, Any]) -> Usage | None:
             if usage is not None:
                 return usage
     usage = _read(told)
-    steps = told.get("iterations")
-    for step in steps if isinstance(steps, list) else ():
+    steps = _read_steps(told.get("iterations"))
+    for kind, step in steps:
         # Anthropic's summary of a conversation that had become too long; all other steps are in the counts above, which are
         # zeros where the model has paused behind the summary.
-        if isinstance(step, dict) and step.get("type") == "compaction" and (more := _read(step)) is not None:
-            more.tier = _tier_of(told)
-            usage = more if usage is None else added(usage, more)
-    return None if usage is None else plausible(usage)
+        if kind == "compaction":
+            usage = replace(step, tier=_tier_of(told)) if usage is None else added(usage, step)
+    if usage is None:
+        return None
+    steps = steps or _read_steps(told.get("steps"))
+    if len(steps) > 1:
+        usage.steps = tuple([step for _, step in steps])
+    return plausible(usage)
+
+
+def _read_steps(told: object) -> list[tuple[object, Usage]]:
+    """Returns the kinds and the usages of the requests that one call has come to."""
+    steps = [step for step in told[:_MOST_LISTED] if isinstance(step, dict)] if isinstance(told, list) else []
+    return [(step.get("type"), usage) for step in steps if (usage := _read(step)) is not None]
 
 
 def _with_details(came: int, went: int, of_input: Any, of_output: Any) -> Usage | None:
@@ -515,9 +540,9 @@ def _summed(came: int, went: int, found: dict[str, int]) -> tuple[int, int, str]
     """
     reasoning, total = found.get("reasoning", 0), found.get("total")
     if total is None or total == came + went:
-        if "citations" in found or reasoning > went:
-            went += reasoning
-        return came + found.get("citations", 0), went, ""
+        is_beside = "citations" in found or reasoning > went
+        doubt = CONTRADICTS if total is not None and reasoning > went and "citations" not in found else ""
+        return came + found.get("citations", 0), went + reasoning if is_beside else went, doubt
     rest = total - came - went
     if rest < 0:
         return came, went, CONTRADICTS
@@ -552,7 +577,7 @@ def _parts_of(found: dict[str, Any], came: int, went: int, cached: int) -> Usage
         video_input=min(count("video_input", 0), came - sound - seen),
         video_output=min(count("video_output", 0), went - spoken - drawn),
         reasoning=min(count("reasoning", 0) + count("thoughts", 0), went),
-        searches=count("searches", 0),
+        searches=count("searches", 0) + count("x_searches", 0),
         audio_s=count("audio_s", 0.0),
     )
 
@@ -577,7 +602,8 @@ def joined(one: Usage, more: Usage, join: Callable[[Any, Any], Any]) -> Usage:
         parts = UsageParts(*map(join, _PARTS(one.parts), _PARTS(more.parts)))
     is_estimated = one.estimated or more.estimated
     return Usage(
-        came, went, cached, is_estimated, written, hourly, parts, more.tier or one.tier, more.doubt or one.doubt
+        *(came, went, cached, is_estimated, written, hourly, parts, more.tier or one.tier, more.doubt or one.doubt),
+        steps=more.steps or one.steps,
     )
 
 
@@ -695,16 +721,18 @@ def plausible(usage: Usage, most: int = MOST_TOKENS) -> Usage:
     pictures behind ids and URLs, pages that it has searched, thoughts.
     """
     has_input, has_output = usage.input <= MOST_TOKENS, usage.output <= most
-    if has_input and has_output:
-        return usage
     parts = usage.parts
+    if has_input and has_output and parts.searches <= MOST_SEARCHES:
+        return usage
     if not has_input:
         usage = replace(usage, input=0, cached=0, cache_written=0, cache_written_1h=0)
         parts = replace(parts, audio_input=0, audio_cached=0, image_input=0, image_cached=0, video_input=0)
     if not has_output:
         usage = replace(usage, output=0)
         parts = replace(parts, audio_output=0, image_output=0, video_output=0, reasoning=0)
-    return replace(usage, estimated=True, parts=parts, doubt=ABSURD)
+    if parts.searches > MOST_SEARCHES:
+        parts = replace(parts, searches=0)
+    return replace(usage, estimated=True, parts=parts, doubt=ABSURD, steps=())
 
 
 def _count(value: object) -> int | None:

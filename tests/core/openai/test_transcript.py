@@ -560,4 +560,4 @@ def test_a_compaction_is_read_at_the_end_of_a_message() -> None:
         b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     )
 
-    assert said.usage == Usage(3400, 600)
+    assert said.usage == Usage(3400, 600, steps=(Usage(3000, 500), Usage(400, 100)))

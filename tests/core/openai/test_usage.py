@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.openai.usage import (
     ABSURD,
+    CONTRADICTS,
     FIELDS,
     LONGEST_ANSWER,
     MOST_TOKENS,
@@ -474,6 +475,41 @@ def test_what_is_not_told_is_taken_from_an_estimate(told: Usage | None, expected
     assert filled(Usage(8, 0), Usage(9, 0, estimated=True)) == Usage(8, 0)
 
 
+def test_the_requests_of_a_call_are_known_to_callers_of_every_language() -> None:
+    """Of Anthropic's iterations; the sum is what it was."""
+    message = {"type": "message", "input_tokens": 23_000, "cache_read_input_tokens": 500, "output_tokens": 1_000}
+    compaction = {"type": "compaction", "input_tokens": 180_000, "output_tokens": 3_500}
+    told = {**message, "service_tier": "priority", "iterations": [compaction, message, "odd", {"type": "message"}]}
+    usage = read_usage(told)
+
+    assert usage == Usage(
+        203_500, 4_500, 500, tier="priority", steps=(Usage(180_000, 3_500), Usage(23_500, 1_000, 500))
+    )
+    for write in (chat_usage, response_usage, message_usage, generated_usage):
+        assert read_usage(orjson.loads(orjson.dumps(write(usage)))) == usage
+
+
+@rows(
+    ("told", "output", "doubt"),
+    [
+        ({"total_tokens": 15}, 14, CONTRADICTS),
+        ({}, 14, ""),
+        ({"total_tokens": 24}, 14, ""),
+        ({"total_tokens": 15, "citation_tokens": 3}, 14, ""),
+        ({"total_tokens": 15, "completion_tokens": 9}, 9, CONTRADICTS),
+    ],
+)
+def test_reasoning_that_its_total_has_no_room_for_is_billed_and_marked(
+    told: dict[str, Any], output: int, doubt: str
+) -> None:
+    """It is more than the output, so it stands beside; Perplexity leaves it out of its totals."""
+    details = {"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 9}}
+    usage = read_usage(details | told)
+
+    assert usage is not None
+    assert (usage.output, usage.doubt) == (output, doubt)
+
+
 SOUND = UsageParts(audio_input=3, audio_output=5, image_input=2, reasoning=7, searches=2)
 
 
@@ -493,6 +529,7 @@ SOUND = UsageParts(audio_input=3, audio_output=5, image_input=2, reasoning=7, se
         ),
         (Usage(MOST_TOKENS, MOST_TOKENS), MOST_TOKENS, Usage(MOST_TOKENS, MOST_TOKENS)),
         (Usage(9, 501), 500, Usage(9, 0, estimated=True, doubt=ABSURD)),
+        (Usage(9, 5, parts=UsageParts(searches=2**31)), 500, Usage(9, 5, estimated=True, doubt=ABSURD)),
     ],
 )
 def test_a_number_that_no_call_can_have_used_counts_as_missing(told: Usage, most: int, expected: Usage) -> None:

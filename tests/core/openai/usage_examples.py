@@ -33,8 +33,9 @@ def used(
     parts: UsageParts = ALL_TEXT,
     tier: str = "",
     doubt: str = "",
+    steps: tuple[Usage, ...] = (),
 ) -> Usage:
-    return Usage(input, output, cached, False, written, hourly, parts, tier, doubt)
+    return Usage(input, output, cached, False, written, hourly, parts, tier, doubt, steps)
 
 
 EXAMPLES = [
@@ -174,7 +175,7 @@ EXAMPLES = [
                 {"type": "message", "input_tokens": 23000, "output_tokens": 1000},
             ],
         },
-        used(203500, 4500, 500),
+        used(203500, 4500, 500, steps=(used(180500, 3500, 500), used(23000, 1000))),
     ),
     Example(
         "Google (Gemini API, Vertex)",
@@ -293,6 +294,26 @@ EXAMPLES = [
             "num_sources_used": 0,
         },
         used(1000, 400, 600, parts=UsageParts(reasoning=300)),
+    ),
+    Example(
+        "xAI",
+        "responses",
+        "guide to tools: tool usage details",
+        {
+            "input_tokens": 33069,
+            "input_tokens_details": {"cached_tokens": 20224},
+            "output_tokens": 1439,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 34508,
+            "num_sources_used": 0,
+            "num_server_side_tools_used": 13,
+            "server_side_tool_usage_details": {
+                "web_search_calls": 2,
+                "x_search_calls": 11,
+                "code_interpreter_calls": 0,
+            },
+        },
+        used(33069, 1439, 20224, parts=UsageParts(searches=13)),
     ),
     Example(
         "xAI",

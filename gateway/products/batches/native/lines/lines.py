@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from gateway.core.openai.json_edit import find_fields, with_model
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.usage import add_beside, read_usage
 from gateway.core.types import Usage
 
 PERMANENT: Final = frozenset((400, 413, 415, 422))
@@ -52,8 +52,11 @@ def read_answer(text: bytes, prefix: str) -> ProviderAnswer | None:
         return None
     if not (200 <= status < 300 or status in PERMANENT):
         return None
-    usage = body.get("usage")
-    return ProviderAnswer(number, status, _bytes_of_body(text), read_usage(usage) if isinstance(usage, dict) else None)
+    told = body.get("usage")
+    usage = read_usage(told) if isinstance(told, dict) else None
+    if usage is not None:
+        add_beside(usage, body)
+    return ProviderAnswer(number, status, _bytes_of_body(text), usage)
 
 
 def number_of(custom_id: object, prefix: str) -> int | None:
