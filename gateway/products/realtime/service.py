@@ -118,6 +118,7 @@ class RealtimeSession:
         "is_over",
         "on_over",
         "provider",
+        "responses_usd",
         "target",
         "transcribed_usd",
         "transcriber",
@@ -147,6 +148,8 @@ class RealtimeSession:
         """Of the last response."""
         self.unfinished: Usage | None = None
         """What the response that is under way is estimated to have used; None: nothing has come of it."""
+        self.responses_usd = 0.0
+        """What its responses have cost so far, each by itself: the price of one depends on its own length and tier."""
         self.transcriber = ""
         """The provider's name for the model that transcribes what is said; empty: nobody has named one."""
         self.transcribed_usd = 0.0
@@ -225,11 +228,15 @@ class RealtimeSession:
                 self.usage = usage if self.usage is None else added(self.usage, usage)
                 why = self.host.used(self, usage)
         if why is not None:
-            self.refuse(why, "budget_exceeded", "rate_limit_error")
+            self.spend_out(why)
         elif event.is_done and self.is_draining:
             self.restart()
 
     # Ends.
+
+    def spend_out(self, why: str) -> None:
+        """Ends the session because its key's budget is spent."""
+        self.refuse(why, "budget_exceeded", "rate_limit_error")
 
     def refuse(self, why: str, code: str, kind: str) -> None:
         """Ends the session with an error event and 4008."""
@@ -394,7 +401,11 @@ class RealtimeSessions:
         """Looks after all sessions; to be called about once a second."""
         for session in list(self.open_sessions):
             session.sweep(now)
-            if is_draining:
+            if session.is_over:
+                continue
+            if session.unfinished is not None and (why := self._over_budget(session)) is not None:
+                session.spend_out(why)
+            elif is_draining:
                 session.drain(now)
             elif self.present is not None:
                 self._look_at_key(session, self.present())
@@ -414,6 +425,7 @@ class RealtimeSessions:
             call.key_cost = reserved._replace(
                 input_tokens=reserved.input_tokens + usage.input, output_tokens=reserved.output_tokens + usage.output
             )
+        session.responses_usd += cost_usd(call, session.target, usage) or 0.0
         return self._over_budget(session)
 
     def transcribed(self, session: RealtimeSession, usage: Usage) -> str | None:
@@ -430,7 +442,7 @@ class RealtimeSessions:
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return None
-        usd = (cost_usd(call, session.target, session.usage) or 0.0) + session.transcribed_usd
+        usd = _usd_of(session)
         if not usd or self._admission.budgets.allows(call, usd):
             return None
         return f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC)."
@@ -456,13 +468,14 @@ class RealtimeSessions:
         if left is not None:
             usage = left if usage is None else added(usage, left)
             session.estimated_usd += cost_usd(call, session.target, left) or 0.0
+        usd = _usd_of(session)
         self._accounts.settle(
             call,
             SWITCHING,
             outcome,
-            target=session.target,
+            target=None if usd else session.target,  # the sum of its usages has no price of its own
             usage=usage or (Usage(0, 0) if session.transcribed_usd else None),
-            beside_usd=session.transcribed_usd,
+            beside_usd=usd,
             estimated_usd=session.estimated_usd,
         )
 
@@ -476,6 +489,12 @@ class RealtimeSessions:
             return
         why = f"The key '{call.key.name}' may not use this session any more."
         session.refuse(why, "invalid_api_key", "invalid_request_error")
+
+
+def _usd_of(session: RealtimeSession) -> float:
+    """Returns what the session has cost so far, with what has come of a response that is under way."""
+    unfinished_usd = cost_usd(session.call, session.target, session.unfinished) or 0.0
+    return session.responses_usd + session.transcribed_usd + unfinished_usd
 
 
 def _socket_of(opened: FirstAnswer) -> Socket | None:

@@ -140,6 +140,71 @@ async def test_a_long_session_costs_all_that_its_responses_have_used(start: Star
     assert line["cost_usd"] == pytest.approx((24_000_000 * 4 + 130 * 16) / 1e6)
     ((_, estimated_usd, _),) = gateway.gateway._telemetry.costs().values()
     assert estimated_usd == pytest.approx(100 * 16 / 1e6)
+def priced(price: dict[str, Any]) -> dict[str, Any]:
+    """Sections of a config whose target has this price."""
+    target = {"provider": "p0", "model": "gpt-realtime-2", "price": price}
+    return {"models": {"gpt-realtime": {"targets": [target]}}}
+
+
+async def test_each_response_has_the_price_of_its_own_length(start: StartRealtime) -> None:
+    """Two of 20 tokens are not one of 40, which would be dearer, and each costs what a call does by itself."""
+    price = {
+        "input_usd_per_million": 4.0,
+        "output_usd_per_million": 16.0,
+        "request_usd_per_thousand": 1.0,
+        "above": [{"input_tokens": 30, "input_usd_per_million": 400.0}],
+    }
+    async with provider() as upstream:
+        gateway = await start(upstream.url, **priced(price))
+        async with session(gateway) as socket:
+            await socket.recv()
+            await turn(socket)
+            await turn(socket)
+        (line,) = await lines_of(gateway)
+    assert (line["input_tokens"], line["output_tokens"]) == (40, 20)
+    assert line["cost_usd"] == pytest.approx(2 * ((20 * 4 + 10 * 16) / 1e6 + 0.001))
+
+
+async def test_a_response_that_ends_without_usage_costs_what_has_come_of_it(start: StartRealtime) -> None:
+    async def forgets(socket: ServerConnection) -> None:
+        await socket.send(created())
+        await socket.recv()
+        for event in (delta("word" * 100), done(None), delta("word" * 50), done()):
+            await socket.send(event)
+        await socket.wait_closed()
+
+    async with provider(forgets) as upstream:
+        gateway = await start(upstream.url)
+        async with session(gateway) as socket:
+            await socket.recv()
+            await socket.send('{"type":"response.create"}')
+            for _ in range(4):
+                await socket.recv()
+        (line,) = await lines_of(gateway)
+    assert (line["input_tokens"], line["output_tokens"], line["usage_estimated"]) == (20, 110, True)
+
+
+async def test_a_response_that_spends_the_budget_does_not_go_on(start: StartRealtime) -> None:
+    """What has come of it counts before its end: $0.0064 of $0.005 left."""
+    key = {**KEYS[0], "budget_usd_per_day": 0.005, "allow_overspend": True}
+
+    async def rambles(socket: ServerConnection) -> None:
+        await socket.send(created())
+        await socket.recv()
+        await socket.send(delta("word" * 400))
+        await socket.wait_closed()
+
+    async with provider(rambles) as upstream:
+        gateway = await start(upstream.url, keys=[key])
+        async with session(gateway) as socket:
+            await socket.recv()
+            await socket.send('{"type":"response.create"}')
+            await socket.recv()
+            error = orjson.loads(await socket.recv())
+            assert (error["type"], error["error"]["code"]) == ("error", "budget_exceeded")
+            assert (await close_of(socket))[0] == 4008
+        (line,) = await lines_of(gateway)
+    assert line["cost_usd"] == pytest.approx(400 * 16 / 1e6)
 
 
 async def test_the_real_sdk_has_a_conversation(start: StartRealtime) -> None:
