@@ -79,9 +79,10 @@ class CostEstimates:
         """Returns what an attempt at the target is estimated to cost; None: not priced."""
         return cost_usd(call, target, self.usage(call, target))
 
-    def price(self, call: Call, budget_usd: float) -> Price:
-        """Returns what the call may cost its key: at the dearest of the targets that it may reach, where some are priced."""
-        reached = _reached(call)
+    def price(self, call: Call, budget_usd: float, targets: Sequence[Target] = ()) -> Price:
+        """Returns what the call may cost its key: at the dearest of `targets`, or of those that it may reach, where some are
+        priced."""
+        reached = targets or _reached(call)
         if call.endpoint.name in MEDIA:
             costs = [cost_usd(call, target, media_usage(call, target, None)) for target in reached]
             usd = max([usd for usd in costs if usd is not None], default=0.0)
@@ -128,10 +129,13 @@ class CostEstimates:
                 )
 
     def usual_usd(self, call: Call) -> float:
-        """Returns the usual price of a call, where it is known. Raises Forbidden where its key has a budget and it has none."""
+        """Returns the usual price of a call at its model's own targets, where it is known: no fallback has a part of a batch.
+
+        Raises Forbidden where its key has a budget and it has none.
+        """
         if call.key.budget_usd_per_day is not None:
             self.refuse_unpriced(call)
-        return self.price(call, 0.0).most
+        return self.price(call, 0.0, call.model.targets).most
 
     def price_unfinished(self, call: Call, now: float) -> tuple[Target | None, Usage | None]:
         """Prices the attempt in flight of a call that is given up at `now`; returns its target, and what it may have used.

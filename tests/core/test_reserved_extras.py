@@ -173,6 +173,19 @@ def test_a_budget_holds_where_a_dearer_target_serves(fallbacks: int) -> None:
     run(story)
 
 
+def test_a_part_of_a_batch_is_not_charged_ahead_at_the_price_of_a_fallback() -> None:
+    """It goes to none."""
+
+    async def story(clock: LoopClock) -> float:
+        city = City([Provider(says(ANSWER))] * 2, clock, fallbacks=1)
+        call = city.bench.call(model=with_prices(city, CHEAP, DEAR), max_tokens=100)
+        usd = city.admission.costs.usual_usd(call)
+        await city.settle()
+        return usd
+
+    assert run(story) == pytest.approx(100 * CHEAP.output_usd)
+
+
 def test_another_attempt_is_reserved_like_the_first() -> None:
     """With an answer as long as the caller allows, beside what the one that failed has cost."""
     answer = says({"prompt_tokens": 10, "completion_tokens": 2000})
