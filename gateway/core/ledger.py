@@ -19,12 +19,15 @@ from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
+from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.media import (
     MEDIA,
     NO_EXTRAS,
     SEARCH_TOKENS,
+    SEARCHING,
     Extras,
     certain_usage,
+    count_searches,
     estimate_extras,
     estimated_media_usage,
     find_extras,
@@ -96,7 +99,10 @@ class CostEstimates:
             rates = target.find_rates(model)
             if rates is not None:
                 learned = self._gates.line(target, call).gate.calibration
-                more = (_large_extras(call, rates) if extras is None else extras).at(model)
+                more = _large_extras(call, rates) if extras is None else extras
+                if target.edits is not None and not target.edits.names.isdisjoint(SEARCHING):
+                    more = more._replace(searches=count_searches(_edited(call, target.edits)))
+                more = more.at(model)
                 input_tokens = learned.input_bound(max(0, estimate - more.estimated)) + more.files
                 input_tokens += more.searches * SEARCH_TOKENS
                 tier = _requested_tier(call, target) if rates.by_tier else ""
@@ -189,11 +195,14 @@ def _asked_answers(call: Call, target: Target) -> tuple[int | None, int]:
     edits = target.edits
     if edits is None or call.endpoint.request != "json" or edits.names.isdisjoint(BOUNDING):
         return call.max_tokens, answers_of(call)
-    body: dict[str, Any] = {}
-    if call.large is None or call.large.tokens < 0:
-        body = call.parsed or json_object(call.body) or {}
-    asked = edits.seen(body)
+    asked = _edited(call, edits)
     return find_bound(asked), count_answers(asked)
+
+
+def _edited(call: Call, edits: BodyEdits) -> dict[str, Any]:
+    """Returns what the call's body says with the edits made; of one that is too large to be read, the edits alone."""
+    is_large = call.large is not None and call.large.tokens >= 0
+    return edits.seen({} if is_large else call.parsed or json_object(call.body) or {})
 
 
 def _requested_tier(call: Call, target: Target) -> str:

@@ -308,8 +308,11 @@ def test_low_detail_counts_where_every_target_heeds_it() -> None:
     assert find_extras(asks(low), orjson.loads, heeds_detail=False).image == 5000
 
 
-def test_a_model_may_count_pictures_its_own_way() -> None:
-    """gpt-4o-mini has 8,500 tokens for the smallest."""
+def test_a_model_may_count_its_own_way() -> None:
+    """gpt-4o-mini has 8,500 tokens for the smallest; OpenAI's ten for a second of sound; and Perplexity's searches unasked."""
+    assert Extras(audio=32 * 60).at("gpt-audio-1.5").audio == 600
+    assert Extras(audio=32 * 60).at("gemini-3-flash").audio == 32 * 60
+    assert NO_EXTRAS.at("sonar-deep-research").searches == 30
     assert Extras(image=425).at("gpt-4o-mini-2024-07-18").image == 8500
     assert Extras(image=425).at("gpt-4o").image == 425
 
@@ -419,6 +422,30 @@ def test_a_bound_that_the_target_sets_is_what_is_reserved(asked: dict[str, Any],
         return usd
 
     assert run(story) == tokens
+
+
+@pytest.mark.parametrize(
+    ("edits", "searches"),
+    [
+        (BodyEdits(set=(("tools", orjson.dumps([SEARCH])),)), 5),
+        (BodyEdits(set=(("web_search_options", b"{}"),)), 10),
+        (BodyEdits(drop=("tools",)), 0),
+        (None, 10),
+    ],
+)
+def test_searches_that_the_target_asks_for_are_reserved(edits: BodyEdits | None, searches: int) -> None:
+    """Or that it leaves out."""
+
+    async def story(clock: LoopClock) -> float:
+        city = City([Provider(says(ANSWER))], clock)
+        model = with_prices(city, Rates(0.0, 0.0, 0.0, search_usd=1.0))
+        model = replace(model, targets=(edited := tuple(replace(one, edits=edits) for one in model.plan)), plan=edited)
+        body = asks(tools=[] if edits and edits.set else [{"type": "web_search_20250305"}])
+        usd = city.admission.costs.price(city.bench.call(model=model, body=body), 1e6).most
+        await city.settle()
+        return usd
+
+    assert run(story) == searches
 
 
 def test_gemini_callers_are_bound_by_their_own_field() -> None:

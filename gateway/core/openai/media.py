@@ -274,10 +274,17 @@ _UNSEEN_TOKENS = 5_000
 """Of a file behind a URL or an id."""
 _DEAR_PICTURES: Final = (("4o-mini", 20),)
 """Models whose pictures count more tokens, by a part of their names, and so many times more: of one tile 8,500."""
+_OPENAI_PART = 10 / 32
+"""Of the tokens of sound, so many count at models of OpenAI's."""
+_ALWAYS_SEARCHING: Final = "sonar-deep-research"
+_ITS_SEARCHES = 30
+"""Perplexity's model searches unasked: 19 times in its API reference, 30 times in the example of OpenRouter's price list."""
 UNBOUNDED_SEARCHES = 10
 """Searches that are reckoned with where a request sets no bound on them."""
 SEARCH_TOKENS = 8_000
 """Of what one search finds, which the model reads: OpenAI's price list has such a block for some of its models."""
+SEARCHING: Final = frozenset(("tools", "web_search_options", "max_tool_calls"))
+"""The fields of a request that say whether, and how often, the web is searched."""
 _SEARCH_TOOLS: Final = ("googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval")
 
 
@@ -304,8 +311,13 @@ class Extras(NamedTuple):
 
     def at(self, model: str) -> Extras:
         """Returns the same as this model of a provider counts it."""
-        factor = next((more for name, more in _DEAR_PICTURES if name in model), 1)
-        return self if factor == 1 or not self.image else self._replace(image=self.image * factor)
+        if _ALWAYS_SEARCHING in model:
+            return self._replace(searches=_ITS_SEARCHES)
+        if not self.audio and not self.image:
+            return self
+        heard = _OPENAI_PART if "gpt-" in model else 1
+        seen = next((more for name, more in _DEAR_PICTURES if name in model), 1)
+        return self._replace(audio=ceil(self.audio * heard), image=self.image * seen)
 
 
 NO_EXTRAS: Final = Extras()
@@ -323,7 +335,7 @@ def find_extras(body: bytes, parse: Callable[[bytes], dict[str, Any] | None], *,
         is_low = kind == "image" and _detail_of(part) == "low"
         tokens[kind] += _file_tokens(kind, part, is_low=is_low and heeds_detail)
         tokens["estimated"] += _ESTIMATED_LOW if is_low else _ESTIMATED
-    return Extras._make([*tokens.values(), _searches_in(parsed), *_cache_writes(body).values()])
+    return Extras._make([*tokens.values(), count_searches(parsed), *_cache_writes(body).values()])
 
 
 def estimate_extras(files: int, data_bytes: int, *, shows_images: bool, hears: bool) -> Extras:
@@ -435,7 +447,7 @@ def _pixels_of(head: bytes) -> int:
     return 0
 
 
-def _searches_in(parsed: dict[str, Any]) -> int:
+def count_searches(parsed: dict[str, Any]) -> int:
     """Returns how often the web may be searched: as often as each tool for it allows, or the request all of its tools."""
     tools, searches = parsed.get("tools"), 0
     total = _bound_of(parsed.get("max_tool_calls"))
