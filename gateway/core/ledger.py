@@ -47,7 +47,7 @@ from gateway.core.ports import Meter
 from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of, usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
-from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, shown
+from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
 from gateway.features.runs.table.table import RunTable
 
 # What a call is estimated to use and to cost, by what its targets have answered to calls before it.
@@ -76,7 +76,14 @@ class CostEstimates:
             max_tokens, answers = _asked_answers(call, target)
             output = learned.expected_output * answers
             output = output if max_tokens is None else min(output, max_tokens)
-        return Usage(learned.input_estimate(estimate_of(call)), output, estimated=True)
+        estimate, extras = estimate_of(call), (_small_extras(call) or NO_EXTRAS).at(upstream_model(call, target))
+        unseen = extras.audio + extras.video + extras.document
+        if not unseen:
+            return Usage(learned.input_estimate(estimate), output, estimated=True)
+        if not extras.image:  # of pictures the estimate of a request is nearer than what is reserved for them
+            estimate = max(0, estimate - extras.estimated)
+        parts = UsageParts(audio_input=extras.audio, video_input=extras.video)
+        return Usage(learned.input_estimate(estimate) + unseen, output, estimated=True, parts=parts)
 
     def usd(self, call: Call, target: Target) -> float | None:
         """Returns what an attempt at the target is estimated to cost; None: not priced."""

@@ -63,6 +63,7 @@ def says(usage: dict[str, Any], endpoint: Endpoint = CHAT) -> Fate:
     return fate
 
 
+PDF = base64(bytes(300_000))
 TEXT = {"type": "text", "text": "What is this? " + "word " * 4000}
 MARKED = {**TEXT, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
 SOUND = {"type": "input_audio", "input_audio": {"format": "wav", "data": base64(wav(600))}}
@@ -211,6 +212,27 @@ def test_another_attempt_is_reserved_like_the_first() -> None:
     run(story)
 
 
+def test_a_call_that_is_left_costs_the_sound_and_the_documents_that_it_brought() -> None:
+    """As a provider that goes on to the end bills them: ten minutes are 19,200 tokens, 300 kB are 25,000."""
+    rates = Rates(0.0, 0.0, 0.0, audio_input_usd=1e-5)
+    document = {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PDF}"}}
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER))], clock, changes={"rates": rates})
+        for body, came, usd in ((asks(SOUND), 19_200, 0.192), (asks(SOUND, document), 44_200, 0.192)):
+            call = city.start(body=body, max_tokens=10)
+            await asyncio.sleep(0.2)
+            call.cancel()
+            await asyncio.wait([call])
+            account = city.bench.meter.accounts[-1]
+            assert account.usage is not None
+            assert account.usage.input == pytest.approx(came, abs=20)
+            assert account.cost_usd == pytest.approx(usd, rel=0.01)
+        await city.settle()
+
+    run(story)
+
+
 # What a request brings and asks for.
 
 
@@ -228,7 +250,6 @@ def blob(mime: str, data: str) -> Extras:
 
 
 URL = {"url": "https://example.com/1"}
-PDF = base64(bytes(300_000))
 MP3 = base64(bytes(30_000))
 EXTRAS = {
     "text": (found(messages=[{"role": "user", "content": "hello"}]), NO_EXTRAS),
