@@ -182,7 +182,7 @@ def _small_extras(call: Call) -> Extras | None:
     if call.endpoint.request != "json":
         return NO_EXTRAS
     heeds_detail = call.endpoint.name not in call.model.converted
-    return find_extras(call.body, lambda body: call.parsed or json_object(body), heeds_detail=heeds_detail)
+    return find_extras(call.body, call.parsed, heeds_detail=heeds_detail)
 
 
 def _large_extras(call: Call, rates: Rates) -> Extras:

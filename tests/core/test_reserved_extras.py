@@ -237,7 +237,11 @@ def test_a_call_that_is_left_costs_the_sound_and_the_documents_that_it_brought()
 
 
 def found(**fields: Any) -> Extras:
-    return find_extras(orjson.dumps(fields), orjson.loads)
+    """The same whether the body was parsed before or not."""
+    body = orjson.dumps(fields)
+    extras = find_extras(body, None)
+    assert extras == find_extras(body, fields)
+    return extras
 
 
 def part(**fields: Any) -> Extras:
@@ -310,6 +314,10 @@ EXTRAS = {
     "a chat's search": (found(messages=[], web_search_options={}), Extras(searches=10)),
     "a function": (found(messages=[], tools=[{"type": "function", "function": {"name": "web_search"}}]), NO_EXTRAS),
     "five minutes": (part(**{**TEXT, "cache_control": {"type": "ephemeral"}}), Extras(writes_cache=True)),
+    "OpenAI's mark": (
+        part(**TEXT, prompt_cache_breakpoint={"mode": "explicit"}),
+        Extras(writes_cache=True, writes_cache_1h=True),
+    ),
     "an hour": (part(**MARKED), Extras(writes_cache=True, writes_cache_1h=True)),
 }
 
@@ -325,8 +333,8 @@ def test_what_a_request_brings_is_found(what: str) -> None:
 def test_low_detail_counts_where_every_target_heeds_it() -> None:
     low = {"type": "image_url", "image_url": {**URL, "detail": "low"}}
 
-    assert find_extras(asks(low), orjson.loads).image == 630
-    assert find_extras(asks(low), orjson.loads, heeds_detail=False).image == 5000
+    assert find_extras(asks(low), None).image == 630
+    assert find_extras(asks(low), None, heeds_detail=False).image == 5000
 
 
 def test_a_model_may_count_its_own_way() -> None:
@@ -351,7 +359,7 @@ def test_every_request_can_be_read(content: Any, data: bytes) -> None:
     """However odd it is."""
     body = {"messages": [content, {"type": "image", "source": {"data": base64(b"\xff\xd8" + data)}}], "tools": content}
 
-    assert find_extras(orjson.dumps(body), orjson.loads).image >= 425
+    assert find_extras(orjson.dumps(body), None).image >= 425
 
 
 PARTS = st.integers(0, 10_000)

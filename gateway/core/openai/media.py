@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from typing import Any, Final, Literal, NamedTuple
 
+from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import count_answers, read_seconds, read_usage
 from gateway.core.types import Usage
 
@@ -323,12 +324,15 @@ class Extras(NamedTuple):
 NO_EXTRAS: Final = Extras()
 
 
-def find_extras(body: bytes, parse: Callable[[bytes], dict[str, Any] | None], *, heeds_detail: bool = True) -> Extras:
-    """Returns what a request of any language brings and asks for beside its text; `parse` is called if there may be any.
+def find_extras(body: bytes, parsed: dict[str, Any] | None, *, heeds_detail: bool = True) -> Extras:
+    """Returns what a request of any language brings and asks for beside its text.
 
-    Without `heeds_detail` a picture of low detail may be looked at as any other.
+    `parsed` is `body`, parsed; None: it is parsed here, if a plain search finds anything. Without `heeds_detail` a picture of
+    low detail may be looked at as any other.
     """
-    if _HAS_EXTRAS.search(body) is None or (parsed := parse(body)) is None:
+    if parsed is None and _HAS_EXTRAS.search(body) is not None:
+        parsed = json_object(body)
+    if parsed is None:
         return NO_EXTRAS._replace(**_cache_writes(body))
     tokens = dict.fromkeys(("audio", "image", "video", "document", "estimated"), 0)
     for kind, part in _files_in([value for name, value in parsed.items() if name != "tools"]):
@@ -354,9 +358,13 @@ def estimate_extras(files: int, data_bytes: int, *, shows_images: bool, hears: b
 
 
 def _cache_writes(body: bytes) -> dict[str, bool]:
-    """Returns whether a request marks input for the provider's cache, and for an hour, as fields of `Extras`."""
-    is_marked = b'"cache_control"' in body or b'"cachePoint"' in body
-    return {"writes_cache": is_marked, "writes_cache_1h": is_marked and b'"1h"' in body}
+    """Returns whether a request marks input for the provider's cache, and for an hour, as fields of `Extras`.
+
+    OpenAI's mark is put into Anthropic's language as one for an hour.
+    """
+    is_openais = b'"prompt_cache_breakpoint"' in body
+    is_marked = is_openais or b'"cache_control"' in body
+    return {"writes_cache": is_marked, "writes_cache_1h": is_openais or (is_marked and b'"1h"' in body)}
 
 
 def _files_in(values: list[Any]) -> Iterator[tuple[_Kind, dict[str, Any]]]:
@@ -393,7 +401,8 @@ def _file_tokens(kind: _Kind, part: dict[str, Any], *, is_low: bool) -> int:
     size = len(data) * 3 // 4
     if kind == "document":
         return max(_PAGE_TOKENS, ceil(size / _PAGE_BYTES * _PAGE_TOKENS))
-    seconds = _seconds_of(_decoded(data), 0) or size / _BYTES_PER_S[kind]
+    head = _decoded(data[:_HEAD_BYTES]).ljust(size, b"\0")  # the rest of a file says little about its length
+    seconds = _seconds_of(head, 0) or size / _BYTES_PER_S[kind]
     return ceil(seconds * _TOKENS_PER_S[kind])
 
 
