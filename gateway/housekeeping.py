@@ -187,6 +187,7 @@ class Housekeeping:
             server.tick()
         self.inflight.sweep(now)
         self.realtime.sweep(now, is_draining=self.inflight.draining)
+        self.admission.budgets.tick(self.policies.current)
         self.store.tick()
         self.memory.forget_old()
         self.models.tick(self.policies.current.providers.values())
@@ -223,6 +224,7 @@ class Housekeeping:
         queue = admission.queue
         pauses = {name: gate.pauses.count for name, gate in gates.items()}
         telemetry.set_queue(queue.occupancy.depth, operations.oldest_s(admission, now), queue.occupancy.bytes, pauses)
+        telemetry.set_budgets(admission.budgets.of_keys(self.policies.current))
         telemetry.set_suspects(views.suspects(admission))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())

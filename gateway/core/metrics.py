@@ -143,6 +143,8 @@ class Metrics:
     unpriced: Counts = _counter(
         "unpriced_calls_total", "Calls of which it is not known what they cost.", "model", "target", "key"
     )
+    budget: Levels = _gauge("budget_usd", "US dollars that a key may spend a day.", "key")
+    budget_left: Levels = _gauge("budget_left_usd", "What is left of that today, beside what is reserved.", "key")
     estimated: Counts = _counter("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
     cache: Counts = _counter(
         "cache_requests_total", "Calls that a layer was asked to spare a provider, by what it said.", "layer", "result"

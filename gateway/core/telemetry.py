@@ -359,6 +359,12 @@ class Telemetry(Collector):
             least[(name,)] = min(level, least.get((name,), level))
         self._metrics.breaker_state.values, self._metrics.retry_level.values = worst, least
 
+    def set_budgets(self, budgets: Iterable[tuple[str, float, float]]) -> None:
+        """The budget of every key that has one, and what is left of it today, in US dollars."""
+        rows = list(budgets)
+        self._metrics.budget.values = {(name,): usd for name, usd, _ in rows}
+        self._metrics.budget_left.values = {(name,): left_usd for name, _, left_usd in rows}
+
     def set_suspects(self, suspects: Iterable[tuple[str, bool]]) -> None:
         """Which targets are suspect; of a name that comes more than once, whether any is."""
         seen: dict[Labels, float] = {}

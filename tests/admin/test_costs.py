@@ -42,6 +42,7 @@ async def test_operators_see_how_much_of_a_keys_money_is_estimated(start: StartG
             for key, model in ((told, "gpt-4o"), (untold, "gpt-4o"), (untold, "gpt-4o-odd")):
                 assert (await peer.exchange(post("/v1/chat/completions", chat(model=model), key))).status == 200
             shown: dict[str, Any] = orjson.loads((await peer.exchange(get("/admin/costs", ADMIN))).body)
+            scraped = (await peer.exchange(get("/metrics", ADMIN))).body.decode()
 
     web, nightly, idle = (shown["keys"][name] for name in ("web", "nightly", "idle"))
     assert (web["usd"], web["estimated_usd"], web["estimated_share"], web["unpriced_calls"]) == (1.0, 0.0, 0.0, 0)
@@ -49,6 +50,13 @@ async def test_operators_see_how_much_of_a_keys_money_is_estimated(start: StartG
     assert nightly["usd"] == nightly["estimated_usd"] > 0.0
     assert (nightly["estimated_share"], nightly["unpriced_calls"], nightly["spent_today_usd"]) == (1.0, 1, None)
     assert (idle["usd"], idle["estimated_share"], idle["spent_today_usd"]) == (0.0, None, 0.0)
+    budgets = [line for line in scraped.splitlines() if line.startswith("gateway_budget_")]
+    assert sorted(budgets) == [
+        'gateway_budget_left_usd{key="idle"} 7.0',
+        'gateway_budget_left_usd{key="web"} 49.0',
+        'gateway_budget_usd{key="idle"} 7.0',
+        'gateway_budget_usd{key="web"} 50.0',
+    ]
     assert shown["models"]["gpt-4o-odd"] == {
         "usd": 0.0,
         "estimated_usd": 0.0,

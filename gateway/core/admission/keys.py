@@ -7,7 +7,8 @@ It must not know targets. Invariant: what a call reserved is taken back exactly 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
@@ -36,6 +37,7 @@ COME_BACK_S = 2.0
 """The seconds after which a key's calls in flight may have left some of its budget."""
 UNTOLD_PART = 0.05
 """The part of a budget that all replicas together may reserve before they have told each other."""
+log = logging.getLogger("gateway")
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class KeyBudgets:
     the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
     """
 
-    __slots__ = ("_clock", "_flying", "_sharing", "_spending", "_tallies")
+    __slots__ = ("_clock", "_exhausted", "_flying", "_sharing", "_spending", "_tallies")
 
     def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
         self._clock = clock
@@ -65,6 +67,8 @@ class KeyBudgets:
         """What is reserved of each key, while it has calls in flight."""
         self._tallies: dict[str, tuple[int, FleetSum]] = {}
         """What all replicas have spent of each key, and on which day."""
+        self._exhausted: dict[str, tuple[int, float]] = {}
+        """The keys that were refused something for want of money: on which day, and what their budget was."""
 
     async def reserve(self, call: Call, price: Price) -> None:
         """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
@@ -100,6 +104,7 @@ class KeyBudgets:
                 "flight; try again when they have ended, or set max_tokens: less is reserved then.",
                 retry_after_s=COME_BACK_S,
             )
+        self._note_exhausted(call.key, budget_usd)
         spent_usd = self._spent(name)
         if spent_usd >= budget_usd:
             what, remedy = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)", ""
@@ -163,6 +168,35 @@ class KeyBudgets:
         """Returns the US dollars that the key has spent today, with what its calls in flight have reserved."""
         return self._spent(key.name)
 
+    def of_keys(self, policy: PolicySnapshot) -> Iterator[tuple[str, float, float]]:
+        """Yields each key that has a budget, with that and what is left of it today beside what is reserved, in US dollars."""
+        for key in policy.keys.values():
+            if key.budget_usd_per_day is not None:
+                yield key.name, key.budget_usd_per_day, max(0.0, key.budget_usd_per_day - self._spent(key.name))
+
+    def tick(self, policy: PolicySnapshot) -> None:
+        """Logs which budgets are open again, about once a second: the day is over, or a reload has raised them."""
+        if not self._exhausted:
+            return
+        budgets = {key.name: key.budget_usd_per_day for key in policy.keys.values()}
+        for name, (day, usd) in list(self._exhausted.items()):
+            new_usd = budgets.get(name, usd)
+            if name not in budgets:
+                del self._exhausted[name]
+            elif new_usd is None or new_usd > usd or day != self.today():
+                del self._exhausted[name]
+                now = "it has no budget any more" if new_usd is None else f"its budget is ${new_usd:g} for today (UTC)"
+                log.info("the key '%s' may spend again: %s", name, now)
+
+    def _note_exhausted(self, key: Key, budget_usd: float) -> None:
+        """Logs that a key is refused something for want of money, once a day and budget."""
+        if key.name not in self._exhausted:
+            self._exhausted[key.name] = self.today(), budget_usd
+            log.warning(
+                "the key '%s' has spent its budget: $%.3g of $%g for today (UTC) is left, and what may cost more is refused",
+                *(key.name, max(0.0, budget_usd - self._spent(key.name)), budget_usd),
+            )
+
     def is_spent(self, key: Key) -> bool:
         """Tells whether the key has nothing left for today."""
         return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day
@@ -184,6 +218,7 @@ class KeyBudgets:
         if sharing is not None and tally is not None:  # what was heard last may be minutes old
             await sharing.learn(tally, self._clock.monotonic() + LEARN_S, afresh=True)
         if not allows_spending(budget_usd, self._spent(key.name), usd):
+            self._note_exhausted(key, budget_usd or 0.0)
             return None
         self._add(key.name, usd)
         if sharing is None or tally is None or budget_usd is None:

@@ -42,8 +42,10 @@ class ErrorPause:
     in_a_row: int = 0
     error_class: str = ""
     """Why it is on; empty: it is off."""
-    noted: str = ""
-    """What the batch's mark says of it."""
+    waits_for: str = ""
+    """The code with which lines are put off for long, and none is let through; empty: none is put off so."""
+    noted: tuple[str, str] = "", ""
+    """What the batch's marks say of the two."""
     probe_s: float = FIRST_PROBE_S
     has_served: bool = False
     """A line of the batch did not fail so: until one does, the first failure is enough."""
@@ -78,10 +80,8 @@ class Brakes:
 
     def of(self, job: Job) -> ErrorPause:
         """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
-        noted = job.marks.get(output.BRAKED_BY, "")
-        return self._brakes.setdefault(
-            job.id, ErrorPause(error_class=noted, noted=noted, has_served=job.tally.completed > 0)
-        )
+        noted = job.marks.get(output.BRAKED_BY, ""), job.marks.get(output.WAITS_FOR, "")
+        return self._brakes.setdefault(job.id, ErrorPause(0, *noted, noted, has_served=job.tally.completed > 0))
 
     @property
     def job_ids(self) -> Sequence[str]:
@@ -89,11 +89,12 @@ class Brakes:
         return list(self._brakes)
 
     async def note(self, store: JobStore, running: RunningWork) -> None:
-        """Has the batch's mark say what its brake does, where that has changed: it is shown by any process."""
+        """Has the batch's marks say why it stands still, where that has changed: they are shown by any process."""
         brake = self.of(running.work.job)
-        if (told := brake.error_class) != brake.noted:
+        if (told := (brake.error_class, brake.waits_for)) != brake.noted:
             brake.noted = told
-            await running.write(lambda: store.note(running.work, {output.BRAKED_BY: told or None}))
+            marks = {output.BRAKED_BY: told[0] or None, output.WAITS_FOR: told[1] or None}
+            await running.write(lambda: store.note(running.work, marks))
 
     def forget(self, job_id: str) -> None:
         """Forgets a batch that has ended."""

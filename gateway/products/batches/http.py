@@ -186,7 +186,8 @@ def _headers_of(job: Job, files: Headers) -> Headers:
     headers: Headers = [(b"content-type", b"application/json")]
     if not job.state.is_end:
         headers += [(b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS), *files]
-        paused = "operator" if job.is_paused else job.marks.get(output.BRAKED_BY, "")
+        paused = job.marks.get(output.BRAKED_BY) or job.marks.get(output.WAITS_FOR)
+        paused = "operator" if job.is_paused else paused
         if paused:
             headers.append((b"x-gateway-paused", paused.encode()))
     return headers

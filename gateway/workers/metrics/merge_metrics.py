@@ -38,6 +38,7 @@ ADDED = frozenset(
 """Gauges that are summed, because every worker has a part."""
 LEAST = frozenset(
     {
+        "gateway_budget_left_usd",
         "gateway_limit_level",
         "gateway_retry_budget_level",
         "gateway_state_up",
@@ -48,6 +49,7 @@ LEAST = frozenset(
 """Gauges of which the least counts, because it is the worst or the first."""
 MOST = frozenset(
     {
+        "gateway_budget_usd",
         "gateway_queue_oldest_seconds",
         "gateway_jobs_depth",
         "gateway_jobs_oldest_seconds",

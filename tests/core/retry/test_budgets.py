@@ -152,6 +152,36 @@ def test_a_key_that_has_spent_its_budget_is_told_so_until_the_next_day() -> None
     run(story)
 
 
+@pytest.mark.parametrize(("opens", "says"), [("tomorrow", "$0.005"), ("raised", "$0.006"), ("without", "no budget")])
+def test_the_log_says_once_that_a_budget_is_spent_and_when_it_is_open_again(
+    caplog: pytest.LogCaptureFixture, opens: str, says: str
+) -> None:
+    """However many calls are refused; a new day, a raised budget and one that is taken away open it."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(answers())], clock)
+        budgets, policy = city.bench.admission.budgets, city.bench.policy
+        of = {usd: replace(policy, keys={b"": key(usd)}) for usd in (0.005, 0.006, None)}
+        for _ in range(6):
+            await city.call(key=key(0.005))
+            budgets.tick(of[0.005])
+        (spent,) = caplog.messages
+        assert spent.startswith("the key 'team' has spent its budget: $0 of $0.005 for today (UTC) is left")
+        assert list(budgets.of_keys(of[0.005])) == [("team", 0.005, 0.0)]
+
+        if opens == "tomorrow":
+            await asyncio.sleep(86_400 - clock.wall() % 86_400)
+        for _ in range(2):
+            budgets.tick(of[{"tomorrow": 0.005, "raised": 0.006}.get(opens)])
+        (_, again) = caplog.messages
+        assert again.startswith("the key 'team' may spend again: ")
+        assert says in again
+        await city.settle()
+
+    caplog.set_level("INFO", "gateway")
+    run(story)
+
+
 def test_keys_have_budgets_of_their_own() -> None:
     """What one has spent is nothing to another, and who has no budget spends freely."""
 

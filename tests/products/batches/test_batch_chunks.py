@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from gateway.core.call import Call
-from gateway.core.errors import GatewayError, NoTargetAvailable, QueueFull
+from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable, QueueFull
 from gateway.products.batches.chunk.chunk_input import MOST_MISSING, ChunkInput, InputLine, LineCalls, MissingInputs
-from gateway.products.batches.output import BRAKED_BY, with_tier
+from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable
 from gateway.products.jobs.rules import BatchRules, DeadLines, SegmentRules
@@ -406,6 +406,35 @@ def test_given_up_lines_are_dead_letters_by_their_classes(dead_lines: DeadLines)
         assert (job.tally.completed, job.tally.failed) == (7, 3)
         too_long, unlucky = ("context_length_exceeded", 2), ("server_error", 5)
         assert letters == {"never": set(), "poison": {too_long}, "transient": {too_long, unlucky}}[dead_lines]
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_batch_that_waits_for_a_spent_budget_says_so() -> None:
+    """As long as no line is let through; a new process shows it, too."""
+
+    async def story(clock: LoopClock) -> None:
+        opens_at = clock.monotonic() + 1000
+        spent = BudgetExceeded("spent", retry_after_s=40_000.0)
+        stage = Stage(
+            clock,
+            rules=few_lines(window=4),
+            script=lambda request, _try: spent if number_of(request) > 9 and clock.monotonic() < opens_at else 0.1,
+        )
+        stage.worker.start()
+        await stage.accept_batch(40)
+        await asyncio.sleep(900)
+        waiting = await stage.store.find("batch_1", None)
+        assert waiting is not None
+        assert (waiting.marks.get(WAITS_FOR), waiting.marks.get(BRAKED_BY)) == ("budget_exceeded", None)
+        await stage.worker.aclose()
+        stage.restart()
+        stage.worker.start()
+
+        job = await stage.end_of("batch_1", within_s=2000)
+
+        assert (job.tally.completed, job.marks.get(WAITS_FOR)) == (40, None)
         await stage.worker.aclose()
 
     run(story)

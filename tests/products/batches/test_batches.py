@@ -384,16 +384,17 @@ async def test_a_repeated_creation_is_the_same_batch(tmp_path: Path) -> None:
         assert (other.status, other.error["code"]) == (409, "dedupe_conflict")
 
 
-async def test_pollers_are_told_when_to_come_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mark", "why"), [(marks.BRAKED_BY, "quota_exhausted"), (marks.WAITS_FOR, "budget_exceeded")])
+async def test_pollers_are_told_when_to_come_again(tmp_path: Path, mark: str, why: str) -> None:
     """As long as there is something to wait for; and why a batch stands still."""
     async with job_edge(tmp_path) as edge:
         made = await edge.sdk().batches.create(input_file_id=await upload(edge), endpoint=CHAT, completion_window="24h")
         work = await claim(edge.store)
         assert work is not None
-        await edge.store.note(work, {marks.BRAKED_BY: "quota_exhausted"})
+        await edge.store.note(work, {mark: why})
         await edge.store.give_back(work, run_at=None, is_attempt=False)
         answer = await ask(edge, get(f"/v1/batches/{made.id}", AUTH))
-        assert (answer.header("openai-poll-after-ms"), answer.header("x-gateway-paused")) == ("5000", "quota_exhausted")
+        assert (answer.header("openai-poll-after-ms"), answer.header("x-gateway-paused")) == ("5000", why)
         await edge.store.flag(made.id, "web", JobFlag.PAUSE)
         edge.watchers.changed(made.id)
         assert (await ask(edge, get(f"/v1/batches/{made.id}", AUTH))).header("x-gateway-paused") == "operator"

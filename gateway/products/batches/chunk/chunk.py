@@ -16,6 +16,7 @@ from contextlib import suppress
 from math import ceil
 
 from gateway.core.clock import Clock
+from gateway.core.errors import BudgetExceeded
 from gateway.products.batches.chunk.chunk_input import (
     FAR_S,
     ChunkInput,
@@ -386,6 +387,8 @@ class _Chunk:
             tried = await runner.server.serve(request, calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:
+                if tried.error is not None and tried.error.error_class == BudgetExceeded.code:
+                    self._brake.waits_for = BudgetExceeded.code
                 if (wait_s := retry_after_s or 0.0) > FAR_S:
                     self._left.put_off(line.model, wait_s)
                     return None
@@ -398,6 +401,7 @@ class _Chunk:
                     return None
                 continue
             self._left.let_through(line.model)
+            self._brake.waits_for = ""
             if tried.error is not None and tried.error.error_class in self._rules.batches.brake_classes:
                 if self._is_held(line, tried.error, probe_s):
                     return None

@@ -19,7 +19,7 @@ from math import inf
 
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import Forbidden, GatewayError
+from gateway.core.errors import BudgetExceeded, Forbidden, GatewayError
 from gateway.core.snapshot.snapshot import Key, Policies, Provider
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
@@ -52,7 +52,7 @@ from gateway.products.batches.native.rules import (
     model_at,
     target_of,
 )
-from gateway.products.batches.output import ENDPOINT, NATIVE, part_mark, parts_of, plan_of, request_of
+from gateway.products.batches.output import ENDPOINT, NATIVE, WAITS_FOR, part_mark, parts_of, plan_of, request_of
 from gateway.products.jobs.calls.ports import MakeCall, NativeAccounts, ProviderBatches
 from gateway.products.jobs.model import Job, JobsUnavailable, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
@@ -325,6 +325,9 @@ class NativeParts:
         try:
             mark = job.marks.get(part_mark(chunk))
             part = parts.of_mark(mark) if mark else await self._begun(running, chunk)
+            waits_for = BudgetExceeded.code if part is None else None
+            if not mark and job.marks.get(WAITS_FOR) != waits_for:
+                await running.write(lambda: self._store.note(running.work, {WAITS_FOR: waits_for}))
             if part is None:
                 await self._give_back(running, self._clock.wall() + SPENT_S)
                 return False

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import Forbidden
+from gateway.products.batches.output import WAITS_FOR
 from gateway.products.jobs.model import JobFlag, JobState
 from tests.products.batches.native.native_provider import Lies
 from tests.products.batches.native.native_stage import PRICE_USD, NativeStage, native_rules
@@ -250,9 +251,13 @@ def test_a_key_without_money_waits() -> None:
         await stage.accept_batch(25)
         await asyncio.sleep(700)
         assert stage.provider.asked == []
+        waiting = await stage.store.find("batch_1", None)
+        assert waiting is not None
+        assert waiting.marks[WAITS_FOR] == "budget_exceeded"
         stage.accounts.spent = False
 
-        assert ((await stage.ended()).tally.completed, stage.tries) == (25, [])
+        job = await stage.ended()
+        assert (job.tally.completed, stage.tries, job.marks.get(WAITS_FOR)) == (25, [], None)
 
     run(story)
 
