@@ -223,6 +223,7 @@ async def test_what_cannot_be_done_is_a_sentence(
     assert (found, output) == (code, "")
     assert errors.splitlines()[-1].startswith("gateway: ")
     assert said in errors
+    assert ("uploading" in errors) is ("--window" in arguments or "--endpoint" in arguments)  # of what can be sent
     assert gateway.upstream_calls() == 0
 
 

@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
             return fail(f"{place} is there already; name another file by {flag}", UNUSABLE)
     progress = ProgressLine(sys.stderr)
     try:
+        if not _is_batch(options.file):
+            caller.check_input(options.file)
         with caller_for(options, progress) as (client, is_own):
             batch = _begin(client, options, progress)
             return FollowedBatch(client, batch["id"], progress, options, is_own=is_own).to_its_end(output, errors)
@@ -54,13 +56,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _begin(client: CallerClient, options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
     """Uploads the file, and makes the batch; one that is named instead of a file is gone on with."""
-    if _BATCH_ID.fullmatch(str(options.file)) and not options.file.exists():
+    if _is_batch(options.file):
         return patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
     progress.tell(f"uploading {safe(options.file)}")
     file = client.upload(options.file)
     asked = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same batch
     return patiently(lambda: client.ask("POST", "batches", asked, once).fields, progress)
+
+
+def _is_batch(file: Path) -> bool:
+    """Tells whether the id of a batch was named in the place of a file."""
+    return _BATCH_ID.fullmatch(str(file)) is not None and not file.exists()
 
 
 class FollowedBatch:

@@ -60,11 +60,7 @@ class CallerClient:
     def upload(self, file: Path) -> dict[str, Any]:
         """Sends a file as the input of a batch, and returns the file object. Raises OSError where it cannot be opened."""
         with file.open("rb") as source:
-            size = os.fstat(source.fileno()).st_size
-            if not size:
-                raise AdminRefused(
-                    f"{file} is empty, or no file; a batch wants a line for each request", is_misuse=True
-                )
+            size = _size_of(source)
             boundary = secrets.token_hex(16)
             head, tail = _form(boundary, file.name)
             headers = {
@@ -104,6 +100,19 @@ class CallerClient:
         after = response.headers.get("openai-poll-after-ms", "")
         poll_after_s = int(after) / 1000 if after.isascii() and after.isdigit() and len(after) < 8 else None
         return CallerAnswer(answer, poll_after_s, response.headers.get("x-gateway-paused"))
+
+
+def check_input(file: Path) -> None:
+    """Raises OSError for a file that cannot be opened, AdminRefused for one that is no input of a batch."""
+    with file.open("rb") as source:
+        _size_of(source)
+
+
+def _size_of(source: BinaryIO) -> int:
+    size = os.fstat(source.fileno()).st_size
+    if not size:
+        raise AdminRefused(f"{source.name} is empty, or no file; a batch wants a line for each request", is_misuse=True)
+    return size
 
 
 def caller_of(options: argparse.Namespace, url: str | None = None) -> CallerClient:

@@ -134,8 +134,11 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float, ahead_s: float
     try:
         return replace(read_options(asked, now, ahead_s), webhook=webhook)
     except InvalidRequest as refusal:
-        header = _HEADER_OF[(refusal.param or "").partition(".")[0]]
-        raise InvalidRequest(f"The header '{header}' is wrong: {refusal.message}", param=header) from None
+        name, _, part = (refusal.param or "").partition(".")
+        header = _HEADER_OF[name]
+        place = f"part '{part.removesuffix('_wait')}' of the header '{header}'" if part else f"header '{header}'"
+        message = refusal.message.replace(f"field '{refusal.param}'", place, 1)
+        raise InvalidRequest(message, param=header) from None
 
 
 def responds_async(headers: RawHeaders) -> float | None:
@@ -188,7 +191,8 @@ def read_metadata(said: object) -> dict[str, str]:
 
 
 def _refuse(name: str, problem: str) -> NoReturn:
-    raise InvalidRequest(f"The field '{name}' {problem}.", param=name)
+    kind = "header" if name.startswith("x-gateway-") else "field"
+    raise InvalidRequest(f"The {kind} '{name}' {problem}.", param=name)
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
@@ -245,7 +249,9 @@ def _debounce(said: object) -> Debounce | None:
     if key is None:
         _refuse("debounce.key", "is missing")
     wait_s = _duration("debounce.wait", said.get("wait", 10.0))
-    max_s = _duration("debounce.max_wait", said.get("max_wait", 12 * wait_s))
+    if wait_s > MOST_RUN_AT_S:
+        _refuse("debounce.wait", "must not be longer than a year")
+    max_s = _duration("debounce.max_wait", said.get("max_wait", min(12 * wait_s, MOST_RUN_AT_S)))
     if max_s < wait_s or max_s > MOST_RUN_AT_S:
         _refuse("debounce.max_wait", "must not be shorter than `wait`, nor longer than a year")
     return Debounce(key, wait_s, max_s)

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.peek import LargeBodies
 from gateway.products.jobs.http.events import MOST_REST_BYTES, Parts, split_job, split_large_job
-from gateway.products.jobs.service.job_request import JobOptions, canonical, read_option_headers, read_options
+from gateway.products.jobs.service.job_request import (
+    MOST_RUN_AT_S,
+    JobOptions,
+    canonical,
+    read_option_headers,
+    read_options,
+)
 from tests.rows import rows
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
@@ -131,6 +137,8 @@ def test_a_call_that_says_nothing_of_its_job_has_the_options_of_a_job_that_says_
         ({"delay": "0s", "deadline": "0s"}, "deadline"),
         ({"delay": "400d"}, "delay"),
         ({"run_at": 1e9}, "run_at"),
+        ({"debounce": {"key": "k", "wait": "400d"}}, "debounce.wait"),
+        ({"debounce": {"key": "k", "wait": "2m", "max_wait": "1m"}}, "debounce.max_wait"),
     ],
 )
 def test_a_refusal_names_the_field_that_was_sent(asked: dict[str, object], param: str) -> None:
@@ -138,6 +146,36 @@ def test_a_refusal_names_the_field_that_was_sent(asked: dict[str, object], param
     with pytest.raises(InvalidRequest, match=f"'{param}'") as refused:
         read_options(asked, 1000.0)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "told"),
+    [
+        ("x-gateway-run-at", "tomorrow", "The header 'x-gateway-run-at' must be a time in seconds since 1970 (UTC)."),
+        ("x-gateway-run-at", "99999999999", "The header 'x-gateway-run-at' is more than a year ahead."),
+        ("x-gateway-priority", "12", "The header 'x-gateway-priority' must be a whole number from 0 to 9."),
+        ("x-gateway-dedupe", "", "The header 'x-gateway-dedupe' must have 1 to 256 printable characters."),
+        ("x-gateway-debounce", "k;wait=soon", "The part 'wait' of the header 'x-gateway-debounce' must be seconds, or"),
+        ("x-gateway-debounce", "k;wait=2m;max=1m", "The part 'max' of the header 'x-gateway-debounce' must not be"),
+        ("x-gateway-debounce", "k;often=1", "The header 'x-gateway-debounce' has an unknown part 'often'"),
+        ("x-gateway-webhook", "ftp://a", "The header 'x-gateway-webhook' "),
+    ],
+)
+def test_a_refusal_of_a_header_names_no_field(header: str, value: str, told: str) -> None:
+    """The field that would say the same was not sent."""
+    with pytest.raises(InvalidRequest) as refused:
+        read_option_headers({header.encode(): value.encode()}, 1000.0)
+    assert refused.value.message.startswith(told)
+    assert refused.value.param == header
+    assert "field" not in refused.value.message
+
+
+def test_a_long_wait_has_a_longest_one_that_fits() -> None:
+    """Twelve times of it would be more than a year, which nobody asked for."""
+    options = read_options({"debounce": {"key": "k", "wait": "100d"}}, 1000.0)
+
+    assert options.debounce is not None
+    assert options.debounce.wait_s <= options.debounce.max_s <= MOST_RUN_AT_S
 
 
 def test_the_keys_of_a_body_may_come_in_any_order() -> None:
