@@ -107,8 +107,18 @@ async def test_failed_lines_have_their_file_and_their_exit_code(
     code, output, _ = await run(capsys, "batch", "run", str(path), *where, "--json", *caller(gateway))
 
     assert code == 1
-    assert orjson.loads(output)["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    batch = orjson.loads(output)
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
     assert (lines_of(output_path), lines_of(errors_path)) == (["a", "c"], ["b"])
+
+    _, listed, _ = await run(capsys, "jobs", "ls", "--status", "completed_with_failures", *caller(gateway))
+    _, none, _ = await run(capsys, "jobs", "ls", "--status", "succeeded", *caller(gateway))
+    _, shown, _ = await run(capsys, "jobs", "show", batch["id"], *caller(gateway))
+    _, stopped, _ = await run(capsys, "jobs", "cancel", batch["id"], *caller(gateway))
+    assert "completed with failures" in listed
+    assert none == "no jobs\n"
+    assert "completed with failures" in shown
+    assert stopped == f"{batch['id']} has ended: completed with failures\n"
 
 
 async def test_what_is_wrong_with_a_file_is_told_line_by_line(

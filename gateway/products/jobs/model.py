@@ -286,6 +286,12 @@ class JobState(StrEnum):
 ENDS: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
 
 
+WITH_FAILURES: Final = "completed_with_failures"
+"""The status of a batch that has ended by itself, and some of whose lines have failed, or all; OpenAI calls it `completed`."""
+STATE_OF_STATUS: Final[Mapping[str, JobState]] = {WITH_FAILURES: JobState.SUCCEEDED}
+"""The states behind statuses that are none."""
+
+
 class Stage(StrEnum):
     """The part of its life that a running batch is in; a `call` is always in `RUN`."""
 
@@ -476,14 +482,20 @@ class JobEnd:
     """It failed for a reason that is not its caller's: it becomes a dead letter, which an operator may have run again."""
 
 
+def job_status(job: Job) -> str:
+    """Returns the word for how far a job has come, as callers and operators see it: its state, and whether lines failed."""
+    has_failures = job.kind is JobKind.BATCH and job.state is JobState.SUCCEEDED and job.tally.failed > 0
+    return WITH_FAILURES if has_failures else str(job.state)
+
+
 class JobQuery(NamedTuple):
     """Which jobs of a tenant to list, newest first."""
 
     tenant: str | None
     """None: everybody's, for operators."""
     kind: JobKind | None = None
-    states: Sequence[JobState] = ()
-    """Empty: in any state."""
+    statuses: Sequence[str] = ()
+    """As `job_status` has them; empty: any."""
     after: str | None = None
     """The id of the last job of the page before."""
     limit: int = 20

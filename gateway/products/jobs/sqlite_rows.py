@@ -18,6 +18,7 @@ import orjson
 from gateway.drivers.sqlite_store.opening import FileKind
 from gateway.features.runs.sqlite.sqlite_rows import MIGRATION as RUNS
 from gateway.products.jobs.model import (
+    STATE_OF_STATUS,
     Job,
     JobError,
     JobKind,
@@ -278,12 +279,13 @@ def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
 
 
 def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence[Job]) -> JobPage | Rest:
-    is_plain = not (query.states or query.metadata or query.parent is not None) and (
+    is_plain = not (query.statuses or query.metadata or query.parent is not None) and (
         query.tenant is not None or query.kind is None
     )
     step = query.limit + 1 if is_plain else ROWS_AT_ONCE
     rows = _rows(db, query, before, step)
-    fitting = [row for row in rows if not query.states or row[4] in query.states]
+    states = {STATE_OF_STATUS.get(status, status) for status in query.statuses}
+    fitting = [row for row in rows if not states or row[4] in states]
     jobs = list(found)
     for row in fitting:
         job = job_row(row).job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.products.jobs.model import FileQuery, JobFlag, JobKind, JobQuery, JobState
-from tests.support.job_stores import ANSWER, HOUR_S, Jobs
+from gateway.products.jobs.model import FileQuery, JobFlag, JobKind, JobQuery, JobState, job_status
+from tests.support.job_stores import ANSWER, HOUR_S, Jobs, chunk, line
 
 
 async def listed(jobs: Jobs, query: JobQuery) -> list[str]:
@@ -88,13 +88,31 @@ async def test_lists_by_kind_state_and_metadata(jobs: Jobs) -> None:
     await jobs.store.flag("plain", "t", JobFlag.CANCEL)
 
     assert await listed(jobs, JobQuery("t", kind=JobKind.CALL)) == ["late", "red", "plain"]
-    assert await listed(jobs, JobQuery("t", states=[JobState.CANCELLED])) == ["plain"]
-    assert await listed(jobs, JobQuery("t", states=[JobState.CANCELLED, JobState.SCHEDULED])) == ["late", "plain"]
+    assert await listed(jobs, JobQuery("t", statuses=[JobState.CANCELLED])) == ["plain"]
+    assert await listed(jobs, JobQuery("t", statuses=[JobState.CANCELLED, JobState.SCHEDULED])) == ["late", "plain"]
     assert await listed(jobs, JobQuery("t", metadata={"colour": "red"})) == ["batch", "red"]
     assert await listed(jobs, JobQuery("t", metadata={"colour": "red", "n": "1"})) == ["red"]
     page = await jobs.store.list_jobs(JobQuery("t", metadata={"colour": "red"}, limit=1))
     assert page.has_more
     assert await listed(jobs, JobQuery("t", metadata={"colour": "red"}, limit=1, after="batch")) == ["red"]
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+async def test_a_batch_whose_lines_failed_has_a_status_that_says_so(jobs: Jobs, failed: int) -> None:
+    """To be listed by; its state is that of any batch that has ended by itself."""
+    await jobs.running_batch(total=2, id="batch")
+    work = await jobs.claim()
+    await jobs.store.commit(work, [line(0), line(1, is_failed=bool(failed))])
+    await jobs.store.complete_chunk(work, chunk(0))
+    await jobs.finish(await jobs.claim())
+    await jobs.finish(await jobs.running_call(id="call"))
+
+    assert (await jobs.get("batch")).state is JobState.SUCCEEDED
+    assert job_status(await jobs.get("batch")) == ("completed_with_failures" if failed else "succeeded")
+    with_failures = await listed(jobs, JobQuery("t", statuses=["completed_with_failures"]))
+    assert with_failures == (["batch"] if failed else [])
+    assert await listed(jobs, JobQuery("t", statuses=["succeeded"])) == (["call"] if failed else ["call", "batch"])
+    assert await listed(jobs, JobQuery("t", statuses=["succeeded", "completed_with_failures"])) == ["call", "batch"]
 
 
 async def test_a_needle_is_found(jobs: Jobs) -> None:

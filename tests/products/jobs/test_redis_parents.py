@@ -104,7 +104,7 @@ async def test_ends_at_the_same_time_on_two_replicas(two: tuple[Jobs, Jobs]) -> 
     async def look(jobs: Jobs) -> None:
         while not seen or seen[-1] < len(names):
             for one in await jobs.store.claim([ClaimAsk(LOOKS, 1)]):
-                page = await jobs.store.list_jobs(JobQuery("t", states=[JobState.SUCCEEDED], parent="run", limit=100))
+                page = await jobs.store.list_jobs(JobQuery("t", statuses=[JobState.SUCCEEDED], parent="run", limit=100))
                 await jobs.store.park(one, [], {})
                 seen.append(len(page.jobs))
             await asyncio.sleep(0)

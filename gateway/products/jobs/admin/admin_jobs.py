@@ -20,7 +20,7 @@ from gateway.core.snapshot.snapshot import Policies
 from gateway.products.jobs.http.events import show_job
 from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
 from gateway.products.jobs.service.job_service import JobService
-from gateway.products.routes.own_routes import limit_of, states_of
+from gateway.products.routes.own_routes import limit_of, statuses_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response
 
@@ -39,7 +39,7 @@ def job_admin_routes(policies: Policies, work: JobWork | None) -> list[BaseRoute
     async def list_jobs(request: Request) -> Response:
         require_admin(policies, request)
         limit, after = limit_of(request, USUALLY_LISTED, MOST_LISTED), request.query_params.get("after")
-        page = await _on(jobs).list_jobs(JobQuery(None, None, states_of(request), after, limit))
+        page = await _on(jobs).list_jobs(JobQuery(None, None, statuses_of(request), after, limit))
         shown = [{**show_job(job), "tenant": job.tenant, "key": job.key} for job in page.jobs]
         return json_response(list_page(shown, has_more=page.has_more))
 

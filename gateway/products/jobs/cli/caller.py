@@ -232,7 +232,7 @@ def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
 
 
 JOB_HEADINGS = ("id", "kind", "status", "model", "done", "created", "cost")
-ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
+ENDS = frozenset({"succeeded", "completed_with_failures", "failed", "cancelled", "expired"})
 MOST_PROBLEMS = 10
 """Of a batch's input, that are printed."""
 
@@ -272,7 +272,7 @@ def job_facts(job: Mapping[str, Any]) -> str:
 def cancelled(job: Mapping[str, Any]) -> str:
     """Tells what came of the wish that a job stop."""
     if job["status"] in ENDS:
-        return f"{safe(job['id'])} has ended: {job['status']}"
+        return f"{safe(job['id'])} has ended: {_status(job)}"
     return f"{safe(job['id'])} is stopping; it is {job['status']}"
 
 
@@ -295,7 +295,8 @@ def batch_end(batch: Mapping[str, Any], output: str | None, errors: str | None) 
     counts = batch["request_counts"]
     answered = f"{counts['completed']:,} of {counts['total']:,} lines answered" + (f": {output}" if output else "")
     failed = f"; {counts['failed']:,} failed" + (f": {errors}" if errors else "") if counts["failed"] else ""
-    return f"{safe(batch['id'])} {safe(batch['status'])}; {answered}{failed}"
+    how = " with failures" if failed and batch["status"] == "completed" else ""
+    return f"{safe(batch['id'])} {safe(batch['status'])}{how}; {answered}{failed}"
 
 
 def batch_problems(batch: Mapping[str, Any]) -> str:
@@ -322,7 +323,8 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _status(job: Mapping[str, Any]) -> str:
-    return f"{job['status']} (paused)" if job["is_paused"] else str(job["status"])
+    status = str(job["status"]).replace("_", " ")
+    return f"{status} (paused)" if job["is_paused"] else status
 
 
 def _done(job: Mapping[str, Any]) -> str:

@@ -22,7 +22,16 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import Field, find_fields
 from gateway.core.openai.sse import json_object
 from gateway.core.peek import LargeBodies, written_twice
-from gateway.products.jobs.model import Job, JobKind, JobPage, JobState, StoredAnswer, TooManyReaders, list_page
+from gateway.products.jobs.model import (
+    Job,
+    JobKind,
+    JobPage,
+    JobState,
+    StoredAnswer,
+    TooManyReaders,
+    job_status,
+    list_page,
+)
 from gateway.products.pipelines.rules import CURRENT, SETTLED
 from gateway.products.routes.own_routes import head_alone
 
@@ -180,7 +189,7 @@ def show_job(job: Job) -> dict[str, Any]:
         "id": job.id,
         "object": "job",
         "kind": str(job.kind),
-        "status": str(job.state),
+        "status": job_status(job),
         "stage": _stage(job),
         "is_paused": job.is_paused,
         "endpoint": job.about.get("endpoint"),

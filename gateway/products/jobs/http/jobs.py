@@ -35,7 +35,7 @@ from gateway.products.jobs.http.events import (
 from gateway.products.jobs.model import Job, JobQuery, NoResult
 from gateway.products.jobs.service.job_request import read_options
 from gateway.products.jobs.service.job_service import JobService
-from gateway.products.routes.own_routes import ObjectRoute, caller_of, limit_of, states_of, tenant_of
+from gateway.products.routes.own_routes import ObjectRoute, caller_of, limit_of, statuses_of, tenant_of
 from gateway.routes import json_response
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
@@ -118,7 +118,7 @@ class JobRoutes:
                 raise InvalidRequest(
                     "The parameter 'after' names no job: it is the last id of the page before.", param="after"
                 ) from None
-        asked = JobQuery(tenant, None, states_of(request), after, limit, metadata, parent="")
+        asked = JobQuery(tenant, None, statuses_of(request), after, limit, metadata, parent="")
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
     async def show(self, request: Request) -> Response:

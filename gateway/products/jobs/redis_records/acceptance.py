@@ -344,7 +344,7 @@ class _Listed(NamedTuple):
 async def page_of(partitions: JobPartitions, query: JobQuery, after: tuple[int, int] | None) -> JobPage:
     """Returns a page of jobs behind the place `after`, of all partitions that have some. Raises JobsUnavailable."""
     asked = range(partitions.number) if query.tenant is None else [partitions.of_tenant(query.tenant)]
-    is_sifted = query.states or query.metadata or query.parent == ""
+    is_sifted = query.statuses or query.metadata or query.parent == ""
     step = ROWS_AT_ONCE if is_sifted else min(ROWS_AT_ONCE, query.limit + 1)
     found: list[Job] = []
     before = "+" if after is None else f"{after[0]}-{after[1]}"

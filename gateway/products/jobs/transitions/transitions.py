@@ -25,6 +25,7 @@ from gateway.products.jobs.model import (
     Tally,
     TooManyJobs,
     WriteResult,
+    job_status,
 )
 from gateway.products.responses.rules.response_object import ASKED, ECHO, STATUS
 
@@ -249,6 +250,6 @@ def matches(job: Job, query: JobQuery) -> bool:
     return (
         query.kind in (None, job.kind)
         and query.parent in (None, job.parent)
-        and (not query.states or job.state in query.states)
+        and (not query.statuses or job_status(job) in query.statuses)
         and all(metadata.get(name) == value for name, value in query.metadata.items())
     )
