@@ -445,12 +445,15 @@ def key_section(document: Document, config: ConfigFile, server: Server, workflow
     places: dict[int, Key] = {}
     for index in range(len(config.keys)):
         path: Path = ("keys", index)
+        name = document.at((*path, "name"))  # also of an entry that cannot be used: told with its other mistakes
+        if isinstance(name, str):
+            if name in names:
+                document.complain((*path, "name"), f"{document.show((*path, 'name'), name)} is here twice")
+            names.add(name)
         entry = check(KeyEntry, document, path)
         if entry is None:
             continue
-        if entry.name in names:
-            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
-        if entry.key in keys:
+        if entry.key in keys and any(entry.key):  # zeros stand in for a key that cannot be used
             document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
         if entry.key == server.admin_digest:
             document.complain((*path, "key"), "is the same secret as admin.key")
@@ -461,7 +464,6 @@ def key_section(document: Document, config: ConfigFile, server: Server, workflow
             document.complain(
                 (*path, "workflow"), f"no workflow {quoted(entry.workflow)} in workflows.yaml{suggestion}"
             )
-        names.add(entry.name)
         places[index] = keys.setdefault(entry.key, _key(entry))
     _check_tenants(document, places)
     return keys

@@ -39,6 +39,10 @@ def provider(fields: str) -> str:
     return config(providers=f"{{p: {{{fields}}}}}", models="{m: {targets: [p]}}")
 
 
+LITELLM = (
+    "this is a config of LiteLLM's; here each model_name is an entry of `models`, and each api_base with its api_key one of "
+    "`providers`: config.example.yaml, docs/start.md"
+)
 AZURE = "dialect: azure, base_url: 'https://x.openai.azure.com'"
 OPENAI = "dialect: openai, base_url: 'https://x'"
 
@@ -51,8 +55,11 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (config(servr="{}"), 'config.yaml:3: servr: unknown field; did you mean "server"?'),
         (
             "model_list:\n- {model_name: gpt-4o, litellm_params: {model: openai/gpt-4o}}\nlitellm_settings: {}\n",
-            "config.yaml:1: model_list: this is a config of LiteLLM's: this gateway's has `providers` and `models`, as in "
-            "config.example.yaml and docs/start.md",
+            f"config.yaml:1: model_list: {LITELLM}",
+        ),
+        (
+            "general_settings: {master_key: sk-1234}\nlitellm_settings: {a: 1}\n",
+            f"config.yaml:2: litellm_settings: {LITELLM}",
         ),
         (config(server="{prt: 1}"), 'config.yaml:3: server.prt: unknown field; did you mean "port"?'),
         (config(server="{port: 70000}"), "config.yaml:3: server.port: must be at most 65535"),
@@ -481,6 +488,29 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) 
         "config.yaml:20: keys[0].key: is too short to be a secret: at least 16 characters",
         'config.yaml:20: keys[0].lane: "fast" is not one of interactive, batch, background',
         'config.yaml:21: passthrough: no provider "openia"; did you mean "openai"?',
+    ]
+
+
+def test_a_name_given_twice_is_said_with_the_other_mistakes_of_its_keys(tmp_path: Path) -> None:
+    """Whichever of the two cannot be used; and what else is wrong with that one is said, too."""
+    keys = (
+        "keys:\n"
+        f"- {{name: a, key: {KEY}}}\n"
+        "- {name: a, key: short, models: [gpt-5]}\n"
+        "- {name: b, key: '${NOT_SET}', models: [gpt-6]}\n"
+        "- {name: b}\n"
+    )
+
+    problems = problems_of(tmp_path, GOOD + keys, {"OPENAI_API_KEY": KEY})
+
+    assert sorted(problem.partition("keys")[2] for problem in problems) == [
+        "[1].key: is too short to be a secret: at least 16 characters",
+        '[1].models[0]: no model "gpt-5"; did you mean "gpt-4o"?',
+        '[1].name: "a" is here twice',
+        "[2].key: the environment variable NOT_SET is not set",
+        '[2].models[0]: no model "gpt-6"; did you mean "gpt-4o"?',
+        "[3].key: is missing",
+        '[3].name: "b" is here twice',
     ]
 
 

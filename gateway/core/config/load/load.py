@@ -58,6 +58,8 @@ from gateway.products.pipelines.config import (
     pipeline_notices,
 )
 
+LITELLM = ("model_list", "litellm_settings", "router_settings", "general_settings")
+"""The sections of a config of LiteLLM's proxy (its docs, "All settings"); none of them is one of ours."""
 ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
 
 
@@ -84,11 +86,12 @@ def load_snapshot(
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
-    if document is not None and isinstance(document.data, dict) and "model_list" in document.data:
+    foreign = next((name for name in LITELLM if document is not None and document.at((name,)) is not None), None)
+    if document is not None and foreign is not None:
         document.complain(
-            ("model_list",),
-            "this is a config of LiteLLM's: this gateway's has `providers` and `models`, as in "
-            "config.example.yaml and docs/start.md",
+            (foreign,),
+            "this is a config of LiteLLM's; here each model_name is an entry of `models`, and each api_base with its api_key "
+            "one of `providers`: config.example.yaml, docs/start.md",
         )
         raise _config_error(problems)
     config = check(ConfigFile, document, ()) if document else None
