@@ -593,16 +593,34 @@ def test_recorded_streams_lose_their_usage_as_on_the_wire(name: str) -> None:
 # -- what deserves to be kept ---------------------------------------------------------------------------------------------
 
 
-MESSAGE_STREAM = (
-    as_stream("messages", b'{"type":"message","content":[],"stop_reason":"tool_use","usage":{}}', include_usage=False)
-    or b""
-)
+def message(*blocks: Json, reason: str = "end_turn") -> bytes:
+    return orjson.dumps({"type": "message", "content": [*blocks], "stop_reason": reason, "usage": {}})
 
 
-def completed(status: str, **more: Any) -> bytes:
-    return orjson.dumps({"id": "r", "object": "response", "status": status, "output": [], **more})
+def streamed(endpoint: str, whole: bytes) -> bytes:
+    return as_stream(endpoint, whole, include_usage=False) or b""
 
 
+def completed(status: str, *output: Json, **more: Any) -> bytes:
+    return orjson.dumps({"id": "r", "object": "response", "status": status, "output": [*output], **more})
+
+
+def item(*texts: str) -> Json:
+    parts = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+    return {"id": "m", "type": "message", "role": "assistant", "status": "completed", "content": parts}
+
+
+def generated(*parts: Json, reason: str = "STOP") -> bytes:
+    return orjson.dumps({"candidates": [{"content": {"parts": [*parts], "role": "model"}, "finishReason": reason}]})
+
+
+TOOL_USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+MESSAGE_STREAM = streamed("messages", message(TOOL_USE, reason="tool_use"))
+THINKING = {"type": "thinking", "thinking": "hm", "signature": "s"}
+REASONING = {"id": "x", "type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+CALL = {"id": "c", "type": "function_call", "name": "f", "arguments": "{}", "call_id": "c", "status": "completed"}
+LEFT_OUT = streamed("responses", completed("completed", item("a"))).replace(b'"output":[{', b'"output":[],"rest":[{')
+"""A stream whose last event lacks the output: as some providers end it."""
 WORD = plainly(chunk({"content": "a"}))
 
 
@@ -623,22 +641,48 @@ WORD = plainly(chunk({"content": "a"}))
         ("completions", False, b'{"choices":[{"text":"a","finish_reason":"stop"}]}', True),
         ("completions", False, b'{"choices":[{"text":"a","finish_reason":null}]}', False),
         ("chat", False, b'{"choices":[{"message":{"content":"a"},"finish_reason":null}]}', False),
-        ("responses", False, completed("completed", error=None), True),
+        ("chat", False, chat({"content": "", "tool_calls": [{"id": "t"}]}), True),
+        ("chat", False, chat({"content": None, "refusal": "no"}), True),
+        ("chat", False, chat({"content": "", "reasoning_content": "hm", "annotations": []}), False),
+        ("chat", True, plainly(chunk({"reasoning_content": "hm"})) + END + DONE, False),
+        ("completions", False, b'{"choices":[{"text":"","finish_reason":"stop"}]}', False),
+        ("responses", False, completed("completed", item("a"), error=None), True),
+        ("responses", False, completed("completed"), False),
+        ("responses", False, completed("completed", item("")), False),
+        ("responses", False, completed("completed", REASONING, item()), False),
+        ("responses", False, completed("completed", REASONING, CALL), True),
         ("responses", False, completed("incomplete"), False),
         ("responses", False, completed("failed"), False),
         ("responses", False, completed("queued"), False),
         ("responses", False, completed("in_progress"), False),
-        ("responses", False, completed("completed", error={"code": "x"}), False),
-        ("responses", True, as_stream("responses", completed("completed"), include_usage=False) or b"", True),
-        ("responses", True, as_stream("responses", completed("incomplete"), include_usage=False) or b"", False),
+        ("responses", False, completed("completed", item("a"), error={"code": "x"}), False),
+        ("responses", True, streamed("responses", completed("completed", item("a"))), True),
+        ("responses", True, LEFT_OUT, True),
+        ("responses", True, streamed("responses", completed("completed", CALL)), True),
+        ("responses", True, streamed("responses", completed("completed", item(""))), False),
+        ("responses", True, streamed("responses", completed("completed", REASONING)), False),
+        ("responses", True, streamed("responses", completed("completed")), False),
+        ("responses", True, streamed("responses", completed("incomplete", item("a"))), False),
         ("responses", True, b"", False),
-        ("messages", False, b'{"type":"message","content":[],"stop_reason":"end_turn"}', True),
+        ("messages", False, message({"type": "text", "text": "a"}), True),
+        ("messages", False, message(TOOL_USE, reason="tool_use"), True),
+        ("messages", False, message(), False),
+        ("messages", False, message(THINKING, {"type": "text", "text": ""}), False),
+        ("messages", False, message(reason="refusal"), True),
+        ("messages", True, streamed("messages", message({"type": "text", "text": "a"})), True),
+        ("messages", True, streamed("messages", message(THINKING)), False),
+        ("messages", True, streamed("messages", message()), False),
+        ("messages", True, streamed("messages", message(reason="refusal")), True),
         ("messages", False, b'{"type":"message","content":[],"stop_reason":null}', False),
         ("messages", False, b'{"type":"error","error":{}}', False),
         ("messages", True, MESSAGE_STREAM, True),
         ("messages", True, MESSAGE_STREAM.rpartition(b"event:")[0], False),
         ("messages", True, b"", False),
-        ("generate", False, b'{"candidates":[{"finishReason": "STOP"}]}', True),
+        ("generate", False, generated({"text": "a"}), True),
+        ("generate", False, generated({"functionCall": {"name": "f", "args": {}}}), True),
+        ("generate", False, generated({"text": "hm", "thought": True}, {"text": "", "thoughtSignature": "s"}), False),
+        ("generate", False, generated(), False),
+        ("generate", False, b'{"candidates":[{"finishReason": "STOP"}]}', False),
         (
             "generate",
             False,
@@ -647,15 +691,17 @@ WORD = plainly(chunk({"content": "a"}))
         ),
         ("generate", False, b'{"candidates":[{"finishReason":"MALFORMED_FUNCTION_CALL"}]}', False),
         ("generate", False, b'{"promptFeedback":{"blockReason":"SAFETY"}}', True),
-        ("generate", True, b'data: {"candidates":[{"finishReason":"MAX_TOKENS"}]}\n\n', True),
+        ("generate", True, b"data: %b\n\n" % generated({"text": "a"}, reason="MAX_TOKENS"), True),
+        ("generate", True, b'data: {"candidates":[{"finishReason":"MAX_TOKENS"}]}\n\n', False),
         ("generate", True, b'data: {"candidates":[{"finishReason":"OTHER"}]}\n\n', False),
         ("generate", True, b'data: {"candidates":[{}]}\n\n', False),
-        ("embeddings", False, b'{"data":[]}', True),
+        ("embeddings", False, b'{"data":[{"embedding":[0.5]}]}', True),
+        ("embeddings", False, b'{"data": []}', False),
         ("embeddings", False, b'{"error":{"message":"m"}}', False),
-        ("embeddings", False, b'{"error":null,"data":[]}', True),
+        ("embeddings", False, b'{"error":null,"data":[{"embedding":[0.5]}]}', True),
         ("speech", True, b"\x00\xff", True),
     ],
 )
 def test_an_answer_ends_well_when_it_says_so(endpoint: str, is_stream: bool, body: bytes, does: bool) -> None:
-    """A completed response, a chat with choices that have ended; never an error in disguise."""
+    """A completed response, a chat with choices that have ended; never an error in disguise, nor one that says nothing."""
     assert ends_well(endpoint, is_stream, body) is does

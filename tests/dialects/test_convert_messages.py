@@ -56,7 +56,7 @@ def test_a_message_survives_being_streamed(blocks: list[Any], reason: str) -> No
     said = Transcript("messages")
     assert said.read(frames) == frames
     assert said.is_over
-    assert ends_well("messages", True, frames)
+    assert ends_well("messages", True, frames) is ends_well("messages", False, orjson.dumps(whole))
     for end in range(0, len(frames) - 1, 41):
         assert as_whole("messages", frames[:end]) is None
 

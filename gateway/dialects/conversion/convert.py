@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import orjson
 
@@ -33,6 +34,8 @@ _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
 """The errors of a conversion; the last two mean that the answer is nested too deeply."""
 _REASONS = re.compile(rb'(?<!\\)"finishReason" ?: ?"([A-Z_]+)"')
 _FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
+_BLOCKED = b'"blockReason"'
+_NO_DATA = re.compile(rb'"data"\s*:\s*\[\s*\]')
 
 
 def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | None:
@@ -87,39 +90,117 @@ def without_usage(frames: bytes) -> bytes:
 
 
 def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
-    """Returns whether a complete answer may be given to other calls: it is marked as complete, and reports no error."""
-    if endpoint == "responses":
-        response = last_response(body) if is_stream else sse.answer_object(body)
-        return response is not None and response.get("status") == "completed" and not response.get("error")
-    if endpoint == "messages":
-        return last_reason(body, is_stream=is_stream) is not None
-    if endpoint == "generate":
-        reasons = _REASONS.findall(body)
-        return bool(reasons or b'"blockReason"' in body) and GIVEN_UP.isdisjoint(one.decode() for one in reasons)
+    """Returns whether a complete answer may be given to other calls: it is marked as complete, and reports no error.
+
+    One without a reason for its end may have been cut, and one that says nothing is a mishap more often than an answer.
+    """
+    if endpoint in _PARTS_OF:
+        if not (_stream_ended(endpoint, body) if is_stream else _ended(endpoint, body)):
+            return False
+        return _says_something(endpoint, is_stream, body)
     if is_stream:
-        if endpoint not in ("chat", "completions"):
-            return True
-        return any(finish in body for finish in _FINISHES) and _has_output(body)
-    if endpoint in ("chat", "completions"):
-        whole = sse.answer_object(body) or {}
-        choices = choices_of(whole)
-        # One without a reason for its end may have been cut, and one that says nothing is a mishap more often than an answer.
-        is_ended = all(choice.get("finish_reason") for choice in choices) and any(map(_says_something, choices))
-        return is_ended and not whole.get("error") and failed_reason(whole) is None
+        return True
+    if endpoint == "embeddings" and _NO_DATA.search(body):
+        return False
     return b'"error"' not in body or not (is_crowded(body) or (sse.json_object(body) or {}).get("error"))
 
 
-def _has_output(frames: bytes) -> bool:
+def _stream_ended(endpoint: str, body: bytes) -> bool:
+    if endpoint == "responses":
+        response = last_response(body)
+        return response is not None and response.get("status") == "completed"
+    if endpoint == "messages":
+        return last_reason(body, is_stream=True) is not None
+    if endpoint == "generate":
+        return _ended(endpoint, body)
+    return any(finish in body for finish in _FINISHES)
+
+
+def _ended(endpoint: str, body: bytes) -> bool:
+    if endpoint == "messages":
+        return last_reason(body, is_stream=False) is not None
+    if endpoint == "generate":
+        reasons = _REASONS.findall(body)
+        return bool(reasons or _BLOCKED in body) and GIVEN_UP.isdisjoint(one.decode() for one in reasons)
+    whole = sse.answer_object(body) or {}
+    if endpoint == "responses":
+        return whole.get("status") == "completed" and not whole.get("error")
+    is_over = all(choice.get("finish_reason") for choice in choices_of(whole))
+    return is_over and not whole.get("error") and failed_reason(whole) is None
+
+
+# What an answer says: text, a call of a tool, a picture …; what its model thinks is no answer, and a refusal is one.
+
+
+def _says_something(endpoint: str, is_stream: bool, body: bytes) -> bool:
+    if endpoint == "generate" and _BLOCKED in body:
+        return True
+    if endpoint == "messages" and last_reason(body, is_stream=is_stream) == "refusal":
+        return True
+    parts_of = _PARTS_OF[endpoint]
     try:
-        return any(_says_something(choice) for chunk in _chunks(frames, b"") for choice in choices_of(chunk))
+        objects = _chunks(body, b"") if is_stream else iter([sse.answer_object(body) or {}])
+        return any(_has_words(part) for one in objects for part in parts_of(one))
     except _GIVES_UP:
         return True
 
 
-def _says_something(choice: dict[str, Any]) -> bool:
-    said = choice.get("message") or choice.get("delta")
-    has_value = isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
-    return has_value or bool(choice.get("text"))
+def _has_words(part: dict[str, Any]) -> bool:
+    """Returns whether a part of an answer is more than an empty text."""
+    if part.get("thought") is True or str(part.get("type")) in _THOUGHTS:
+        return False
+    return any(value for name, value in part.items() if name not in _BESIDE)
+
+
+def _chat_parts(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for choice in choices_of(chunk):
+        yield {"text": choice.get("text")}
+        yield _as_object(choice.get("message") or choice.get("delta"))
+
+
+def _message_parts(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if event.get("type") == "message":
+        yield from _objects(event.get("content"))
+    elif event.get("type") in ("content_block_start", "content_block_delta"):
+        yield _as_object(event.get("content_block") or event.get("delta"))
+
+
+def _generated_parts(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for candidate in _objects(chunk.get("candidates")):
+        yield from _objects(_as_object(candidate.get("content")).get("parts"))
+
+
+def _response_parts(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the items of a whole response, or that an event has finished; of messages their parts."""
+    response = _as_object(event.get("response") or event)
+    for item in (*_objects(response.get("output")), _as_object(event.get("item"))):
+        if event.get("type") == "response.output_item.added":
+            continue  # it is told again when it is finished
+        yield from _objects(item.get("content")) if item.get("type") == "message" else (item,)
+
+
+_PARTS_OF: Final = MappingProxyType(
+    {
+        "chat": _chat_parts,
+        "completions": _chat_parts,
+        "messages": _message_parts,
+        "generate": _generated_parts,
+        "responses": _response_parts,
+    }
+)
+_THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning", "thinking_delta", "signature_delta"))
+_BESIDE: Final = frozenset(
+    ("type", "role", "id", "index", "status", "annotations", "citations", "logprobs", "thoughtSignature", "signature")
+) | {"reasoning", "reasoning_content", "reasoning_details", "provider_specific_fields", "extra_content"}
+"""Fields beside what a part says."""
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
