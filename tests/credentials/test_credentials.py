@@ -156,6 +156,7 @@ def test_no_credential_is_shown(tmp_path: Path) -> None:
     text = config("api_keys: [sk-canary-a, '${B}', sk-canary-c]", models)
     path = tmp_path / "config.yaml"
     path.write_text(text)
+    tmp_path.chmod(0o755)
     path.chmod(0o644)
 
     snapshot = load(path, ENVIRON)

@@ -17,7 +17,7 @@ import yaml
 from gateway.core.config.schema import ConfigFile
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 from tests.rows import rows as each
-from tests.support.configs import GOOD, problems_of
+from tests.support.configs import GOOD, load, problems_of
 
 OTHERS = {
     str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")
@@ -166,6 +166,17 @@ def test_examples_load(tmp_path: Path, example: str) -> None:
         text = example if {"providers", "models"} <= set(written) else _completed(written)
 
     assert problems_of(tmp_path, text, _environ(text)) == []
+
+
+def test_the_first_check_of_the_first_hour_has_nothing_to_note(tmp_path: Path) -> None:
+    """Of the file that the page has just written, in a folder as `mktemp -d` makes it."""
+    written = re.search(r"^cat > config.yaml <<'END'\n(.*?)^END$", PAGES["docs/start.md"], re.MULTILINE | re.DOTALL)
+    assert written is not None
+    tmp_path.chmod(0o700)
+    (tmp_path / "config.yaml").write_text(written[1])
+    (tmp_path / "config.yaml").chmod(0o644)
+
+    assert load(tmp_path / "config.yaml", {}).notices == ()
 
 
 def _completed(written: dict[str, Any]) -> str:

@@ -288,8 +288,12 @@ def _is_literal(document: Document, path: Path) -> bool:
 
 
 def _is_readable_by_others(file: str) -> bool:
+    """Returns whether the group or all may read the file, and search its folder for it."""
     try:
-        return bool(FilePath(file).stat().st_mode & _READABLE_BY_OTHERS)
+        mode, folder = FilePath(file).stat().st_mode, FilePath(file).parent.stat().st_mode
+        return bool(
+            mode & folder << 2 & _READABLE_BY_OTHERS
+        )  # search is the bit of execution, two below that of reading
     except OSError:  # gone since it was read
         return False
 

@@ -1037,7 +1037,8 @@ def test_a_key_says_whether_its_calls_fall_back_to_what_it_may_not_ask_for(
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_readable_file_with_a_literal_secret_is_announced(tmp_path: Path, mode: int) -> None:
-    """Only literal secrets count: a variable or a digest gives nothing away."""
+    """Only literal secrets count: a variable or a digest gives nothing away; and a private folder hides its files."""
+    tmp_path.chmod(0o755)
     file = tmp_path / "config.yaml"
     file.write_text(
         provider(f"{OPENAI}, api_key: literal, transport: httpx, proxy: 'http://u:p@x'")
@@ -1052,8 +1053,22 @@ def test_readable_file_with_a_literal_secret_is_announced(tmp_path: Path, mode: 
         "(admin.key, providers.p.api_key, providers.p.proxy, keys[0].key): "
         "make it private (chmod 600) or take the secret from the environment",
     )
+    tmp_path.chmod(0o700)
+    assert load(file, {"K": KEY + "2"}).notices == ()
+    tmp_path.chmod(0o755)
     file.chmod(0o600)
     assert load(file, {"K": KEY + "2"}).notices == ()
+
+
+@pytest.mark.parametrize(("mode", "folder"), [(0o640, 0o701), (0o604, 0o710)])
+def test_who_may_read_the_file_has_to_reach_it(tmp_path: Path, mode: int, folder: int) -> None:
+    """The group reads it and only others may search the folder, or the other way round."""
+    tmp_path.chmod(folder)
+    file = tmp_path / "config.yaml"
+    file.write_text(provider(f"{OPENAI}, api_key: literal"))
+    file.chmod(mode)
+
+    assert load(file, {}).notices == ()
 
 
 @pytest.mark.parametrize(
