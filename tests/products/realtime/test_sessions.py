@@ -140,6 +140,8 @@ async def test_a_long_session_costs_all_that_its_responses_have_used(start: Star
     assert line["cost_usd"] == pytest.approx((24_000_000 * 4 + 130 * 16) / 1e6)
     ((_, estimated_usd, _),) = gateway.gateway._telemetry.costs().values()
     assert estimated_usd == pytest.approx(100 * 16 / 1e6)
+
+
 def priced(price: dict[str, Any]) -> dict[str, Any]:
     """Sections of a config whose target has this price."""
     target = {"provider": "p0", "model": "gpt-realtime-2", "price": price}

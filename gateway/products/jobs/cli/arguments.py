@@ -17,7 +17,9 @@ def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParse
     actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
 
     action = actions.add_parser("ls", help="the key's jobs and batches, newest first")
-    action.add_argument("--status", help="only those: queued, running, completed_with_failures …; several divided by commas")
+    action.add_argument(
+        "--status", help="only those: queued, running, completed_with_failures …; several divided by commas"
+    )
     action.add_argument(
         "--limit", type=between(1, MOST_LISTED), default=20, help=f"at most {MOST_LISTED} (default: %(default)s)"
     )
