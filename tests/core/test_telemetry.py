@@ -429,10 +429,10 @@ async def test_money_that_is_estimated_is_told_by_model_and_key() -> None:
 
 async def test_lines_at_a_providers_own_batch_are_estimated_where_it_reports_nothing() -> None:
     telemetry, _, _ = make()
-    who = LineIdentity(0, "line_1", "c0")
-    used = (Usage(10, 5), Usage(10, 5, estimated=True))
+    who = [LineIdentity(number, f"line_{number}", f"c{number}") for number in range(2)]
+    lines = [answered_line(one, 200, "r", b"{}", Usage(10, 5), 0.5) for one in who]
 
-    telemetry.jobs.paid("m", "b/m", "web", [answered_line(who, 200, "r", b"{}", usage, 0.5) for usage in used])
+    telemetry.jobs.paid("m", "b/m", "web", lines, {1})
 
     assert telemetry.costs() == {("m", "web"): (1.0, 0.5, 0)}
     assert scrape(telemetry)["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1

@@ -213,8 +213,7 @@ def answered_line(
     tokens = usage or Usage(0, 0)
     is_failed = not 200 <= status < 400
     return LineResult(
-        *(who.line, is_failed, text, tokens.input, tokens.cached, tokens.output, cost_usd or 0.0, _reasoning(value)),
-        is_estimated=tokens.estimated,
+        who.line, is_failed, text, tokens.input, tokens.cached, tokens.output, cost_usd or 0.0, _reasoning(value)
     )
 
 

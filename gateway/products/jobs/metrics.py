@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gateway.core.metrics import Metrics
 from gateway.core.types import Lane
@@ -51,8 +51,11 @@ class JobCounter:
         """Counts an attempt to tell a webhook something."""
         self._metrics.webhooks.totals[endpoint, result] += 1
 
-    def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
-        """Counts what lines have used and cost at a provider's own Batch API."""
+    def paid(
+        self, model: str, target: str, key: str, results: Sequence[LineResult], estimated: Collection[int] = ()
+    ) -> None:
+        """Counts what lines have used and cost at a provider's own Batch API; `estimated` are the numbers of those of which it
+        has told too little."""
         tokens, cost = self._metrics.tokens.totals, self._metrics.cost.totals
         for result in results:
             tokens[model, target, "input"] += result.input_tokens
@@ -61,7 +64,7 @@ class JobCounter:
                 tokens[model, target, "cached_input"] += result.cached_tokens
             if result.cost_usd:
                 cost[model, target, key] += result.cost_usd
-            if result.is_estimated:
+            if result.line in estimated:
                 self._metrics.estimated.totals[model, target] += 1
                 self._metrics.estimated_cost.totals[model, target, key] += result.cost_usd
 

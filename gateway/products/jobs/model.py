@@ -537,8 +537,6 @@ class LineResult(NamedTuple):
     output_tokens: int = 0
     cost_usd: float = 0.0
     reasoning_tokens: int = 0
-    is_estimated: bool = False
-    """Its tokens and cost rest on an estimate; told when it is committed, and not stored."""
 
 
 class ChunkPlan(NamedTuple):

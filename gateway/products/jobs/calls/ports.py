@@ -235,8 +235,11 @@ class JobMeter(Protocol):
         """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
         ...
 
-    def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
-        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config."""
+    def paid(
+        self, model: str, target: str, key: str, results: Sequence[LineResult], estimated: Collection[int] = ()
+    ) -> None:
+        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config; `estimated` are
+        the numbers of those of which it has told too little."""
         ...
 
     def lost(self, target: str, gaps: Mapping[tuple[str, str], int]) -> None:

@@ -35,6 +35,7 @@ def test_a_batch_is_done_at_the_provider_for_half_the_price() -> None:
         assert (job.state, job.tally.completed, stage.tries) == (JobState.SUCCEEDED, 25, [])
         assert (job.tally.input_tokens, job.tally.output_tokens) == (75, 50)
         assert job.tally.cost_usd == pytest.approx(25 * PRICE_USD) == stage.accounts.usd
+        assert not stage.metrics.estimated_cost.totals
         assert set(stage.provider.served.values()) == {1}
         assert {line["response"]["body"]["model"] for line in stage.lines["batch_1"]} == {"openai-m"}
         assert (stage.left_behind, stage.parts.phases()) == (set(), {})
@@ -119,6 +120,7 @@ def test_lines_without_a_usage_that_can_be_right_are_estimated(told: dict[str, A
         assert job.tally.input_tokens > 25 * 3
         usd = (job.tally.input_tokens * 1.0 + job.tally.output_tokens * 2.0) / 1e6 * 0.5
         assert job.tally.cost_usd == pytest.approx(usd) == stage.accounts.usd
+        assert sum(stage.metrics.estimated_cost.totals.values()) == pytest.approx(usd)
 
     run(story)
 

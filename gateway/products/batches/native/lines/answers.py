@@ -353,9 +353,9 @@ class ProviderAnswers:
             if result is not None:
                 results.append(result)
             if len(results) >= AT_ONCE:
-                await self._commit_some(taking.running, results, policy, part)
+                await self._commit_some(taking, results, policy, part)
                 results = []
-        await self._commit_some(taking.running, results, policy, part)
+        await self._commit_some(taking, results, policy, part)
 
     async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
@@ -374,11 +374,11 @@ class ProviderAnswers:
             return {}
 
     async def _commit_some(
-        self, running: RunningWork, results: list[LineResult], policy: PolicySnapshot, part: Part
+        self, taking: _ResultCollector, results: list[LineResult], policy: PolicySnapshot, part: Part
     ) -> None:
         if not results:
             return
-        work = running.work
+        running, work = taking.running, taking.running.work
         if not await running.write(lambda: self._store.commit(work, results)):
             raise ClaimLost
         key, model = key_named(policy, work.job.key), policy.find_model(work.job.marks[MODELS][0])
@@ -386,7 +386,7 @@ class ProviderAnswers:
             self._accounts.paid(key, sum(result.cost_usd for result in results))
         if running.meter is not None:
             running.meter.lines(results)
-            running.meter.paid(model.name if model else "", part.target, work.job.key, results)
+            running.meter.paid(model.name if model else "", part.target, work.job.key, results, taking.estimated)
         await asyncio.sleep(0)
 
 
@@ -411,6 +411,8 @@ class _ResultCollector:
         self.answers: list[ProviderAnswer] = []
         self.size = 0
         """The bytes of the answers."""
+        self.estimated: set[int] = set()
+        """The lines whose usage rests on an estimate."""
         self._taken: set[int] = set()
         self._prefix = line_id(running.work.job.id, 0)[:-6]
         self._has_output = running.work.job.about[ENDPOINT] not in ("/v1/embeddings", "/v1/moderations")
@@ -447,6 +449,8 @@ class _ResultCollector:
         usage = answer.usage
         if answer.status == 200 and not self.is_told(usage):
             usage = _estimated(usage, asked, answer.body)
+        if usage is not None and usage.estimated:
+            self.estimated.add(answer.number)
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
         return answered_line(who, answer.status, who.id, body, usage, usd)
 
