@@ -121,7 +121,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_estimate(record),
         **_estimated_retries(record),
         **_written(usage),
-        **_quantities(usage),
+        **_parts(usage),
         **_run(call.part),
         **_lowered(call),
         **_lossy(last),
@@ -160,12 +160,28 @@ def _written(usage: Usage | None) -> dict[str, Any]:
     return {"cache_written_tokens": usage.cache_written} if usage is not None and usage.cache_written else {}
 
 
-def _quantities(usage: Usage | None) -> dict[str, float]:
-    """What is billed by other units than tokens."""
-    if usage is None or usage.parts is ALL_TEXT:
+def _parts(usage: Usage | None) -> dict[str, float | str]:
+    """The parts of its usage that may have prices of their own, what is billed by other units than tokens, and the tier."""
+    if usage is None or (usage.parts is ALL_TEXT and not usage.tier and not usage.cache_written_1h):
         return {}
     parts = usage.parts
-    told = {"characters": parts.characters, "audio_s": round(parts.audio_s, 3), "images": parts.images}
+    told: dict[str, float | str] = {
+        "cache_written_1h_tokens": usage.cache_written_1h,
+        "reasoning_tokens": parts.reasoning,
+        "audio_input_tokens": parts.audio_input,
+        "audio_cached_tokens": parts.audio_cached,
+        "audio_output_tokens": parts.audio_output,
+        "image_input_tokens": parts.image_input,
+        "image_cached_tokens": parts.image_cached,
+        "image_output_tokens": parts.image_output,
+        "video_input_tokens": parts.video_input,
+        "video_output_tokens": parts.video_output,
+        "searches": parts.searches,
+        "characters": parts.characters,
+        "audio_s": round(parts.audio_s, 3),
+        "images": parts.images,
+        "service_tier": usage.tier,
+    }
     return {name: value for name, value in told.items() if value}
 
 
@@ -237,6 +253,8 @@ class JsonLines:
             return self._any_line(at, record)
         (attempt,) = attempts
         if attempt.error_class is not None or attempt.gaps or usage.cache_written or call.endpoint.tokens == "none":
+            return self._any_line(at, record)
+        if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
         if call.part is not None or call.output_check is not None or call.lowered is not None:
             return self._any_line(at, record)

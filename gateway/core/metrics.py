@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,6 +42,32 @@ class Counts:
         for labels, total in self.totals.items():
             family.add_metric(labels, total)
         return family
+
+
+class TokenTotals(Counts):
+    """Tokens by model, target, kind and key: a call adds to one total of each kind, and a scrape adds these up both ways."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("tokens_total", "Tokens used.", "model", "target", "kind")
+
+    def family(self) -> CounterMetricFamily:
+        """The present totals of all keys together."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, total in self._summed(lambda labels: labels[:3]).items():
+            family.add_metric(labels, total)
+        return family
+
+    def by_key(self) -> defaultdict[Labels, float]:
+        """Returns the present totals by key and kind."""
+        return self._summed(lambda labels: (labels[3], labels[2]))
+
+    def _summed(self, group: Callable[[Labels], Labels]) -> defaultdict[Labels, float]:
+        totals: defaultdict[Labels, float] = defaultdict(float)
+        for labels, total in self.totals.items():
+            totals[group(labels)] += total
+        return totals
 
 
 class Levels:
@@ -135,7 +161,8 @@ class Metrics:
     fallbacks: Counts = _counter(
         "fallbacks_total", "Calls served by a target that is not the model's own.", "model", "to", "class"
     )
-    tokens: Counts = _counter("tokens_total", "Tokens used.", "model", "target", "kind")
+    tokens: TokenTotals = field(default_factory=TokenTotals)
+    key_tokens: Counts = _counter("key_tokens_total", "Tokens used, by key.", "key", "kind")
     cost: Counts = _counter("cost_usd_total", "US dollars spent.", "model", "target", "key")
     estimated_cost: Counts = _counter(
         "estimated_cost_usd_total", "US dollars spent, by usage that was estimated.", "model", "target", "key"

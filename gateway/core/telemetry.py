@@ -24,7 +24,7 @@ from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import StoreHealth
 from gateway.core.snapshot.snapshot import Model
-from gateway.core.types import ErrorClass, Lane
+from gateway.core.types import ALL_TEXT, ErrorClass, Lane
 from gateway.features.runs.metrics import RunCounter
 from gateway.products.jobs.metrics import JobCounter
 
@@ -59,6 +59,20 @@ class PlainSeries:
     duration: list[float]
     overhead: list[float]
     first_byte: list[float]
+
+
+TOKEN_KINDS = {
+    "reasoning": "reasoning_output",
+    "audio_input": "audio_input",
+    "audio_cached": "cached_audio_input",
+    "audio_output": "audio_output",
+    "image_input": "image_input",
+    "image_cached": "cached_image_input",
+    "image_output": "image_output",
+    "video_input": "video_input",
+    "video_output": "video_output",
+}
+"""The kinds of tokens that are parts of a usage, by the field of `UsageParts`."""
 
 
 class CallCounter:
@@ -98,6 +112,9 @@ class CallCounter:
         if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps or usage.cache_written:
             self._count_any(record)
             return
+        if usage.parts is not ALL_TEXT:
+            self._count_any(record)
+            return
         metrics, cost_usd = self._metrics, record.cost_usd
         metrics.requests.totals[series.request] += 1
         metrics.attempts.totals[series.attempt] += 1
@@ -126,9 +143,9 @@ class CallCounter:
             call.model,
             (model, key, "ok"),
             (target, "ok"),
-            (model, target, "input"),
-            (model, target, "output"),
-            (model, target, "cached_input"),
+            (model, target, "input", key),
+            (model, target, "output", key),
+            (model, target, "cached_input", key),
             (model, target, key),
             metrics.duration.series_of((model,)),
             metrics.overhead.series_of(()),
@@ -184,12 +201,16 @@ class CallCounter:
                 self._metrics.unpriced.totals[model, target, key] += 1
             return
         tokens = self._metrics.tokens.totals
-        tokens[model, target, "input"] += usage.input
-        tokens[model, target, "output"] += usage.output
+        tokens[model, target, "input", key] += usage.input
+        tokens[model, target, "output", key] += usage.output
         if usage.cached:
-            tokens[model, target, "cached_input"] += usage.cached
+            tokens[model, target, "cached_input", key] += usage.cached
         if usage.cache_written:
-            tokens[model, target, "cache_write_input"] += usage.cache_written
+            tokens[model, target, "cache_write_input", key] += usage.cache_written
+        if usage.parts is not ALL_TEXT:
+            for part, kind in TOKEN_KINDS.items():
+                if number := getattr(usage.parts, part):
+                    tokens[model, target, kind, key] += number
         if usage.estimated:
             self._metrics.estimated.totals[model, target] += 1
         if usage.doubt and (target, usage.doubt) not in self._doubted:
@@ -248,6 +269,7 @@ class Telemetry(Collector):
         """All families, for a scrape."""
         self.flush()
         self.before_scrape()
+        self._metrics.key_tokens.totals = self._metrics.tokens.by_key()
         self._metrics.dropped.totals[()] = self._log.dropped
         for metric in self._metrics:
             yield metric.family()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Call, CallRecord
 from gateway.core.calllog import MOST_ATTEMPTS, CallLog
-from gateway.core.types import Attempt, Phase, Usage
+from gateway.core.types import Attempt, Phase, Usage, UsageParts
 from tests.core.test_telemetry import record, spared
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream
@@ -22,13 +22,31 @@ CALL = Bench([ScriptedUpstream()]).call()
 WHEN = 1_800_000_000.123
 
 
+PARTS = {
+    "reasoning": "reasoning_tokens",
+    "audio_input": "audio_input_tokens",
+    "audio_cached": "audio_cached_tokens",
+    "audio_output": "audio_output_tokens",
+    "image_input": "image_input_tokens",
+    "image_cached": "image_cached_tokens",
+    "image_output": "image_output_tokens",
+    "video_input": "video_input_tokens",
+    "video_output": "video_output_tokens",
+    "searches": "searches",
+    "characters": "characters",
+    "audio_s": "audio_s",
+    "images": "images",
+}
+"""The fields of parts, in the order of a line."""
+
+
 def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
     """The line, written down field by field."""
     call, usage = one.call, one.usage
     last = call.attempts[-1] if call.attempts else None
     shown = call.attempts[-MOST_ATTEMPTS:]
     second, millisecond = divmod(round(at * 1000), 1000)
-    fields: dict[str, Any] = {
+    line: dict[str, Any] = {
         "time": f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{millisecond:03d}Z",
         "event": "call",
         "id": call.id,
@@ -58,8 +76,18 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
         "overhead_ms": round(one.overhead_s * 1000, 2),
         "policy": call.policy.version,
     }
+    if usage is not None and usage.estimated and one.outcome != "ok":
+        line["cost_estimated"] = "left" if one.outcome == "client_gone" else "broken_off"
     if one.estimated_retries_usd < one.retries_usd:
-        fields["retries_estimated_usd"] = one.estimated_retries_usd
+        line["retries_estimated_usd"] = one.estimated_retries_usd
+    if usage is not None:
+        if usage.cache_written:
+            line["cache_written_tokens"] = usage.cache_written
+        if usage.cache_written_1h:
+            line["cache_written_1h_tokens"] = usage.cache_written_1h
+        line |= {name: number for part, name in PARTS.items() if (number := getattr(usage.parts, part))}
+        if usage.tier:
+            line["service_tier"] = usage.tier
     if call.replay is not None:
         replay = call.replay
         told = {
@@ -71,10 +99,10 @@ def reference(at: float, one: CallRecord, worker: int | None) -> bytes:
             "similarity": None if replay.similarity is None else round(replay.similarity, 4),
             "source": replay.source or None,
         }
-        fields |= {name: value for name, value in told.items() if value is not None}
+        line |= {name: value for name, value in told.items() if value is not None}
     if worker is not None:
-        fields["worker"] = worker
-    return orjson.dumps(fields) + b"\n"
+        line["worker"] = worker
+    return orjson.dumps(line) + b"\n"
 
 
 def failure(attempt: Attempt) -> dict[str, Any]:
@@ -105,8 +133,11 @@ def served(**changes: object) -> CallRecord:
     """The account of a plain call: one attempt, its answer, its tokens."""
     attempt = Attempt("p0/m", 100.0, 100.2, 100.5, 200, upstream_request_id=b"req_up-1")
     values: dict[str, Any] = {"attempts": [attempt], "id": "req_0123456789abcdef"}
-    call = replace(CALL, **(values | {name: changes.pop(name) for name in list(changes) if hasattr(CALL, name)}))
-    account = CallRecord(call, 200, "ok", Usage(117, 46), 0.000123, 0.0, 0.5123456, 0.0002, 0.2)
+    of_record = {one.name for one in fields(CallRecord)}
+    of_call = {name: changes.pop(name) for name in list(changes) if hasattr(CALL, name) and name not in of_record}
+    account = CallRecord(
+        replace(CALL, **(values | of_call)), 200, "ok", Usage(117, 46), 0.000123, 0.0, 0.5123456, 0.0002, 0.2
+    )
     return replace(account, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
 
@@ -141,6 +172,12 @@ RECORDED = {
     "no model": served(model_name="", path="/files/" + "x" * 300),
     "a tenant": served(tenant='t"1', stream=True, lane="batch"),
     "client gone": served(status=499, outcome="client_gone"),
+    "left": served(status=499, outcome="client_gone", usage=Usage(1, 2, estimated=True)),
+    "a tier": served(usage=Usage(1, 2, tier="flex")),
+    "an odd tier": served(usage=Usage(1, 2, tier='f"\\é')),
+    "reasoning": served(usage=Usage(1, 9, parts=UsageParts(reasoning=8))),
+    "written for an hour": served(usage=Usage(9, 2, cache_written=8, cache_written_1h=7)),
+    "every part": served(usage=Usage(99, 99, parts=UsageParts(*range(1, 14)))),
     "an instant": served(duration_s=0.0, overhead_s=0.0, time_to_first_byte_s=None),
     "days": served(duration_s=1e6, time_to_first_byte_s=86400.0),
 }

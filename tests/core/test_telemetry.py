@@ -19,7 +19,7 @@ from gateway.core.metrics import Distribution, Metrics
 from gateway.core.peek import OTHER
 from gateway.core.ports import StoreHealth
 from gateway.core.telemetry import CallCounter, Telemetry
-from gateway.core.types import Attempt, Phase, Usage
+from gateway.core.types import Attempt, Phase, Usage, UsageParts
 from gateway.products.batches.output import LineIdentity, answered_line
 from tests.support.flow import Bench, ScriptedUpstream
 
@@ -436,6 +436,42 @@ async def test_lines_at_a_providers_own_batch_are_estimated_where_it_reports_not
 
     assert telemetry.costs() == {("m", "web"): (1.0, 0.5, 0)}
     assert scrape(telemetry)["gateway_estimated_usage_total[('model', 'm'), ('target', 'b/m')]"] == 1
+
+
+async def test_tokens_are_counted_by_kind_and_by_key() -> None:
+    """Each part that there is some of; by model and target without the key, by key without these."""
+    telemetry, _, _ = make()
+    parts = UsageParts(
+        reasoning=7, audio_input=30, audio_cached=10, audio_output=5, image_output=2, searches=3, images=1
+    )
+
+    for usage in (Usage(100, 20, 40), Usage(100, 20, 40, parts=parts)):
+        for target in ("b/m", "c/m"):
+            account = record(usage=usage)
+            account.call.attempts[-1].target = target
+            telemetry.began()
+            telemetry.settled(account)
+    samples = {name: number for name, number in scrape(telemetry).items() if "tokens_total" in name}
+
+    counted = {
+        "input": 200,
+        "output": 40,
+        "cached_input": 80,
+        "reasoning_output": 7,
+        "audio_input": 30,
+        "cached_audio_input": 10,
+        "audio_output": 5,
+        "image_output": 2,
+    }
+    by_target = {
+        f"gateway_tokens_total[('kind', '{kind}'), ('model', 'm'), ('target', '{target}')]": number
+        for kind, number in counted.items()
+        for target in ("b/m", "c/m")
+    }
+    by_key = {
+        f"gateway_key_tokens_total[('key', 'web'), ('kind', '{kind}')]": 2 * number for kind, number in counted.items()
+    }
+    assert samples == by_target | by_key
 
 
 async def test_a_usage_that_cannot_be_right_is_logged_once_for_each_target(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,7 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/admin/objects/claim", {"tenant": "web", "ids": ["file-1"]}),
 )
 """What is asked of a running gateway for the fields of its answers."""
-MEDIA = Usage(0, 0, parts=UsageParts(characters=1, audio_s=1.0, images=1))
+EVERYTHING = Usage(9, 9, cache_written=2, cache_written_1h=1, parts=UsageParts(*range(1, 14)), tier="flex")
 NOT_ASKED = {"/admin/state/backup", "/admin/jobs/backup"}
 """What answers with a file."""
 
@@ -67,7 +67,7 @@ def surfaces() -> dict[str, list[str]]:
         "policies": _fields("policies"),
         "headers": set(header_names()),
         "metrics": {f"{name}{{{','.join(sorted(labels))}}}" for name, labels in metrics().items()},
-        "log": {*line_of(record()), *line_of(spared()), *line_of(record(usage=MEDIA))},
+        "log": {*line_of(record()), *line_of(spared()), *line_of(record(usage=EVERYTHING))},
         "errors": set(codes()),
         "cli": _commands(),
         "environment": _variables(),

@@ -58,10 +58,10 @@ class JobCounter:
         has told too little."""
         tokens, cost = self._metrics.tokens.totals, self._metrics.cost.totals
         for result in results:
-            tokens[model, target, "input"] += result.input_tokens
-            tokens[model, target, "output"] += result.output_tokens
+            tokens[model, target, "input", key] += result.input_tokens
+            tokens[model, target, "output", key] += result.output_tokens
             if result.cached_tokens:
-                tokens[model, target, "cached_input"] += result.cached_tokens
+                tokens[model, target, "cached_input", key] += result.cached_tokens
             if result.cost_usd:
                 cost[model, target, key] += result.cost_usd
             if result.line in estimated:

@@ -39,7 +39,7 @@ def test_a_batch_is_done_at_the_provider_for_half_the_price() -> None:
         assert set(stage.provider.served.values()) == {1}
         assert {line["response"]["body"]["model"] for line in stage.lines["batch_1"]} == {"openai-m"}
         assert (stage.left_behind, stage.parts.phases()) == (set(), {})
-        assert stage.metrics.tokens.totals["m", "openai/openai-m", "input"] == 75
+        assert stage.metrics.tokens.totals["m", "openai/openai-m", "input", "web"] == 75
 
     run(story)
 
