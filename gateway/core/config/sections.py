@@ -151,6 +151,9 @@ def find_notices(
         notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
     notices += _fallback_notices(models, keys.values())
     notices += _unpriced_notices(models, keys.values())
+    budgeted = [key.name for key in keys.values() if key.budget_usd_per_day is not None]
+    if budgeted and shared is None:
+        notices.append(f"a start forgets what was spent of budgets without a redis state: key {_few(budgeted)}")
     return tuple(printable(notice) for notice in notices)
 
 

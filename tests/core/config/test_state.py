@@ -488,6 +488,15 @@ def test_fail_closed_without_a_redis_is_announced(tmp_path: Path) -> None:
     assert not any("fail_closed" in notice for notice in load_text(tmp_path, closing(*said)).notices)
 
 
+@pytest.mark.parametrize(("state", "says"), [("memory", True), ("sqlite:///state.db", True), (None, False)])
+def test_budgets_that_a_start_forgets_are_announced(tmp_path: Path, state: str | None, says: bool) -> None:
+    """Only a Redis keeps what was spent."""
+    more = {} if state is None else {"state": state}
+    notices = load_text(tmp_path, closing("rpm: 1", "budget_usd_per_day: 1", **more)).notices
+
+    assert ("a start forgets what was spent of budgets without a redis state: key web" in notices) is says
+
+
 def test_description_shows_what_fails_closed(tmp_path: Path) -> None:
     """With the limits, ready for JSON; nothing where nothing does."""
     shown = describe(load_text(tmp_path, closing("rpm: 1, tpm: 2, fail_closed: [tpm, rpm]")))
