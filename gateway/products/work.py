@@ -215,7 +215,9 @@ class JobWork:
         batches, accounts, price_of = self._native
         blobs, clock, rules_of = self._blobs, self.clock, self.rules_of
         charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
-        return NativeParts(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run)
+        return NativeParts(
+            *(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run, self._tell_run)
+        )
 
     def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
         """Returns what signs the deliveries of a key, none where it is gone."""

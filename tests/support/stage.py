@@ -217,7 +217,7 @@ class Stage:
         text = b'{"custom_id":"c%d","method":"POST","url":"%b","body":%b}'
         texts = [text % (number, self.endpoint.encode(), body) for number in range(lines)]
         await self.write_blob("input", b"".join(text + b"\n" for text in texts))
-        about = {ENDPOINT: self.endpoint, INPUT: "input"}
+        about = {ENDPOINT: self.endpoint, INPUT: "input", **changes.pop("about", {})}
         new = self.new_job(id, kind=JobKind.BATCH, about=about, max_attempts=1, **changes)
         await self.store.accept([replace(new, payload=b"", first_piece=CHECK)])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -52,10 +52,20 @@ from gateway.products.batches.native.rules import (
     model_at,
     target_of,
 )
-from gateway.products.batches.output import ENDPOINT, NATIVE, WAITS_FOR, part_mark, parts_of, plan_of, request_of
-from gateway.products.jobs.calls.ports import MakeCall, NativeAccounts, ProviderBatches
-from gateway.products.jobs.model import Job, JobsUnavailable, line_id
+from gateway.products.batches.output import (
+    ENDPOINT,
+    NATIVE,
+    WAITS_FOR,
+    part_mark,
+    parts_of,
+    plan_of,
+    request_of,
+    sum_of_lines,
+)
+from gateway.products.jobs.calls.ports import MakeCall, NativeAccounts, ProviderBatches, TellRun, tell_nobody
+from gateway.products.jobs.model import Job, JobsUnavailable, LineResult, line_id
 from gateway.products.jobs.rules import USUAL_FACTOR, JobRules
+from gateway.products.jobs.runner import run_of
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.webhooks.outward import Unreachable
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork
@@ -279,8 +289,12 @@ class NativeParts:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         run_here: Callable[[RunningWork], Awaitable[None]],
+        tell_run: TellRun = tell_nobody,
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway."""
+        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway; `tell_run` hears what
+        lines have cost that are parts of runs.
+        """
+        self._tell = tell_run
         self._run_here = run_here
         self._here: Counter[str] = Counter()
         """By batch, how many of its chunks run here now."""
@@ -293,8 +307,12 @@ class NativeParts:
         self._clock = clock
         self._rules_of = rules_of
         self._asking = ProviderAsking(blobs, batches)
-        self._answers = ProviderAnswers(store, blobs, batches, accounts)
+        self._answers = ProviderAnswers(store, blobs, batches, accounts, self._tell_run)
         self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
+
+    def _tell_run(self, job: Job, results: Sequence[LineResult]) -> None:
+        if run := run_of(job):
+            self._tell(job.tenant, run, sum_of_lines(job, results, self._clock.wall()))
 
     def phases(self) -> Mapping[str, int]:
         """Returns how many parts are at providers, by how far they have come."""

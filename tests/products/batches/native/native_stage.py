@@ -19,6 +19,7 @@ from gateway.core.config.load.load import load_snapshot
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
+from gateway.features.runs.rules import RunChange
 from gateway.products.batches.chunk.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry
 from gateway.products.batches.native.rules import plan_parts
@@ -197,6 +198,8 @@ class NativeStage(Stage):
         self.accounts = Accounts(clock)
         self.price_usd: Callable[[], float] = lambda: CHARGED_USD
         self.lives: list[Life] = []
+        self.runs: list[tuple[str, str, RunChange]] = []
+        """What was added to runs."""
         if is_inline:
             more["endpoint"] = "/v1/messages"
         super().__init__(clock, rules=rules or native_rules(), **more)
@@ -223,7 +226,7 @@ class NativeStage(Stage):
         )
         parts = self.parts = NativeParts(
             *(store, self.blobs, batches, self.accounts, charges, self.policies),
-            *(self.clock, self._rules_of, chunks.run),
+            *(self.clock, self._rules_of, chunks.run, lambda *told: self.runs.append(told)),
         )
 
         async def run(running: RunningWork) -> None:

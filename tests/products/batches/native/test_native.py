@@ -14,6 +14,7 @@ import pytest
 from gateway.core.errors import Forbidden
 from gateway.products.batches.output import WAITS_FOR
 from gateway.products.jobs.model import JobFlag, JobState
+from gateway.products.jobs.service.job_request import RUN_WORDS
 from tests.products.batches.native.native_provider import Lies
 from tests.products.batches.native.native_stage import PRICE_USD, NativeStage, native_rules
 from tests.support.virtual import LoopClock, run
@@ -239,6 +240,27 @@ def test_a_batch_is_split_by_weight() -> None:
         assert stage.provider.by_provider == {"openai": 6, "azure": 2}
         models = Counter(line["response"]["body"]["model"] for line in stage.lines["batch_1"])
         assert models == {"openai-m": 30, "azure-m": 10}
+
+    run(story)
+
+
+def test_lines_at_a_provider_are_calls_of_the_run_that_their_batch_names() -> None:
+    """With what they cost there; the next ones add to it."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25, about={RUN_WORDS: ["nightly", "r-1", "label"]})
+        job = await stage.ended()
+
+        assert {told[:2] for told in stage.runs} == {("t", "r-1")}
+        first, *others = [change for _, _, change in stage.runs]
+        run_sum = sum(others, first)
+        task = run_sum.tasks["label"]
+        assert (task.calls, task.bad_calls, task.input_tokens, task.output_tokens) == (25, 0, 75, 50)
+        assert task.cost_usd == pytest.approx(job.tally.cost_usd) == pytest.approx(25 * PRICE_USD)
+        assert run_sum.workflow is not None
+        assert run_sum.workflow.word == "nightly"
 
     run(story)
 

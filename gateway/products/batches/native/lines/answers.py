@@ -10,7 +10,7 @@ import asyncio
 import logging
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
@@ -278,7 +278,16 @@ class ClaimLost(Exception):
 class ProviderAnswers:
     """Fetches and commits what providers have answered."""
 
-    def __init__(self, store: JobStore, blobs: Blobs, batches: ProviderBatches, accounts: NativeAccounts) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        blobs: Blobs,
+        batches: ProviderBatches,
+        accounts: NativeAccounts,
+        tell_run: Callable[[Job, Sequence[LineResult]], None],
+    ) -> None:
+        """`tell_run` adds results to the run of their batch before they are committed."""
+        self._tell_run = tell_run
         self._store = store
         self._blobs = blobs
         self._batches = batches
@@ -379,6 +388,7 @@ class ProviderAnswers:
         if not results:
             return
         running, work = taking.running, taking.running.work
+        self._tell_run(work.job, results)
         if not await running.write(lambda: self._store.commit(work, results)):
             raise ClaimLost
         key, model = key_named(policy, work.job.key), policy.find_model(work.job.marks[MODELS][0])
