@@ -38,7 +38,8 @@ async def test_five_stages_survive_kill_9(tmp_path: Path) -> None:
     assert found.answer["choices"][0]["message"]["content"] == "done: report short: 3 of 30"
     assert "Traceback" not in found.said
     assert found.paid <= found.least + 3 * 31, found.sentence()  # what was in flight at a kill
-    assert found.run["cost_usd"] == pytest.approx(found.job["cost_usd"], abs=3 * CALL_USD)  # a kill between two writes
+    checked_usd = 2 * CALL_USD  # answers of `extract` that its schema refused: of the run they are wasted
+    assert found.run["cost_usd"] > found.job["cost_usd"] - checked_usd - CALL_USD / 2, found.sentence()
     together_usd = found.run["cost_usd"] + found.run["wasted_usd"]
     if found.paid > found.least:  # on a slow machine a kill may meet nothing that is in flight
         assert found.run["wasted_usd"] > 0, found.sentence()
