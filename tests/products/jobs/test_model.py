@@ -22,6 +22,7 @@ from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
+    WITH_FAILURES,
     ChunkPlan,
     ClaimAsk,
     ClaimedWork,
@@ -216,7 +217,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(
         tenant=st.sampled_from(["a", "b", None]), kind=st.sampled_from([None, *JobKind]), limit=st.integers(1, 4),
-        states=st.lists(st.sampled_from(list(JobState)), max_size=2), after=st.none() | NUMBERS,
+        statuses=st.lists(st.sampled_from([*JobState, WITH_FAILURES]), max_size=2), after=st.none() | NUMBERS,
         metadata=st.sampled_from([{}, {"payload": "1"}]), parent=st.none() | st.just(-1) | NUMBERS,
     )  # fmt: skip
     def list_jobs(self, after: int | None, parent: int | None, **fields: Any) -> None:

@@ -336,9 +336,9 @@ async def test_children_are_listed_by_their_run(jobs: Jobs) -> None:
         assert await listed(tenant=tenant, parent="") == ["x", "run"]
         assert await listed(tenant=tenant, parent="run", kind=JobKind.BATCH) == []
         assert await listed(tenant=tenant, kind=JobKind.RUN) == ["run"]
-        assert await listed(tenant=tenant, states=[JobState.WAITING]) == ["run"]
+        assert await listed(tenant=tenant, statuses=[JobState.WAITING]) == ["run"]
     await jobs.finish((await jobs.claim_all(1))[0])
-    assert await listed(tenant="t", parent="run", states=[JobState.SUCCEEDED]) == ["a"]
+    assert await listed(tenant="t", parent="run", statuses=[JobState.SUCCEEDED]) == ["a"]
     assert await listed(tenant="other", parent="run") == []
 
 
