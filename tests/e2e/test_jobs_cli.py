@@ -25,6 +25,7 @@ from gateway.products.jobs.cli.caller import (
     ProgressLine,
     _form,
     _pieces,
+    batch_end,
     batch_problems,
     job_facts,
     jobs_table,
@@ -110,6 +111,7 @@ async def test_failed_lines_have_their_file_and_their_exit_code(
     batch = orjson.loads(output)
     assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
     assert (lines_of(output_path), lines_of(errors_path)) == (["a", "c"], ["b"])
+    assert batch_end(batch, "a", "b").endswith(" completed with failures; 2 of 3 lines answered: a; 1 failed: b")
 
     _, listed, _ = await run(capsys, "jobs", "ls", "--status", "completed_with_failures", *caller(gateway))
     _, none, _ = await run(capsys, "jobs", "ls", "--status", "succeeded", *caller(gateway))

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.products.jobs.dead_letters.replay.replay import why_not_again
 from gateway.products.jobs.model import BATCH, JOB, RUN, Job, JobFlag, JobQuery, JobState, derived_child_id, new_id
 from gateway.products.pipelines.advance import advance
 from gateway.products.pipelines.compile.compiling import PipelinePlan
@@ -272,6 +273,7 @@ def test_a_failed_step_ends_its_run_and_what_runs_beside_it(tell: Tell) -> None:
         assert (group.kind, group.error_class, letter.job_id) == ("run", "run_failed", RUN_ID)
         assert "a: bad_request" in letter.error.message
         assert (letter.is_replayable, letter.bytes) == (False, 0)
+        assert why_not_again(done, letter) == "cannot be tried again, as no run is: send it anew"
         assert done.state is JobState.FAILED
         assert beside.state is JobState.CANCELLED
         assert answer is not None
