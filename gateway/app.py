@@ -117,7 +117,7 @@ class Gateway:
         first = self._load(1)
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
         self._policies = Policies(first)
-        self._store, self._shared, self._sqlite = open_store(first, sqlite_path(first.state), self._kept_clock.wall)
+        self._store, self._shared, self._sqlite = open_store(first, sqlite_path(first.state), self._kept_clock)
         self._languages.memory.shared = shared_turns(self._store, self._kept_clock)
         leases = None if self._shared is None else self._shared.leases
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
@@ -162,6 +162,7 @@ class Gateway:
         self._servers = self._build_servers(first, self._host)
         self._housekeeping = Housekeeping(
             clock=self._clock,
+            kept_clock=self._kept_clock,
             policies=self._policies,
             reloading=self._reloading,
             telemetry=self._telemetry,

@@ -15,7 +15,7 @@ from pathlib import Path
 from gateway.admin import operations, views
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
-from gateway.core.clock import Clock
+from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load.load import Reloader, ReloadReport
 from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists
@@ -126,6 +126,8 @@ class Housekeeping:
     """The periodic work of one gateway, in two tasks between `start` and `stop`."""
 
     clock: Clock
+    kept_clock: Clock
+    """The clock of what waits or is kept."""
     policies: Policies
     reloading: Reloading
     telemetry: Telemetry
@@ -148,6 +150,8 @@ class Housekeeping:
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _told_ahead_s: float = 0.0
+    """How far the machine's time was behind that of the start when the log told of it."""
 
     def start(self) -> None:
         """Begins, in the running loop."""
@@ -182,6 +186,7 @@ class Housekeeping:
         """Does everything that is due about once a second; `now` is monotonic."""
         lag_s, busy_lag_s = self._loop_lag.take()
         self.telemetry.set_loop_lag(lag_s)
+        self._tell_of_steps()
         await self._watch_load(now, busy_lag_s)
         for server in self.servers:
             server.tick()
@@ -197,6 +202,17 @@ class Housekeeping:
         self.telemetry.set_connections(self.pools.stats())
         await self.pools.close_retired(self.inflight.present())
         self.reloading.tick()
+
+    def _tell_of_steps(self) -> None:
+        """Says once that the machine's time was set."""
+        ahead_s = self.kept_clock.ahead_s
+        step_s = self._told_ahead_s - ahead_s
+        if abs(step_s) >= LEAST_STEP_S:
+            self._told_ahead_s = ahead_s
+            log.warning(
+                "the time of this machine was set %s by %.0f s: what waits here goes on waiting as long as it was told to",
+                *("ahead" if step_s > 0 else "back", abs(step_s)),
+            )
 
     async def _watch_load(self, now: float, lag_s: float) -> None:
         """Sheds load where there is too much, after freed memory is given back."""

@@ -140,9 +140,8 @@ def build_jobs(
     if not settings.is_on:
         return None
     works = only_works or settings.works
-    shared = None
     if settings.redis is not None:
-        clock = shared = SharedClock()
+        clock = SharedClock()
         # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
         import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
     leaving = policies.current.webhook_settings
@@ -162,7 +161,7 @@ def build_jobs(
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=partial(_open_store, settings, clock.wall, shared, CountedEnds(following, meter, tell_run)),
+        open_store=partial(_open_store, settings, clock, CountedEnds(following, meter, tell_run)),
         # in a Redis others may have left some, and its time is to be known before one is taken here
         has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
         nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
@@ -188,9 +187,7 @@ def build_jobs(
     return work
 
 
-async def _open_store(
-    settings: JobSettings, wall: Callable[[], float], shared: SharedClock | None, following: CountedEnds
-) -> JobStore:
+async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnds) -> JobStore:
     following.start()
     in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
     of_kept = KeptBounds(
@@ -199,13 +196,15 @@ async def _open_store(
         run_bytes=settings.max_run_bytes_per_tenant,
     )
     if settings.redis is None:
-        store = await asyncio.to_thread(open_jobs, settings.store, wall, in_all, per_tenant, following, of_kept)
+        store = await asyncio.to_thread(
+            open_jobs, settings.store, clock.wall, in_all, per_tenant, following, of_kept, lambda: clock.ahead_s
+        )
         forget_copies(settings.store)
         return store
     return await open_redis_jobs(
         settings.redis,
         replica=token_hex(8),
-        clock=shared,
+        clock=clock if isinstance(clock, SharedClock) else None,
         in_all=in_all,
         per_tenant=per_tenant,
         accept=settings.accept,

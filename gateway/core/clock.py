@@ -13,7 +13,14 @@ from typing import Protocol
 
 LEAST_STEP_S = 2.0
 """Two clocks that differ by less agree: a leap second is 1 s, and what NTP slews moves both of them."""
+Ahead = Callable[[], float]
+"""Returns `Clock.ahead_s`."""
 _TIMER_GRAIN_S = 0.001  # uvloop rounds to milliseconds: a timer that fires early would have to be set again
+
+
+def never_ahead() -> float:
+    """Is the `Ahead` of a clock that is set with the machine's."""
+    return 0.0
 
 
 class Timer(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from gateway.core.clock import Clock
 from gateway.core.ports import SharedStore, Store
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.drivers.memory_store import MemoryStore
@@ -27,8 +27,9 @@ class OpenedStore(NamedTuple):
     """The same store where it is a file."""
 
 
-def open_store(policy: PolicySnapshot, path: str | None, wall: Callable[[], float]) -> OpenedStore:
+def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> OpenedStore:
     """Returns the store of the policy; `path` is that of a SQLite file. Raises StoreUnusable."""
+    wall = clock.wall
     if policy.shared is not None:
         from gateway.drivers.redis_store.store import RedisStore  # a process without replicas does not load the client
 
@@ -39,5 +40,5 @@ def open_store(policy: PolicySnapshot, path: str | None, wall: Callable[[], floa
     from gateway.drivers.sqlite_store.store import SqliteStore  # as above
 
     sys.setswitchinterval(SWITCH_S)
-    sqlite = SqliteStore(path, wall, policy.store)
+    sqlite = SqliteStore(path, wall, policy.store, ahead=lambda: clock.ahead_s)
     return OpenedStore(sqlite, sqlite=sqlite)

@@ -17,8 +17,9 @@ from contextlib import closing
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from gateway.core.clock import LEAST_STEP_S, Ahead, never_ahead
 from gateway.core.errors import StoreUnusable
-from gateway.drivers.sqlite_store.opening import Connect, FileKind, open_file, open_to_read
+from gateway.drivers.sqlite_store.opening import Connect, FileKind, move_times, note_ahead, open_file, open_to_read
 from gateway.products.jobs.sqlite_rows import Backup, Effort, FileJob, Rest, Work
 
 # Keeps the state of a failing disk: when it is tried again, what the log says, and which writes it still has to take.
@@ -136,6 +137,7 @@ class File:
         trouble: Trouble,
         keep_to_bounds: Callable[[sqlite3.Connection, Sequence[Total]], bool],
         begin: Callable[[sqlite3.Connection, int], None] | None = None,
+        ahead: Ahead = never_ahead,
     ) -> None:
         self._path = path
         self.kind = kind
@@ -146,6 +148,9 @@ class File:
         self._begin = begin
         """Is called in a transaction when the process opens the file, or another one that stands at its path now, with the
         number of times it has been opened."""
+        self.ahead = ahead
+        self.noted_ahead_s = 0.0
+        """How far the clock was ahead of the machine's when that was noted in the file."""
         self._begun: tuple[object, object] = (None, None)
         """The inode of the file with which the work was begun, and the number that was written into it then."""
         self._db: sqlite3.Connection | None = None
@@ -261,10 +266,13 @@ class File:
         The inode alone does not tell them apart: a backup that is copied over the file has it, too.
         """
         found = db.execute("SELECT value FROM meta WHERE name = 'begun'").fetchone()
-        if self._begin is None or (_inode(self._path), found) == self._begun:
+        if (_inode(self._path), found) == self._begun:
             return
         db.execute("BEGIN IMMEDIATE")
-        self._begin(db, self.starts)
+        self.noted_ahead_s = self.ahead()
+        move_times(db, self.kind, self.noted_ahead_s)
+        if self._begin is not None:
+            self._begin(db, self.starts)
         db.execute("REPLACE INTO meta VALUES ('begun', random())")
         found = db.execute("SELECT value FROM meta WHERE name = 'begun'").fetchone()
         db.execute("COMMIT")
@@ -489,7 +497,12 @@ class FileThread:
         return done
 
     def watch(self) -> None:
-        """Is called about once a second: gives up jobs that have waited longer than `STALL_S`, and ends an old log."""
+        """Is called about once a second: notes a step of the machine's time, gives up jobs that have waited longer than
+        `STALL_S`, and ends an old log."""
+        ahead_s = self._file.ahead()
+        if abs(ahead_s - self._file.noted_ahead_s) >= LEAST_STEP_S:
+            self._file.noted_ahead_s = ahead_s
+            self.ask(lambda db: note_ahead(db, ahead_s), None, lambda _: None, "durable")
         now = self._monotonic()
         if now - self._shortened_at >= LOG_S and not self.is_stalled:
             self._shortened_at, self._file.is_log_old = now, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,3 +93,20 @@ async def test_a_deadline_does_not_pass_when_the_time_is_set(
     job = await take(gateway.url, new_job(deadline=deadline(callers_time(gateway, machine))))
 
     assert (await end_of(gateway.url, job["id"]))["status"] == "succeeded"
+
+
+async def test_the_log_says_once_that_the_time_was_set(
+    gateway: Running, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time that it was."""
+    tick = gateway.gateway._housekeeping.tick
+    with caplog.at_level(logging.WARNING, "gateway"):
+        for set_s in (0.0, -600.0, -600.0, 300.0):
+            machine.set_s = set_s
+            await tick(time.monotonic())
+    said = [record.getMessage() for record in caplog.records if "was set" in record.getMessage()]
+
+    assert [line.partition(":")[0] for line in said] == [
+        "the time of this machine was set back by 600 s",
+        "the time of this machine was set ahead by 900 s",
+    ]

@@ -202,6 +202,12 @@ STATE_FILE = FileKind(
     setting="`state`",
     application_id=APPLICATION_ID,
     migrations=(_FIRST, _OBJECTS, _SHARES),
+    moves=(
+        "UPDATE records SET expires = expires + :by_s",
+        "UPDATE answers SET expires = expires + :by_s",
+        "UPDATE vectors SET stored = stored + :by_s, expires = expires + :by_s",
+        "UPDATE objects SET used = used + :by_s",
+    ),
     when_damaged="Put a backup in its place (`gateway state backup FILE` makes one), without the -wal file beside it, or try "
     "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then answers that were kept are "
     "paid for again, and a repeated Idempotency-Key runs again.",

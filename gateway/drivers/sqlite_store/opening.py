@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+from gateway.core.clock import LEAST_STEP_S
 from gateway.core.errors import StoreUnusable
 
 Connect = Callable[..., sqlite3.Connection]
@@ -60,6 +61,8 @@ class FileKind:
     when_replaced: str
     """How to do it right, whoever deleted the file while it was in use."""
     page_bytes: int = 4096
+    moves: Sequence[str] = ()
+    """The statements that move all that waits or grows old in the file by `:by_s` seconds."""
 
 
 def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) -> tuple[sqlite3.Connection, int]:
@@ -81,6 +84,22 @@ def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) 
     except BaseException:
         _close(db)
         raise
+
+
+def move_times(db: sqlite3.Connection, kind: FileKind, ahead_s: float) -> None:
+    """Moves the times in a file to a clock that is `ahead_s` ahead of the machine's: what its last process kept them by was
+    so much ahead as it has noted."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'ahead_ms'").fetchone()
+    by_s = ahead_s - (found[0] / 1000 if found else 0.0)
+    if abs(by_s) >= LEAST_STEP_S:
+        for statement in kind.moves:
+            db.execute(statement, {"by_s": by_s})
+        note_ahead(db, ahead_s)
+
+
+def note_ahead(db: sqlite3.Connection, ahead_s: float) -> None:
+    """Notes how far the clock, by which the times in the file are kept, is ahead of the machine's."""
+    db.execute("REPLACE INTO meta VALUES ('ahead_ms', ?)", (round(ahead_s * 1000),))
 
 
 def open_to_read(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) -> sqlite3.Connection | None:

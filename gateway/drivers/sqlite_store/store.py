@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count
 
+from gateway.core.clock import Ahead, never_ahead
 from gateway.core.ports import Answers, Objects, Records, Vectors
 from gateway.core.types import StoreBounds
 from gateway.drivers.sqlite import File, FileThread, Trouble
@@ -39,6 +40,7 @@ class SqliteStore:
         wall: Callable[[], float],
         bounds: StoreBounds,
         *,
+        ahead: Ahead = never_ahead,
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,7 +48,7 @@ class SqliteStore:
         self._wall = wall
         trouble = Trouble(path, STATE_FILE, monotonic)
         self._room = Eviction(bounds, wall)
-        self._file = File(path, STATE_FILE, connect, trouble, self._room.keep_to_bounds)
+        self._file = File(path, STATE_FILE, connect, trouble, self._room.keep_to_bounds, ahead=ahead)
         self._thread = FileThread(self._file, trouble, monotonic)
         self._thread.start()
         self._front = MemoryAnswers(wall)

@@ -79,6 +79,8 @@ _ALL_VALUES = attrgetter(*_ALL_NAMES)
 _USAGE = _ALL_NAMES.index("usage")
 _COUNTS = attrgetter("input", "output", "cached", "estimated", "cache_written", "cache_written_1h")
 """Of a usage, what is kept: its parts and its tier only say what it costs, and `cost_usd` is kept beside it."""
+CLOCKS_AGREE_S = 0.5
+"""A difference in seconds below which two clocks agree: it may be the time of the round trip."""
 
 
 def about(kept: Kept) -> bytes:
@@ -103,6 +105,15 @@ def restored(about: bytes, body: bytes) -> Kept:
     if "usage_event" in known:
         known["usage_event"] = known["usage_event"].encode("latin-1")
     return Kept(body=body, **known)
+
+
+def moved(kept: Kept, shift_s: float) -> Kept:
+    """Shifts the answer's times to a clock that is `shift_s` ahead of the writer's, and returns it."""
+    if abs(shift_s) >= CLOCKS_AGREE_S:
+        kept.stored_at += shift_s
+        kept.fresh_until += shift_s
+        kept.stale_until += shift_s
+    return kept
 
 
 def pack(kept: Kept) -> bytes:

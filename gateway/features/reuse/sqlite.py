@@ -17,7 +17,7 @@ from gateway.core.ports import Claim, Later
 from gateway.core.types import Kept
 from gateway.drivers.sqlite import OWED_BYTES, FileThread
 from gateway.drivers.sqlite_store.eviction import Eviction, taken
-from gateway.features.reuse.memory import MemoryAnswers, about, restored
+from gateway.features.reuse.memory import MemoryAnswers, about, moved, restored
 from gateway.products.jobs.sqlite_rows import Rest
 
 # The exact cache: hot answers in memory, all answers in the file.
@@ -143,9 +143,12 @@ class SqliteAnswers:
 
 def _read_answer(db: sqlite3.Connection, key: bytes, group: str, now: float) -> Kept | None:
     row = db.execute(
-        "SELECT about, body FROM answers WHERE key = ? AND grp = ? AND expires > ?", (key, group, now)
+        "SELECT expires, about, body FROM answers WHERE key = ? AND grp = ? AND expires > ?", (key, group, now)
     ).fetchone()
-    return None if row is None else restored(*row)
+    if row is None:
+        return None
+    kept = restored(row[1], row[2])
+    return moved(kept, row[0] - kept.stale_until)  # the columns are by the clock of this process
 
 
 def _mark(db: sqlite3.Connection, uses: Sequence[Use]) -> None:
@@ -397,9 +400,12 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
 
 def _read_record(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
     row = db.execute(
-        "SELECT fingerprint, about, body FROM records WHERE record = ? AND expires > ?", (record, now)
+        "SELECT fingerprint, expires, about, body FROM records WHERE record = ? AND expires > ?", (record, now)
     ).fetchone()
-    return None if row is None else (row[0], restored(row[1], row[2]))
+    if row is None:
+        return None
+    kept = restored(row[2], row[3])
+    return row[0], moved(kept, row[1] - kept.fresh_until)
 
 
 def _write_record(db: sqlite3.Connection, row: _RecordRow) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 
 from gateway.core.ports import Later, News, NewsItem, VectorRow
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
+from gateway.features.reuse.memory import CLOCKS_AGREE_S
 from gateway.features.reuse.redis.answers import (
-    CLOCKS_AGREE_S,
     ENTRY_BYTES,
     Purges,
     Selection,

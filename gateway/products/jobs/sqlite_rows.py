@@ -525,6 +525,22 @@ _PARENTS = (
     f"BEGIN {'; '.join(_ENDED)}; END",
 )
 
+_OPEN_BODY = ", ".join(f"'$[{at}]', json_extract(CAST(body AS TEXT), '$[{at}]') + :by_s" for at in (5, 6, 7, 14))
+"""Of `_body`: created, to begin, deadline, started."""
+_MOVES = (
+    "UPDATE pieces SET ready_at = ready_at + :by_s",
+    "UPDATE jobs SET due = due + :by_s, body = CAST(json_set(CAST(body AS TEXT), " + _OPEN_BODY + ") AS BLOB) "
+    "WHERE ended IS NULL",
+    "UPDATE jobs SET ended = ended + :by_s WHERE ended IS NOT NULL",
+    "UPDATE dedupe SET until = until + :by_s",
+    "UPDATE files SET created = created + :by_s, expires = expires + :by_s, gone = gone + :by_s",
+    "UPDATE dead SET at = at + :by_s",
+    "UPDATE responses SET created = created + :by_s, keep_until = keep_until + :by_s",
+    "UPDATE removed_responses SET until = until + :by_s",
+    "UPDATE runs SET created = created + :by_s, touched = touched + :by_s",
+    "UPDATE steps SET until = until + :by_s",
+)
+
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
@@ -538,5 +554,6 @@ JOBS_FILE = FileKind(
     when_stalled="jobs are refused until it answers; plain calls go on.",
     when_replaced="Stop the gateway first.",
     page_bytes=8192,
+    moves=_MOVES,
 )
 """Pages are twice as large as usual: payloads of about 1 KB, of which most jobs consist, fill them with less left over."""

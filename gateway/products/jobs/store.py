@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
-from gateway.core.clock import SharedClock
+from gateway.core.clock import Ahead, SharedClock, never_ahead
 from gateway.core.types import Lane
 from gateway.drivers.blobs.directory import DirectoryBlobs
 from gateway.features.runs.step import Runs
@@ -340,13 +340,14 @@ def open_jobs(
     per_tenant: int,
     following: Following = nothing_follows,
     kept_bounds: KeptBounds | None = None,
+    ahead: Ahead = never_ahead,
 ) -> JobStore:
     """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
     from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # a gateway without jobs does not load it
 
     is_new = not has_jobs(path)
     bounds = OpenBounds(in_all, per_tenant)
-    store = SqliteJobStore(path, wall, bounds, following=following, kept_bounds=kept_bounds)
+    store = SqliteJobStore(path, wall, bounds, following=following, kept_bounds=kept_bounds, ahead=ahead)
     log.info("jobs are kept in %s%s", path, ", which is new" if is_new else "")
     return store
 

@@ -20,7 +20,7 @@ import orjson
 from gateway.core.ports import Later
 from gateway.core.types import Kept
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone, load_script
-from gateway.features.reuse.memory import MemoryAnswers, about, restored
+from gateway.features.reuse.memory import MemoryAnswers, about, moved, restored
 from gateway.features.reuse.redis.lru import SharedLru, WallTime, lru_script
 from gateway.fleet.redis import Registry
 
@@ -108,8 +108,6 @@ ENTRY_BYTES = 768
 """About the bytes of an entry besides its value: its key, and its places in the lists (measured)."""
 MOST_BYTES = 16 * 1024 * 1024 + 64 * 1024
 """The longest value that is kept: a body of 16 MiB and its description."""
-CLOCKS_AGREE_S = 0.5
-"""A difference in seconds below which two clocks agree: it may be the time of the round trip."""
 _LENGTH = Struct(">I")
 PART_BYTES = 128 * 1024
 """The length of a chunk, which takes some tenths of a millisecond to transfer."""
@@ -135,15 +133,6 @@ def unframed(value: bytes) -> Kept | None:
         return restored(value[_LENGTH.size : start], value[start:])
     except Exception:  # noqa: BLE001  # another release or program may have written it; a call must not fail of that
         return None
-
-
-def moved(kept: Kept, shift_s: float) -> Kept:
-    """Shifts the answer's times to a clock that is `shift_s` ahead of the writer's, and returns it."""
-    if abs(shift_s) >= CLOCKS_AGREE_S:
-        kept.stored_at += shift_s
-        kept.fresh_until += shift_s
-        kept.stale_until += shift_s
-    return kept
 
 
 def owner(model: str, tenant: str) -> bytes:

@@ -19,8 +19,8 @@ from gateway.core.ports import Claim, Later
 from gateway.core.types import Kept
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.drivers.redis_store.tenants import ID_BYTES, TenantRecords, Tenants
-from gateway.features.reuse.memory import EarlyEvictions
-from gateway.features.reuse.redis.answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
+from gateway.features.reuse.memory import EarlyEvictions, moved
+from gateway.features.reuse.redis.answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, unframed
 from gateway.features.reuse.redis.lru import WallTime, lru_script
 from gateway.features.reuse.redis_records.offline_records import (
     ABANDONED_S,

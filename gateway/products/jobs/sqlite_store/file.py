@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, TypeVar
 
+from gateway.core.clock import Ahead
 from gateway.drivers.sqlite import File, FileThread, Total, Trouble
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.products.jobs.model import JobsUnavailable
@@ -36,11 +37,15 @@ class JobsFile:
         wall: Callable[[], float],
         connect: Connect,
         monotonic: Callable[[], float],
+        ahead: Ahead,
     ) -> None:
         self._pieces = pieces
         trouble = Trouble(path, JOBS_FILE, monotonic)
         self._file = File(
-            path, JOBS_FILE, connect, trouble, lambda _db, _totals: False, lambda db, n: pieces.open(db, n, wall())
+            *(path, JOBS_FILE, connect, trouble),
+            keep_to_bounds=lambda _db, _totals: False,
+            begin=lambda db, starts: pieces.open(db, starts, wall()),
+            ahead=ahead,
         )
         self._thread = FileThread(self._file, trouble, monotonic)
         self._thread.start()

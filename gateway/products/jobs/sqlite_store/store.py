@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from gateway.core.clock import Ahead, never_ahead
 from gateway.core.types import LANES, Lane
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.features.runs.sqlite.sqlite import SqliteRuns
@@ -67,6 +68,7 @@ class SqliteJobStore:
         *,
         following: Following = nothing_follows,
         kept_bounds: KeptBounds | None = None,
+        ahead: Ahead = never_ahead,
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,7 +78,7 @@ class SqliteJobStore:
         self._pieces = SqlitePieces(self._follow)
         self._claims = SqliteClaims(self._pieces)
         self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
-        self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
+        self._file = JobsFile(path, self._pieces, wall, connect, monotonic, ahead)
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self.files = SqliteJobFiles(self._file, wall)
         kept_bounds = kept_bounds or KeptBounds()
