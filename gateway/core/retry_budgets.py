@@ -116,26 +116,31 @@ class Retry:
 
 
 class Spending:
-    """US dollars spent by each key on one UTC day, `int(wall // 86400)`; the first entry of another day clears all.
+    """US dollars spent by each key on one UTC day, `int(wall // 86400)`, and on the one that was counted before.
 
-    It has at most as many entries as the config has keys.
+    Days do not only pass: where the machine's time is set ahead, and back again, no key may spend its budget anew. It has at
+    most twice as many entries as the config has keys.
     """
 
-    __slots__ = ("_day", "_usd")
+    __slots__ = ("_before", "_day", "_usd")
 
     def __init__(self) -> None:
         self._day = 0
         self._usd: dict[str, float] = {}
+        self._before: tuple[int, dict[str, float]] = (0, {})
 
     def spent(self, key: str, day: int) -> float:
         """Returns the US dollars that the key has spent on `day`."""
-        return self._usd.get(key, 0.0) if day == self._day else 0.0
+        if day == self._day:
+            return self._usd.get(key, 0.0)
+        return self._before[1].get(key, 0.0) if day == self._before[0] else 0.0
 
     def add(self, key: str, usd: float, day: int) -> None:
         """Adds to the key's spending on `day`; a negative amount corrects what was added before."""
         if day != self._day:
-            self._day = day
-            self._usd.clear()
+            known = self._before if day == self._before[0] else (day, {})
+            self._before = self._day, self._usd
+            self._day, self._usd = known
         self._usd[key] = max(0.0, self._usd.get(key, 0.0) + usd)
 
 

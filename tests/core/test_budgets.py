@@ -179,6 +179,18 @@ def test_money_is_counted_by_key_and_day() -> None:
     assert spending.spent("nightly", DAY + 1) == 0.0
 
 
+@pytest.mark.parametrize("days", [1, -1, 366])
+def test_a_time_that_is_set_and_set_back_gives_no_budget_anew(days: int) -> None:
+    """What was spent on the day is known again; on the other day, too, as long as it is the last one that was counted."""
+    spending = Spending()
+    spending.add("web", 9.0, DAY)
+    spending.add("web", 1.0, DAY + days)
+
+    assert [spending.spent("web", day) for day in (DAY, DAY + days)] == [9.0, 1.0]
+    spending.add("web", 0.5, DAY)
+    assert [spending.spent("web", day) for day in (DAY, DAY + days)] == [9.5, 1.0]
+
+
 def test_a_reservation_is_corrected() -> None:
     """Less than nothing is never spent, whenever the correction comes."""
     spending = Spending()
