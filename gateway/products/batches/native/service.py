@@ -94,9 +94,10 @@ class Moment:
 class ProviderAsking:
     """Asks providers, one thing at a time. Holds nothing of any part."""
 
-    def __init__(self, blobs: Blobs, batches: ProviderBatches) -> None:
+    def __init__(self, blobs: Blobs, batches: ProviderBatches, clock: Clock) -> None:
         self._blobs = blobs
         self._batches = batches
+        self._clock = clock
 
     async def ask(
         self, job: Job, part: Part, provider: Provider, source: WrittenInput | None, moment: Moment
@@ -117,7 +118,7 @@ class ProviderAsking:
 
     async def look(self, job: Job, chunk: int, part: Part, provider: Provider) -> PartEvent:
         """Sees what has become of what was asked, or does what may be done twice. Raises ProviderRefused, Unreachable."""
-        batches, not_before = self._batches, part.since - LAG_S
+        batches, not_before = self._batches, self._not_before(job)
         match part.phase:
             case PartPhase.UPLOADING:
                 file = await batches.find_file(provider, part.filename, not_before)
@@ -126,7 +127,7 @@ class ProviderAsking:
                 await batches.remove(provider, part.file)
                 return Done()
             case PartPhase.TIDYING:
-                await self._tidy(part, provider)
+                await self._tidy(job, part, provider)
                 return Done()
             case PartPhase.CANCELLING if not part.is_asked:
                 await batches.cancel(provider, part.batch)
@@ -144,19 +145,26 @@ class ProviderAsking:
         others = {str(mark.get("batch")) for number, mark in parts_of(job).items() if number != chunk}
         try:
             found = await self._batches.find_submitted(
-                *(provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, part.since - LAG_S)
+                *(provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, self._not_before(job))
             )
         except PendingResult as why:
             return Unsure(str(why))
         return NotListed() if found is None else BatchThere(found)
 
-    async def _tidy(self, part: Part, provider: Provider) -> None:
+    def _not_before(self, job: Job) -> float:
+        """Returns a time, by clocks that are right, before which nothing can have been made for the job.
+
+        What is missed would be sent, and paid for, again: a machine whose time was set may have noted parts by another time.
+        """
+        return job.created_at - self._clock.ahead_s - LAG_S
+
+    async def _tidy(self, job: Job, part: Part, provider: Provider) -> None:
         """Removes the part's files at the provider, or its batch, where that is all there is."""
         if part.is_inline:
             if part.batch:
                 await self._batches.remove(provider, part.batch)
             return
-        file = part.file or await self._batches.find_file(provider, part.filename, part.since - LAG_S)
+        file = part.file or await self._batches.find_file(provider, part.filename, self._not_before(job))
         for one in (file, part.output, part.errors):
             if one:
                 await self._batches.remove(provider, one)
@@ -306,7 +314,7 @@ class NativeParts:
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
-        self._asking = ProviderAsking(blobs, batches)
+        self._asking = ProviderAsking(blobs, batches, clock)
         self._answers = ProviderAnswers(store, blobs, batches, accounts, self._tell_run)
         self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
 

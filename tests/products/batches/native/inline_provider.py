@@ -48,9 +48,9 @@ class InlineBatches(ScriptedBatches):
             lies.refuses_full -= 1
             raise ProviderRefused(429, "rate_limit_exceeded", "too many batches")
         number = len(self.batches) + 1
-        self.files[f"inline-{number}"] = f"inline-{number}", b"".join(line + b"\n" for line in lines), self.clock.wall()
+        self.files[f"inline-{number}"] = f"inline-{number}", b"".join(line + b"\n" for line in lines), self.now()
         part = orjson.loads(lines[0])["custom_id"]
-        batch = _Batch(f"batch_{number}", provider.name, part, f"inline-{number}", self.clock.wall())
+        batch = _Batch(f"batch_{number}", provider.name, part, f"inline-{number}", self.now())
         self.batches[batch.id] = batch
         self._lose()
         return self._shown(batch)
@@ -61,7 +61,7 @@ class InlineBatches(ScriptedBatches):
         self._arrive("find_batch")
         if self.lies.no_list:
             raise ProviderRefused(403, "", "not for this key")
-        until, is_open = self.clock.wall() - self.lies.list_lags_s, False
+        until, is_open = self.now() - self.lies.list_lags_s, False
         for batch in reversed(self.batches.values()):
             texts = self.files[batch.file][1].splitlines()
             is_there = not_before < batch.made_at <= until and batch.id not in self.removed | set(others)
@@ -84,7 +84,7 @@ class InlineBatches(ScriptedBatches):
     async def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
         batch = self.batches[file_id]
         text = b"".join(self.files[one][1] for one in (batch.output, batch.errors) if one)
-        self.files[file_id] = f"results of {file_id}", text, self.clock.wall()
+        self.files[file_id] = f"results of {file_id}", text, self.now()
         async for part in super().content(provider, file_id):
             yield part
 

@@ -107,7 +107,7 @@ class ScriptedBatches:
     began_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.began_at = self.clock.wall()
+        self.began_at = self.now()
 
     async def upload(self, provider: Provider, filename: str, size: int, content: AsyncIterator[bytes]) -> str:
         self._arrive("upload")
@@ -116,13 +116,17 @@ class ScriptedBatches:
         if self.lies.no_files_api:
             raise ProviderRefused(404, "", "no such thing")
         file_id = f"file-{len(self.files) + 1}"
-        self.files[file_id] = filename, text, self.clock.wall()
+        self.files[file_id] = filename, text, self.now()
         self._lose()
         return file_id
 
+    def now(self) -> float:
+        """The provider's time, which is right whatever the machine of the gateway shows."""
+        return self.clock.wall() - self.clock.ahead_s
+
     async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
         self._arrive("find_file")
-        until = self.clock.wall() - self.lies.list_lags_s
+        until = self.now() - self.lies.list_lags_s
         found = [id for id, (name, _, at) in self.files.items() if name == filename and not_before < at <= until]
         return found[-1] if found else None
 
@@ -148,7 +152,7 @@ class ScriptedBatches:
             lies.refuses_full -= 1
             raise ProviderRefused(429, "token_limit_exceeded", "enqueued tokens")
         assert file_id in self.files
-        batch = _Batch(f"batch_{len(self.batches) + 1}", provider.name, part, file_id, self.clock.wall())
+        batch = _Batch(f"batch_{len(self.batches) + 1}", provider.name, part, file_id, self.now())
         if lies.full:
             lies.full -= 1
             batch.is_full = True
@@ -161,7 +165,7 @@ class ScriptedBatches:
         self._arrive("find_batch")
         if self.lies.no_list:
             raise ProviderRefused(403, "", "not for this key")
-        until = self.clock.wall() - self.lies.list_lags_s
+        until = self.now() - self.lies.list_lags_s
         for batch in reversed(self.batches.values()):
             is_ours = batch.file == file_id if self.lies.keeps_no_metadata else batch.part == part
             if is_ours and not_before < batch.made_at <= until and not self._has_vanished(batch):
@@ -185,7 +189,7 @@ class ScriptedBatches:
         if self.lies.ignores_cancel:
             self.lies.ignores_cancel -= 1
         elif batch.cancelled_at is None:
-            batch.cancelled_at = self.clock.wall()
+            batch.cancelled_at = self.now()
 
     async def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
         self._arrive("content")
@@ -208,7 +212,7 @@ class ScriptedBatches:
     def _arrive(self, what: str) -> None:
         self.asked.append(what)
         down_s = self.lies.always_down_after_s
-        if down_s is not None and self.clock.wall() - self.began_at >= down_s:
+        if down_s is not None and self.now() - self.began_at >= down_s:
             raise Unreachable("it is down")
 
     def _lose(self) -> None:
@@ -218,16 +222,16 @@ class ScriptedBatches:
 
     def _has_vanished(self, batch: _Batch) -> bool:
         after_s = self.lies.vanishes_after_s
-        return after_s is not None and self.clock.wall() - batch.made_at >= after_s
+        return after_s is not None and self.now() - batch.made_at >= after_s
 
     def _status(self, batch: _Batch) -> str:
-        age_s, lies = self.clock.wall() - batch.made_at, self.lies
+        age_s, lies = self.now() - batch.made_at, self.lies
         if age_s < 10:
             return "validating"
         if lies.invalid or batch.is_full:
             return "failed"
         if batch.cancelled_at is not None and batch.cancelled_at - batch.made_at < lies.works_s:
-            return "cancelling" if self.clock.wall() - batch.cancelled_at < lies.cancels_s else "cancelled"
+            return "cancelling" if self.now() - batch.cancelled_at < lies.cancels_s else "cancelled"
         if lies.expires_after_s is not None and age_s >= lies.expires_after_s:
             return "expired"
         return "completed" if age_s >= lies.works_s else "in_progress"
@@ -237,7 +241,7 @@ class ScriptedBatches:
         if status in ("completed", "expired", "cancelled"):
             self._work_off(batch)
         lines = self.files[batch.file][1].count(b"\n")
-        is_told = self.clock.wall() - batch.made_at >= self.lies.works_s + self.lies.files_late_s
+        is_told = self.now() - batch.made_at >= self.lies.works_s + self.lies.files_late_s
         is_told = is_told or status in ("cancelled", "expired")
         errors: list[dict[str, Any]] = []
         if status == "failed":
@@ -313,7 +317,7 @@ class ScriptedBatches:
                 b'{"custom_id":"x","resp',
             ]
         file_id = f"file-{len(self.files) + 1}"
-        self.files[file_id] = "output.jsonl", b"\n".join(texts) + b"\n", self.clock.wall()
+        self.files[file_id] = "output.jsonl", b"\n".join(texts) + b"\n", self.now()
         return file_id
 
 

@@ -387,6 +387,17 @@ def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing(w
         assert (tally.completed, tally.cost_usd) == (12, pytest.approx(12 * PRICE_USD)), last
 
 
+def test_a_machine_whose_time_was_set_submits_nothing_twice() -> None:
+    """What it has noted by a clock that is a day ahead is looked for by the provider's time."""
+
+    async def story(clock: LoopClock, last: int) -> NativeStage:
+        clock.ahead_s = 86_400.0
+        return await told(clock, [last], works_s=10.0)
+
+    for last in range(1, 12):
+        check_books(run(lambda clock, last=last: story(clock, last)))  # type: ignore[misc]  # bound at once
+
+
 def run_tally(stage: NativeStage) -> Any:
     """Returns the tally of the batch."""
     return stage.store._jobs["batch_1"].job.tally
