@@ -8,7 +8,7 @@ server wrote them, because the tables of errors read those.
 from __future__ import annotations
 
 import zlib
-from asyncio import to_thread
+from asyncio import sleep, to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -575,7 +575,8 @@ class ConvertedAnswer:
 # at once.
 
 
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 16 * 1024
+"""The bytes that are unpacked, and read by whoever converts or checks them, in one turn of the loop."""
 FREE_BYTES = 16_000_000
 """A body may unpack to so many bytes however small it was ..."""
 MAX_RATIO = 100
@@ -599,7 +600,11 @@ def unpacked(chunks: AsyncIterator[bytes], codings: bytes) -> AsyncIterator[byte
 async def _unpack(chunks: AsyncIterator[bytes], *, may_be_bare: bool) -> AsyncIterator[bytes]:
     unpacker = Unpacker(may_be_bare=may_be_bare)
     async for chunk in chunks:
+        is_first = True
         for piece in unpacker.feed(chunk):
+            if not is_first:
+                await sleep(0)  # a short block can unpack to much: other calls have their turn between its pieces
+            is_first = False
             yield piece
     unpacker.finish()
 

@@ -27,6 +27,7 @@ PENDING_LIMIT = 65_536
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+_BLANK = re.compile(rb"\n+")
 _ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
 _FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
 DONE = b"[DONE]"
@@ -89,10 +90,12 @@ def last_event_end(buffer: bytearray, start: int) -> int:
 
 
 def split_events(block: bytes) -> Iterator[bytes]:
-    """Yields the events of a block of whole events, each with its closing blank line."""
+    """Yields the events of a block of whole events, each with its closing blank line; more blank lines are one event."""
     start = 0
     if b"\r" not in block:
         while (end_at := block.find(b"\n\n", start)) >= 0:
+            if end_at == start and (blank := _BLANK.match(block, start)):
+                end_at = blank.end() - 2
             yield block[start : end_at + 2]
             start = end_at + 2
     for end in _EVENT_END.finditer(block, start):

@@ -103,6 +103,8 @@ class ConvertingReader(ABC):
             return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
         made = []
         for event in events:
+            if not event:  # a stream may consist of blank lines
+                continue
             try:
                 made.append(self._read(event))
             except orjson.JSONEncodeError:

@@ -155,6 +155,11 @@ def test_split_events_splits_and_loses_nothing(some: list[bytes]) -> None:
     ]
 
 
+def test_a_stream_of_blank_lines_is_not_an_event_for_each() -> None:
+    """A provider can send millions of them in a few bytes, packed."""
+    assert list(split_events(b"\n" * 1001 + DELTA + b"\n" * 1000 + DELTA)) == [b"\n" * 1001, DELTA, b"\n" * 1000, DELTA]
+
+
 @rows(
     ("event", "data"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import httpx
@@ -70,6 +72,29 @@ def test_a_bomb_is_defused() -> None:
         for piece in pieces:
             written += len(piece)
     assert FREE_BYTES - PIECE_BYTES <= written <= FREE_BYTES + PIECE_BYTES
+
+
+async def test_others_have_their_turn_between_the_pieces_of_a_bomb() -> None:
+    """However little of it has to arrive for that: all of it is there at once."""
+    body = b"\n" * (20 * PIECE_BYTES)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield gzip.compress(body)
+
+    other = asyncio.create_task(count_turns())
+    sizes = [len(piece) async for piece in unpacked(chunks(), b"gzip")]
+    other.cancel()
+
+    assert sum(sizes) == len(body)
+    assert max(sizes) <= PIECE_BYTES
+    assert turns >= len(sizes) - 1
 
 
 PACKED = gzip.compress(b"x" * 100)
