@@ -245,7 +245,8 @@ def caller_routes(
 ) -> list[BaseRoute]:
     """Returns the routes of what callers keep here: jobs, files, batches, responses, runs; `edge` serves their calls."""
     readers = EventReaders() if edge.responses is None else edge.responses.readers
-    durable = durable_routes(policies, jobs, make_call, pipeline.handle, readers, Served(edge, peek.OTHER))
+    relay, read_body = Served(edge, peek.OTHER), edge.intake.read_counted
+    durable = durable_routes(policies, jobs, make_call, pipeline.handle, readers, relay, read_body)
     return [*durable, *RunRoutes(policies, runs, clock).routes()]
 
 

@@ -302,7 +302,7 @@ class Edge:
             late = BodyTimeout("The request body did not arrive in time; send it faster or smaller.")
             await self._refuse(served, late)
         elif served.stopped == "no_room":
-            await self._refuse(served, self.intake.without_room(served))
+            await self._refuse(served, self.intake.without_room(served.lane))
         elif served.started and served.call is not None and served.call.stream:
             broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
             await end_stream(served.cycle, own_error_event(served.call.endpoint, broken, served.request_id))

@@ -66,12 +66,15 @@ class Serving:
 
 
 class UnfinishedMessage(Serving):
-    """What has come of a message on a WebSocket whose end has not, as those who stop slow and large bodies see it."""
+    """What has come of a message on a WebSocket whose end has not, as those who stop slow and large bodies see it.
+
+    So is a body that a route of ASGI reads.
+    """
 
     __slots__ = ("_close", "_payer", "bytes")
 
-    def __init__(self, payer: str, close: Callable[[StopReason], None]) -> None:
-        """`close` ends the connection."""
+    def __init__(self, payer: str, close: Callable[[StopReason], object]) -> None:
+        """`close` ends the connection, or the reading."""
         super().__init__(None)
         self.bytes = 0
         self._payer = payer

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -43,7 +43,7 @@ from gateway.core.openai.usage import other_model_field
 from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
 from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
-from gateway.core.types import Endpoint, Server, StreamedBody
+from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.runs.http.run_object import RunParts, without_own_baggage
@@ -71,13 +71,18 @@ def object_of(body: bytes, example: str) -> dict[str, Any]:
     return asked
 
 
-async def read_bytes(request: Request, server: Server, most: int) -> bytes:
-    """Returns the body, of at most so many bytes. Raises InvalidRequest, BodyTooLarge, BodyTimeout."""
+async def read_bytes(request: Request, server: Server, most: int, count: Callable[[int], None] | None = None) -> bytes:
+    """Returns the body, of at most so many bytes; `count` is called with the size of each part that comes.
+
+    Raises InvalidRequest, BodyTooLarge, BodyTimeout.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(server.body_timeout_s):
             async for part in request.stream():
                 body += part
+                if count is not None:
+                    count(len(part))
                 if len(body) > most:
                     raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
     except ClientDisconnect:
@@ -257,9 +262,34 @@ class Intake:
         message = UnfinishedMessage(payer, close)
         end.watch_unfinished(came)
 
-    def without_room(self, served: ServedRequest) -> GatewayOverloaded:
+    async def read_counted(self, request: Request, payer: str, lane: Lane) -> bytes:
+        """Returns the body of a request that is no call of its own, bounded together with those of calls.
+
+        Raises as `read_bytes` does, and GatewayOverloaded.
+        """
+        task, policy, bodies = (
+            cast("asyncio.Task[Any]", asyncio.current_task()),
+            self._policies.current,
+            self._inflight.bodies,
+        )
+        reader = UnfinishedMessage(payer, task.cancel)
+        count = partial(bodies.count, reader, self._overload.body_bytes(policy.queue))
+        try:
+            body = await read_bytes(request, policy.server, policy.server.most_bytes(), count)
+            if reader.stopped is not None:
+                await asyncio.sleep(0)  # its own last part was too much: the cancellation comes here
+        except asyncio.CancelledError:
+            if reader.stopped is None:
+                raise
+            task.uncancel()
+            raise self.without_room(lane) from None
+        finally:
+            bodies.end(reader)
+        return body
+
+    def without_room(self, lane: Lane) -> GatewayOverloaded:
         """Why a body was read no further."""
-        error = self._overload.refusal(served.lane)
+        error = self._overload.refusal(lane)
         error.message = "The gateway has no room for more unfinished bodies; send fewer at once, or again later."
         return error
 

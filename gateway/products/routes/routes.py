@@ -14,7 +14,7 @@ from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.jobs.calls.ports import MakeCall, ServeCall
 from gateway.products.jobs.http.events import EventReaders
-from gateway.products.jobs.http.jobs import JobRoutes
+from gateway.products.jobs.http.jobs import JobRoutes, ReadBody
 from gateway.products.jobs.model import JobsOff
 from gateway.products.responses.http.kept import ResponseRoutes
 from gateway.products.routes.own_routes import caller_of
@@ -30,6 +30,7 @@ def durable_routes(
     serve: ServeCall,
     readers: EventReaders,
     relay: ASGIApp,
+    read_body: ReadBody,
 ) -> list[BaseRoute]:
     """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's.
 
@@ -37,7 +38,7 @@ def durable_routes(
     """
     if work is None:
         return absent_routes(policies)
-    routes = JobRoutes(policies, work.service, make_call, work.clock, readers).routes()
+    routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body).routes()
     routes += ResponseRoutes(policies, work.responses, readers).routes()
     if policies.current.jobs.settings.takes_files:
         lists = MergedLists(policies, work.clock, serve)

@@ -80,7 +80,7 @@ def test_what_is_held_and_memory_bound_it_too() -> None:
     assert Shedding(memory_bytes=100).body_bytes(bounds) == 50
 
 
-@pytest.mark.parametrize("kind", ["json", "chunked", "multipart"])
+@pytest.mark.parametrize("kind", ["json", "chunked", "multipart", "job"])
 async def test_bodies_that_do_not_end_are_refused_beyond_the_bound(
     start: StartGateway, tmp_path: Path, kind: str
 ) -> None:
@@ -88,7 +88,7 @@ async def test_bodies_that_do_not_end_are_refused_beyond_the_bound(
     (tmp_path / "queue.yaml").write_text(to_yaml({"default": {"max_bytes": "5MB"}}))
 
     def config(url: str) -> dict[str, Any]:
-        return config_of(url, keys=KEYS, policies=str(tmp_path))
+        return config_of(url, keys=KEYS, policies=str(tmp_path), jobs={"store": f"sqlite:///{tmp_path}/jobs.db"})
 
     gateway = await start(config)
     rest = orjson.dumps(chat(user="u" * 2 * MEGABYTE))
@@ -98,6 +98,11 @@ async def test_bodies_that_do_not_end_are_refused_beyond_the_bound(
         headers.append("content-type: multipart/form-data; boundary=x")
         part = b'--x\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n'
         framed = part % (b"model", b"whisper-1") + part % (b'file"; filename="a.wav', rest) + b"--x--\r\n"
+    if kind == "job":
+        path, framed = (
+            "/v1/jobs",
+            orjson.dumps({"endpoint": CHAT, "body": chat(user="u" * 2 * MEGABYTE), "delay": "1h"}),
+        )
     request = post(path, framed, *headers)
     if kind == "chunked":
         at = request.index(b"content-length")
@@ -117,7 +122,7 @@ async def test_bodies_that_do_not_end_are_refused_beyond_the_bound(
 
     assert (refused.status, refused.error["code"]) == (503, "gateway_overloaded")
     assert refused.header("retry-after") == "1"
-    assert answers == [200, 200, 200]
+    assert answers == [202 if kind == "job" else 200] * 3
 
 
 async def finished(peer: Peer, request: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse
 from gateway.core.intake import parse
-from gateway.core.intake.intake import read_bytes
 from gateway.core.openai.headers import request_headers
 from gateway.core.peek import LargeBodies
 from gateway.core.snapshot.snapshot import Key, Policies
@@ -42,12 +42,21 @@ USUALLY_LISTED, MOST_LISTED = 20, 100
 _PROBE_ID = "job"
 _LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
+ReadBody = Callable[[Request, str, Lane], Awaitable[bytes]]
+"""Returns the body of a request of this tenant and lane, within the bounds of all bodies. Raises GatewayError."""
+
 
 class JobRoutes:
     """What each route of jobs does."""
 
     def __init__(
-        self, policies: Policies, jobs: JobService, make_call: MakeCall, clock: Clock, readers: EventReaders
+        self,
+        policies: Policies,
+        jobs: JobService,
+        make_call: MakeCall,
+        clock: Clock,
+        readers: EventReaders,
+        read_body: ReadBody,
     ) -> None:
         self._policies = policies
         self._jobs = jobs
@@ -55,6 +64,7 @@ class JobRoutes:
         self._clock = clock
         self._forwarded = request_headers()
         self._readers = readers
+        self._read_body = read_body
         self._large_bodies = LargeBodies()
 
     def routes(self) -> list[BaseRoute]:
@@ -77,7 +87,7 @@ class JobRoutes:
         parse.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         server = self._policies.current.server
-        asked, body = await self._split(server, await read_bytes(request, server, server.most_bytes()))
+        asked, body = await self._split(server, await self._read_body(request, tenant, key.lane))
         options = read_options(asked, self._clock.wall(), self._clock.ahead_s)
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         headers += [(name, index[name]) for name in STRICT[:1] if name in index]
