@@ -14,7 +14,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -192,6 +192,8 @@ class ClientConnection(HttpToolsProtocol):
         """Lets another protocol have the connection, whose request was answered with 101. This one is out of use then."""
         transport = self.transport
         self.connections.discard(self)
+        connections = cast("set[Any]", self.connections)  # uvicorn names its own protocols
+        connections.add(HandedOver(transport, connections))
         self._reading_stopped = True
         self.on_gone = self.cycle = self._unparsed = None
         self.parser = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
@@ -285,6 +287,27 @@ class ClientConnection(HttpToolsProtocol):
             if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
                 named_request(headers)
             write_whole(cycle, error.status, headers, body)
+
+
+class HandedOver:
+    """A connection that another protocol has now: it counts among those of clients until it is closed."""
+
+    __slots__ = ("_connections", "transport")
+
+    def __init__(self, transport: asyncio.Transport, connections: set[Any]) -> None:
+        self.transport = transport
+        self._connections = connections
+
+    def sweep(self, _now: float, _head_timeout_s: float, _keep_alive_s: float, _write_timeout_s: float) -> None:
+        """Leave the connections when it is closed; what it may do meanwhile is its protocol's business."""
+        if self.transport.is_closing():
+            self._connections.discard(self)
+
+    def without_request_since(self, _now: float) -> None:
+        """It waits for no request."""
+
+    def shutdown(self) -> None:
+        """Its protocol closes it."""
 
 
 def give_way(connections: set[Any], most: int) -> int:

@@ -6,6 +6,7 @@ Pure: what has happened comes as an error, the limit as a number.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from math import inf
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -16,11 +17,14 @@ KEPT_DESCRIPTORS = 32
 """For stores, logs, listeners and the resolver of names."""
 
 
-def is_own_want(error: BaseException) -> bool:
-    """Whether no connection could be opened for a want of this process or machine, however often its error was wrapped."""
+def is_own_want(error: BaseException, hides_want: Callable[[OSError], bool]) -> bool:
+    """Whether no connection could be opened for a want of this process or machine, however often its error was wrapped.
+
+    `hides_want` tells of an error that does not say so whether it comes of one.
+    """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _OUTGOING:
+        if isinstance(cause, OSError) and (cause.errno in _OUTGOING or hides_want(cause)):
             return True
         cause = cause.__cause__ or cause.__context__  # httpcore raises again `from None`
     return False

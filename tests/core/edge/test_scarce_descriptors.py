@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
+import socket
 from collections.abc import Callable
 
 import httpx
@@ -14,13 +16,17 @@ from gateway.core.errors import GatewayError
 from gateway.core.http.client import pool as pools
 from gateway.core.http.client.connection import LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
-from gateway.core.http.client.pool import Origin, OriginPool
+from gateway.core.http.client.pool import Origin, OriginPool, hides_want
 from gateway.core.http.descriptors import is_own_want, most_clients
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.e2e.harness import Running, chat, connect, get, post, until
 from tests.rows import rows
 from tests.support.flow import Bench, Script, ScriptedUpstream
 
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 TIMEOUTS = WireTimeouts(1.0, 1.0, 1.0, 1.0, 1.0)
 
 
@@ -36,8 +42,26 @@ def test_a_want_is_known_however_it_was_wrapped(number: int) -> None:
     wrapped = httpx.ConnectError("no")
     wrapped.__cause__ = OSError(number, os.strerror(number))
 
-    assert is_own_want(wrapped)
-    assert not is_own_want(ConnectionRefusedError(errno.ECONNREFUSED, "refused"))
+    assert is_own_want(wrapped, hides_want)
+    assert not is_own_want(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), hides_want)
+
+
+@pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_NONAME])
+def test_a_name_that_is_not_resolved_for_want_of_a_descriptor_is_our_own_want(number: int) -> None:
+    """The resolver's answer does not tell it apart from a name that nobody has; an open file does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wrapped = httpx.ConnectError("no")
+    wrapped.__cause__ = socket.gaierror(number, "not resolved")
+    next_descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_descriptor)
+    with_room = is_own_want(wrapped, hides_want)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, hard))
+        without_room = is_own_want(wrapped, hides_want)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert (with_room, without_room) == (False, True)
 
 
 class Open(asyncio.Transport):
@@ -130,3 +154,20 @@ async def test_idle_connections_give_way_to_new_ones(gateway: Running) -> None:
                 assert (await newer.exchange(get("/healthz"))).status == 200
                 assert await new.rest() == b""
         assert (await busy.response()).status == 200
+
+
+async def test_a_websocket_counts_among_clients_until_it_is_closed(gateway: Running) -> None:
+    """It has a descriptor, and may need another for its way out; it does not give way."""
+    server = gateway.gateway._servers[0]
+    async with connect(gateway.url) as socket_end:
+        socket_end.send(HANDSHAKE)
+        assert b" 101 " in await socket_end.reader.readuntil(b"\r\n\r\n")
+        server._most_clients = 1
+        with_socket = server._wait_s(0)
+
+    def is_free() -> bool:
+        server.tick()
+        return server._wait_s(0) == 0.0
+
+    assert with_socket > 0
+    await until(is_free)

@@ -9,6 +9,8 @@ nobody waits while a slot or an idle connection is free.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from base64 import b64encode
 from collections import OrderedDict
@@ -22,7 +24,7 @@ import httpx
 from gateway.core.http.client.connection import Http1Connection, LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
 from gateway.core.http.client.wire.redaction import with_phase
-from gateway.core.http.descriptors import is_own_want
+from gateway.core.http.descriptors import EXHAUSTED, is_own_want
 from gateway.core.types import Phase
 
 MAX_AGE_S = 300.0
@@ -57,6 +59,20 @@ async def dial_by_name(make: Callable[[], asyncio.BaseProtocol], origin: Origin)
         options = {"ssl": origin.tls, "server_hostname": origin.host}
     # No `happy_eyeballs_delay`: uvloop has no such option, and CPython's loses the winning socket when cancelled.
     await asyncio.get_running_loop().create_connection(make, origin.host, origin.port, **options)
+
+
+def hides_want(error: OSError) -> bool:
+    """Returns whether a name was not resolved because this process can open nothing any more.
+
+    The resolver needs files and sockets; without them it may answer as for a name that nobody has.
+    """
+    if not isinstance(error, socket.gaierror):
+        return False
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as own:
+        return own.errno in EXHAUSTED
+    return False
 
 
 class OriginPool:
@@ -187,7 +203,7 @@ class OriginPool:
                     self.connections.add(connection)
                     return connection
                 except httpx.ConnectError as error:
-                    if not is_own_want(error) or self._now() + AGAIN_S > gives_up_at:
+                    if not is_own_want(error, hides_want) or self._now() + AGAIN_S > gives_up_at:
                         raise
                 await asyncio.sleep(AGAIN_S)
         except BaseException:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
+from gateway.core.http.client.pool import hides_want
 from gateway.core.http.client.pools.pools import certificate_error, explain, why_unreachable
 from gateway.core.http.client.transport import ERRORS, Http1Transport
 from gateway.core.http.client.wire.redaction import (
@@ -234,7 +235,7 @@ class Wire:
         detail = str(error) or type(error).__name__
         detail = (self._secrets.text(detail) if self._secrets else detail)[:300]
         error_class, public = _class_of(error, phase), None
-        is_ours = phase is Phase.NOTHING_SENT and is_own_want(error)
+        is_ours = phase is Phase.NOTHING_SENT and is_own_want(error, hides_want)
         if error_class is ErrorClass.CONNECTION and phase is Phase.NOTHING_SENT and not is_ours:
             name, place = self._provider.name, httpx.URL(self._provider.base_url).netloc.decode()
             public = f"provider '{name}' at {place} cannot be reached: {why_unreachable(error)}; check its base_url"
