@@ -12,6 +12,7 @@ one small object lives in them, glibc's what was freed and may be used again.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import json
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Memory:
     """What glibc keeps of what was freed."""
     blocks: int
     """The number of small objects."""
+    tasks: int = 0
+    """Of event loops, counted only without garbage: to find them all objects are looked at."""
 
     @property
     def held(self) -> float:
@@ -95,7 +98,7 @@ def look() -> Memory:
 def rest() -> Memory:
     """What there is without garbage."""
     gc.collect()
-    return look()
+    return replace(look(), tasks=sum(isinstance(one, asyncio.Task) for one in gc.get_objects()))
 
 
 def trim() -> Memory:

@@ -44,6 +44,7 @@ PART_S = MINUTES * 60 / PARTS
 SLOPE_KIB_PER_HOUR = 1024.0
 FAULTS = ("e500", "e503", "html502", "reset", "cut", "truncated", "malformed", "in_band_error", "error_in_200")
 POLICIES: dict[str, dict[str, Any]] = {
+    "breakers": {"none": {"enabled": False}},
     "queue": {"default": {"shed": {"loop_lag": "60s"}}},  # the machine's lag is not the gateway's load
     "cache": {
         "default": {"idempotency": {"keep": "2m", "max_bytes": "4MiB", "max_entry": "64KiB"}},
@@ -141,18 +142,21 @@ async def provider(log: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def watched(folder: Path) -> AsyncIterator[Watch]:
-    """A gateway in front of the provider."""
+async def watched(folder: Path, liar: str = "") -> AsyncIterator[Watch]:
+    """A gateway in front of the provider; `liar` is the base URL of another, which the model `lied-to` asks first."""
     async with provider(folder / "provider.err") as base_url:
         (folder / "policies").mkdir()
         for name, policy in POLICIES.items():
             (folder / "policies" / f"{name}.yaml").write_text(yaml.safe_dump(policy))
         models: dict[str, Any] = {"*": {"targets": ["main"]}, "kept": {"targets": ["main/m"], "cache": "kept"}}
-        config = {
+        config: dict[str, Any] = {
             "providers": {"main": {"dialect": "openai", "base_url": base_url, "api_key": "k"}},
             "models": {**models, "gpt-4o": {"targets": ["main/a", "main/b"]}},
             "policies": "policies",
         }
+        if liar:
+            config["providers"]["liar"] = {"dialect": "openai", "base_url": liar, "api_key": "k"}
+            config["models"]["lied-to"] = {"targets": ["liar/m"], "fallbacks": ["gpt-4o"], "breakers": "none"}
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         async with serve(path, "tests.soak.inside") as served:
