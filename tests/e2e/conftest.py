@@ -16,6 +16,7 @@ from starlette.routing import compile_path
 
 from gateway.core.config.error_tables import ErrorTables
 from gateway.core.error_tables import ErrorRule
+from gateway.core.waiting import LoopLag
 from tests.e2e.harness import Running, start_gateway
 
 READ_BUILT_IN = ErrorTables._read_built_in
@@ -57,8 +58,10 @@ def _shared_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares each of a process's many gateways what one that has a process to itself does once.
 
     It does not set up the collector: what it freezes of other tests would never be freed. It finds the built-in error
-    tables read, whose text does not change, and the patterns of its routes compiled.
+    tables read, whose text does not change, and the patterns of its routes compiled. Its loop is never late: on a busy machine
+    the tests themselves would have load shed.
     """
+    monkeypatch.setattr(LoopLag, "take", lambda _: (0.0, 0.0))
     monkeypatch.setattr("gateway.app.gc", SimpleNamespace(collect=int, freeze=int, set_threshold=lambda *_: None))
     monkeypatch.setattr(ErrorTables, "_read_built_in", _built_in)
     monkeypatch.setattr("starlette.routing.compile_path", _compiled)

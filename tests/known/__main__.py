@@ -12,7 +12,7 @@ import sys
 
 from tests.known.cases import CASES, Case
 
-HEAD = "| case | client | done | answers paid |\n|---|---|---|---|"
+HEAD = "| case | client | done | answers paid | the others, by code |\n|---|---|---|---|---|"
 
 
 def rows(case: Case) -> str:
@@ -20,7 +20,7 @@ def rows(case: Case) -> str:
     lines = []
     for at, side in enumerate(case.sides):
         done = f"{side.done:,} of {side.of:,} ({side.percent:.2f} %)"
-        lines.append(f"| {case.name if at == 0 else ''} | {side.name} | {done} | {side.paid:,} |")
+        lines.append(f"| {case.name if at == 0 else ''} | {side.name} | {done} | {side.paid:,} | {side.refusals} |")
     return "\n".join(lines)
 
 

@@ -7,14 +7,19 @@ provider has begun with a 200 counts as paid, whether it was of use or not. It m
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAIError
+from openai import APIStatusError, AsyncOpenAI, OpenAIError
 
-from gateway.demo.storm.storm import gateway_of, provider
+from gateway.demo.record import process
+from gateway.demo.storm.storm import provider
 from gateway.emulator.config.config import EmulatorConfig, parse_rule
 from gateway.emulator.server.server import EmulatorServer
 
@@ -25,8 +30,11 @@ ASYNC = {"Prefer": "respond-async, wait=60"}
 QUICK = {"jobs.yaml": {"default": {"backoff": {"base": "200ms", "max": "2s"}}}}
 """What failed for now is tried again within a case's time."""
 CACHED = {"cache.yaml": {"default": {"exact": {"requests": "always", "ttl": "1h"}}}}
-Make = Callable[[AsyncOpenAI], Coroutine[Any, Any, int]]
-"""Makes the load with a client; returns how much of it was done."""
+Ends = Counter[str]
+"""How often parts of a load ended so: as `DONE`, or by the status and code of the error that the client was left with."""
+DONE = ""
+Make = Callable[[AsyncOpenAI], Coroutine[Any, Any, Ends]]
+"""Makes the load with a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +42,19 @@ class Side:
     """One side of a case."""
 
     name: str
-    done: int
+    ends: Ends
     of: int
     paid: int
+
+    @property
+    def done(self) -> int:
+        """How much of the load was done."""
+        return self.ends[DONE]
+
+    @property
+    def refusals(self) -> str:
+        """What the rest ended with, the most frequent first: `503 queue_full x 3`."""
+        return ", ".join(f"{code} x {count:,}" for code, count in self.ends.most_common() if code != DONE)
 
     @property
     def percent(self) -> float:
@@ -156,42 +174,45 @@ CASES: tuple[Callable[[int], Coroutine[Any, Any, Case]], ...] = (
 def _calls(count: int, *, at_a_time: int = AT_A_TIME, every_s: float = 0.0, kinds: int | None = None) -> Make:
     """So many calls; with `every_s` one begins then, however many are under way. `kinds` of them differ."""
 
-    async def make(client: AsyncOpenAI) -> int:
+    async def make(client: AsyncOpenAI) -> Ends:
         gate = asyncio.Semaphore(count if every_s else at_a_time)
 
-        async def one(number: int) -> bool:
+        async def one(number: int) -> str:
             await asyncio.sleep(number * every_s)
             async with gate:
                 return await _ask(client, f"question {number % (kinds or count)}")
 
-        return sum(await asyncio.gather(*map(one, range(count))))
+        return Counter(await asyncio.gather(*map(one, range(count))))
 
     return make
 
 
 def _documents(count: int) -> Make:
-    async def make(client: AsyncOpenAI) -> int:
+    async def make(client: AsyncOpenAI) -> Ends:
         gate = asyncio.Semaphore(AT_A_TIME)
 
-        async def one(number: int) -> bool:
+        async def one(number: int) -> str:
             async with gate:
                 for stage in ("extract", "classify", "enrich", "report"):
-                    if not await _ask(client, f"{stage} document {number}"):
-                        return False
-                return True
+                    if failed := await _ask(client, f"{stage} document {number}"):
+                        return failed
+                return DONE
 
-        return sum(await asyncio.gather(*map(one, range(count))))
+        return Counter(await asyncio.gather(*map(one, range(count))))
 
     return make
 
 
-async def _ask(client: AsyncOpenAI, words: str) -> bool:
+async def _ask(client: AsyncOpenAI, words: str) -> str:
+    """How a call ended."""
     try:
         said: Any = [{"role": "user", "content": words}]
         answer = await client.chat.completions.create(model=MODEL, messages=said, temperature=0)
-    except (OpenAIError, OSError):
-        return False
-    return bool(answer.choices)
+    except APIStatusError as error:
+        return f"{error.status_code} {error.code or 'without a code'}"
+    except (OpenAIError, OSError) as error:
+        return type(error).__name__
+    return DONE if answer.choices else "no choices"
 
 
 async def _straight(name: str, config: EmulatorConfig, make: Make, of: int, *, retries: int = 2) -> Side:
@@ -212,10 +233,22 @@ async def _through(
 ) -> Side:
     async with AsyncExitStack() as stack:
         servers: list[EmulatorServer] = [await stack.enter_async_context(provider(one)) for one in configs]
-        url = await stack.enter_async_context(gateway_of(_config(servers, target or {}), policies))
+        url = await stack.enter_async_context(_gateway(_config(servers, target or {}), policies or {}))
         client = await stack.enter_async_context(_client(url, retries, headers or {}))
         done = await make(client)
         return Side(f"through: {name}", done, of, sum(server.emulator.stats.statuses[200] for server in servers))
+
+
+@asynccontextmanager
+async def _gateway(config: Mapping[str, Any], policies: Mapping[str, Any]) -> AsyncIterator[str]:
+    """The base URL of a gateway in a process of its own: what the client and the providers do is none of its load."""
+    with TemporaryDirectory(prefix="gateway-known-") as name:
+        folder = Path(name)
+        (folder / "policies").mkdir()
+        for file, content in {"config.yaml": config, **{f"policies/{one}": policies[one] for one in policies}}.items():
+            (folder / file).write_text(json.dumps(content))  # JSON is YAML
+        async with process(folder, "serve", "--config", "config.yaml", "--port", "0") as one:
+            yield f"{await one.address('listens on ')}/v1"
 
 
 def _config(servers: list[EmulatorServer], target: Mapping[str, Any]) -> dict[str, Any]:
