@@ -89,6 +89,20 @@ def test_a_code_of_the_gateway_is_explained(capsys: pytest.CaptureFixture[str]) 
     )
 
 
+def test_who_has_no_config_is_told_how_to_name_or_write_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A newcomer starts in an empty folder. Exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    for words in (("serve",), ("check",)):
+        assert run(capsys, *words) == (
+            2,
+            "",
+            "gateway: config.yaml: there is no such file; name the config by --config or GATEWAY_CONFIG, or write one: "
+            "docs/start.md begins with it\n",
+        )
+
+
 def test_a_mistyped_code_is_told_what_it_is_like(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a config, too: no file of this name is missed."""
     neither = "gateway: {}: neither a file nor an error code of the gateway{}\n"

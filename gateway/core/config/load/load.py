@@ -86,6 +86,9 @@ def load_snapshot(
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
+    if document is None and not path.exists():
+        ways = "name the config by --config or GATEWAY_CONFIG, or write one: docs/start.md begins with it"
+        raise ConfigError([printable(f"{path}: there is no such file; {ways}")])
     foreign = next((name for name in LITELLM if document is not None and document.at((name,)) is not None), None)
     if document is not None and foreign is not None:
         document.complain(
