@@ -19,7 +19,7 @@ from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Usage
+from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Skips, Usage
 from gateway.features.degrade.lower import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation
 from gateway.features.output.schema import OutputSchema
@@ -178,6 +178,8 @@ class Call:
     """What the next attempt has taken of its target's retry budgets, until that has begun."""
     denied: str | None = None
     """Why another attempt that would have been made was not."""
+    skips: Skips | None = None
+    """The targets that it went past; None: it has met none that could not take it."""
     settled: bool = False
     """Its account is closed; it is closed once."""
     sdk_retry: int = 0

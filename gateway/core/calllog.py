@@ -123,6 +123,7 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_written(usage),
         **_parts(usage),
         **_run(call.part),
+        **_skipped(call),
         **_lowered(call),
         **_lossy(last),
         **_output(call.output_check),
@@ -136,6 +137,12 @@ def _run(part: RunPart | None) -> dict[str, str]:
         return {}
     said = {"workflow": part.workflow, "run": part.run, "task": part.task}
     return {name: value for name, value in said.items() if value}
+
+
+def _skipped(call: Call) -> dict[str, list[dict[str, str]]]:
+    """Which targets it went past, and what kept it away from each."""
+    skips = [{"target": skip.target, "reason": skip.reason} for skip in (call.skips or {}).values()]
+    return {"skipped": skips[:MOST_ATTEMPTS]} if skips else {}
 
 
 def _lowered(call: Call) -> dict[str, list[str]]:
@@ -256,7 +263,7 @@ class JsonLines:
             return self._any_line(at, record)
         if usage.parts is not ALL_TEXT or usage.tier or (usage.estimated and record.outcome != "ok"):
             return self._any_line(at, record)
-        if call.part is not None or call.output_check is not None or call.lowered is not None:
+        if call.part is not None or call.output_check is not None or call.lowered is not None or call.skips:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

@@ -567,8 +567,10 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         if cost_usd is not None:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
-        trail = str(last) if len(attempts) == 1 else shown(attempts)
+        trail = str(last) if len(attempts) == 1 and not call.skips else shown(attempts, skips=call.skips)
         headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
+    elif call.skips:
+        headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))
     elif call.echo_request_id:

@@ -158,6 +158,7 @@ class Metrics:
         "target",
     )
     attempts: Counts = _counter("attempts_total", "Tries at a target, by result.", "target", "class")
+    skips: Counts = _counter("target_skips_total", "Calls that went past a target, by why.", "target", "reason")
     fallbacks: Counts = _counter(
         "fallbacks_total", "Calls served by a target that is not the model's own.", "model", "to", "class"
     )

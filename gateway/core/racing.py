@@ -172,10 +172,14 @@ class Hedges:
         if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
             return None
         denied = self._denies_money(call, target, budgets)
+        full: list[Target] = []
         for one in self._places(call, target) if denied is None else ():
             reason = budgets.denies(one, call.attempts[-1])
             grant = self._reserve(call, one) if reason is None else None
+            if grant is None and reason is None:
+                full.append(one)
             if grant is not None:
+                self._admission.planner.note_skips(call, full)
                 return self._start(replace(call, attempts=[], grant=grant, retry=None, key_cost=None), one)
             denied = denied or reason
         if denied is not None:
@@ -365,6 +369,7 @@ class Failover:
             never_again=True,
             cost_usd=self._cost_usd(call),
         )
+        call.skips = {} if call.skips is None else call.skips  # both note theirs there
         copy = replace(
             call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
         )

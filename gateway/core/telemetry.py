@@ -99,6 +99,7 @@ class CallCounter:
             or usage.doubt
             or call.replay is not None
             or record.retries_usd
+            or call.skips
         ):
             self._count_any(record)
             return
@@ -168,6 +169,8 @@ class CallCounter:
                 self._metrics.unknown.totals[(attempt.target,)] += 1
             if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
                 self._metrics.first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
+        for skip in (call.skips or {}).values():
+            self._metrics.skips.totals[skip.target, skip.reason] += 1
         if len(call.attempts) > 1 and record.outcome == "ok":
             self._runs.recovered(record)
         if record.retries_usd:

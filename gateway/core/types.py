@@ -390,12 +390,57 @@ class Attempt:
         return f"{self.target}:{result}({self.ended_at - self.started_at:.1f}s)"
 
 
-def shown(attempts: Sequence[Attempt], between: str = " ") -> str:
-    """Returns the attempts in one line; of very many only the first and the last."""
-    if len(attempts) <= FIRST_SHOWN + LAST_SHOWN:
-        return between.join(map(str, attempts))
-    left_out = f"({len(attempts) - FIRST_SHOWN - LAST_SHOWN} more)"
-    return between.join([*map(str, attempts[:FIRST_SHOWN]), left_out, *map(str, attempts[-LAST_SHOWN:])])
+class SkipReason(StrEnum):
+    """What kept a call away from a target, besides limits, which have names of their own."""
+
+    UNSUPPORTED = "unsupported"
+    """It cannot do what the call needs."""
+    DRAINED = "drained"
+    CREDENTIAL_REFUSED = "credential_refused"
+    MODEL_NOT_FOUND = "model_not_found"
+    QUOTA_SPENT = "quota_spent"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    PAUSED = "paused"
+    DEADLINE = "deadline"
+    """Its answers usually take longer than the call has time."""
+    RAMPING = "ramping"
+    TROUBLE = "trouble"
+    """Its last calls failed, and few go until it is known whether that lasts."""
+    QUEUE = "queue"
+    """Others wait for it, and go first."""
+
+
+class Skip(NamedTuple):
+    """A target that a call went past without an attempt."""
+
+    target: str
+    reason: str
+    """A `SkipReason`, or the name of the limit that is used up: a label of a metric."""
+    after: int
+    """The number of attempts that the call had made by then."""
+
+    def __str__(self) -> str:
+        return f"{self.target}:skipped({self.reason})"
+
+
+Skips = dict[str, Skip]
+"""By the target's name, in the order in which the call went past them."""
+
+
+def shown(attempts: Sequence[Attempt], between: str = " ", skips: Skips | None = None) -> str:
+    """Returns the attempts in one line, each skip at its place among them; of very many only the first and the last."""
+    trail: list[Attempt | Skip] = [*attempts]
+    for number, skip in enumerate(sorted(skips.values(), key=_after) if skips else ()):
+        trail.insert(skip.after + number, skip)
+    if len(trail) <= FIRST_SHOWN + LAST_SHOWN:
+        return between.join(map(str, trail))
+    left_out = f"({len(trail) - FIRST_SHOWN - LAST_SHOWN} more)"
+    return between.join([*map(str, trail[:FIRST_SHOWN]), left_out, *map(str, trail[-LAST_SHOWN:])])
+
+
+def _after(skip: Skip) -> int:
+    return skip.after
 
 
 RawHeaders = Sequence[tuple[bytes, bytes]]

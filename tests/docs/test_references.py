@@ -12,10 +12,11 @@ import pytest
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
 from gateway.core.calllog import CallLog
+from gateway.core.limits.table.limit_table import PART_OF
 from gateway.core.openai import headers
 from gateway.core.retry.retry import DENIALS
 from gateway.core.telemetry import Telemetry
-from gateway.core.types import ErrorClass, Usage
+from gateway.core.types import ErrorClass, SkipReason, Usage
 from gateway.emulator.config.config import FAULTS, EmulatorConfig
 from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
@@ -264,3 +265,9 @@ def test_every_fault_and_setting_of_the_emulator_is_told() -> None:
 
     assert faults == set(FAULTS)
     assert fields == {"ttft" if name == "ttft_s" else name for name in EmulatorConfig.__dataclass_fields__}
+
+
+def test_every_reason_of_a_skip_is_told() -> None:
+    """Its own words, the names of limits, and that of a rate that was found."""
+    told = {name for row in rows(section(reference("errors"), "## Skipped targets")) for name in words(row[0])}
+    assert told == {*SkipReason, *PART_OF, "concurrency", "rate"}

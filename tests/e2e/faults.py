@@ -168,7 +168,7 @@ def shown(trail: str) -> str:
 
 def counted(end: End) -> str:
     """What the metrics have to say of an end's tries."""
-    names = [each.partition(":")[0] for each in end.tries.split()]
+    names = [each.partition(":")[0] for each in end.tries.split() if ":skipped(" not in each]
     return " ".join(sorted(f"{name}:{kind}" for name, kind in zip(names, end.classes.split(), strict=True)))
 
 

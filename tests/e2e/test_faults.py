@@ -279,7 +279,8 @@ async def test_a_credential_that_is_refused_is_not_asked_again(start: StartGatew
     async with stage(start, tmp_path, Fault((act,), HEALTHY, shape="accounts")) as on_stage:
         found = await ends(on_stage, 3)
 
-        assert tries(found) == [f"A:{429 if act == 'quota' else 401} A#2:200", "A#2:200", "A#2:200"]
+        status, why = (429, "quota_spent") if act == "quota" else (401, "credential_refused")
+        assert tries(found) == [f"A:{status} A#2:200", *[f"A:skipped({why}) A#2:200"] * 2]
         assert on_stage.reached() == (4, 0)
 
 
@@ -289,7 +290,7 @@ async def test_a_target_without_its_model_is_not_tried_first_by_every_call(start
     async with stage(start, tmp_path, fault, breakers=FOR_LONG) as on_stage:
         found = await ends(on_stage, 4)
 
-        assert tries(found) == ["A:404 B:200"] + ["B:200"] * 3
+        assert tries(found) == ["A:404 B:200"] + ["A:skipped(model_not_found) B:200"] * 3
         assert (on_stage.reached(), breaker(on_stage)) == ((1, 4), 2.0)
 
 
@@ -299,7 +300,7 @@ async def test_a_target_that_asks_for_an_hour_gets_it(start: StartGateway, tmp_p
     async with stage(start, tmp_path, Fault((act,), HEALTHY, shape="beside")) as on_stage:
         found = await ends(on_stage, 4)
 
-        assert tries(found)[1:] == ["B:200"] * 3
+        assert tries(found)[1:] == ["A:skipped(paused) B:200"] * 3
         assert on_stage.reached() == (1, 4)
 
 
@@ -310,6 +311,6 @@ async def test_a_dead_target_is_left_alone(start: StartGateway, tmp_path: Path) 
         found = await ends(on_stage, 10)
 
         assert tries(found)[:5] == ["A:503 B:200"] * 5
-        assert set(tries(found)[5:]) <= {"B:200", "A:503 B:200"}
+        assert set(tries(found)[5:]) <= {"A:skipped(open) B:200", "A:skipped(trouble) B:200", "A:503 B:200"}
         assert on_stage.reached()[0] <= 8  # a few find out whether it serves again
         assert len(on_stage.requests) == 10

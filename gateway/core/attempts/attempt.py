@@ -8,7 +8,7 @@ Invariant: every grant that is taken is given back or handed to the account of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -38,6 +38,7 @@ from gateway.core.retry.balancing import Action
 from gateway.core.retry.retry import (
     DENIALS,
     GiveUp,
+    Plan,
     Step,
     Try,
     TryLater,
@@ -72,6 +73,8 @@ And where a target has never answered anybody: its address may be wrong.
 """
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
+_WANTS_TARGET = frozenset(("attempts", "no_target", "doubt"))
+"""Why a call is given up that another target might have served."""
 SOON_S = 0.01
 """A call that has waited for a turn for this many seconds has made no detour."""
 MOST_DETOURS = 100
@@ -272,9 +275,10 @@ class Attempts:
 
     def _step(self, call: Call, now: float) -> Step:
         admission = self._admission
-        return next_step(
+        plan = admission.planner.plan_now(call)
+        step = next_step(
             call.attempts,
-            admission.planner.plan_now(call),
+            plan,
             call.model.retries,
             admission.retries.of(call),
             call.deadline,
@@ -283,6 +287,19 @@ class Attempts:
             is_hard=call.deadline_is_callers,
             is_repeated=call.sdk_retry > 0,
         )
+        self._note_left_out(call, plan, step)
+        return step
+
+    def _note_left_out(self, call: Call, plan: Plan, step: Step) -> None:
+        """Notes the targets that the call would have tried next, had they been in service."""
+        candidates = (*plan.own, *plan.others)
+        has_left_out = len(candidates) < len(call.model.plan)
+        is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
+        if not has_left_out or is_too_long or (isinstance(step, GiveUp) and step.reason not in _WANTS_TARGET):
+            return
+        met = {attempt.target for attempt in call.attempts}
+        chosen = () if isinstance(step, GiveUp) else [one for one in step.targets if one.name not in met]
+        self._admission.planner.note_left_out(call, candidates, chosen[0] if chosen else None)
 
     def _is_held(self, call: Call, now: float) -> bool:
         """Whether the call goes on beyond its attempts at the only target left: they cost nothing, and nobody was served."""
@@ -317,17 +334,15 @@ class Attempts:
             if told is not None:
                 return told
         if last is None and call.unsayable is not None:
-            raise NoTargetAvailable(
-                f"No target could serve this call; tried: {_tried(call.attempts)}.{call.model.skipped}"
-            )
+            raise NoTargetAvailable(f"No target could serve this call; tried: {_tried(call)}.{call.model.skipped}")
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
-            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
+            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call)}.")
         error_class = last.error_class
         detail = _in_public(last) if isinstance(last, UpstreamFailed) else f"status {last.status}"
         kind = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
         why = _WHY.get(step.reason, "")
         error = kind(
-            f"No target could serve this call; tried: {_tried(call.attempts)}. The last one: {error_class} ({detail}).{why}"
+            f"No target could serve this call; tried: {_tried(call)}. The last one: {error_class} ({detail}).{why}"
             f"{call.model.skipped}"
         )
         if call.endpoint.request == "any":
@@ -445,5 +460,5 @@ def _add_words(refusal: GatewayError, last: FirstAnswer | UpstreamFailed | None)
         refusal.message += f" {last.target.name} had answered with status {last.status}: {said[:MOST_WORDS]}"
 
 
-def _tried(attempts: Sequence[Attempt]) -> str:
-    return shown(attempts, ", ") or "nothing"
+def _tried(call: Call) -> str:
+    return shown(call.attempts, ", ", call.skips) or "nothing"

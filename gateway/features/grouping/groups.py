@@ -317,6 +317,7 @@ def _note_attempts(member: Member, group: Group, share: float) -> None:
         replace(one, cost_usd=None if one.cost_usd is None else one.cost_usd * share) for one in joined.attempts
     ]
     call.queue_s, call.backoff_s, call.denied = joined.queue_s, joined.backoff_s, joined.denied
+    call.skips = joined.skips
 
 
 def _answer(member: Member, answer: FirstAnswer | None) -> None:

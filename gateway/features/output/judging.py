@@ -169,6 +169,7 @@ class Repairs:
             call.queue_s += repair.queue_s
             call.backoff_s += repair.backoff_s
             call.denied = call.denied or repair.denied
+            call.skips = call.skips or repair.skips
             call.reserved = call.reserved or repair.reserved
 
     def _targets(self, call: Call, repair: Call, rule: OutputRule, first: int) -> Sequence[Target]:

@@ -588,7 +588,7 @@ async def test_a_spent_quota_fails_over_until_its_reset() -> None:
     """At once and without a further attempt; after the reset the primary is used again."""
     bench = fallback_bench([whole(QUOTA, 429), whole()], [whole(), whole()])
 
-    for expected in (b"p0/m:429(0.0s) p1/m:200", b"p1/m:200"):
+    for expected in (b"p0/m:429(0.0s) p1/m:200", b"p0/m:skipped(quota_spent) p1/m:200"):
         reply, _ = await bench.serve()
         assert dict(reply.headers)[b"x-gateway-attempts"] == expected
     await pass_time(bench, 1800)
@@ -680,7 +680,7 @@ async def test_a_target_that_can_never_serve_the_call_is_skipped() -> None:
 
     reply, _ = await bench.serve(max_tokens=5000)
 
-    assert dict(reply.headers)[b"x-gateway-attempts"] == b"p1/m:200"
+    assert dict(reply.headers)[b"x-gateway-attempts"] == b"p0/m:skipped(tokens_per_min) p1/m:200"
 
 
 async def test_a_provider_that_says_never_is_believed() -> None:
@@ -1002,7 +1002,7 @@ async def test_a_fallback_that_was_removed_still_serves_those_who_count_on_it() 
     bench.admission.install(replace(bench.policy, models={"m": replace(model, plan=model.plan[:1])}))
     await pass_time(bench, 3.1)
 
-    assert headers(task)[b"x-gateway-attempts"] == b"p1/m:429(0.0s) p1/m:200"
+    assert headers(task)[b"x-gateway-attempts"] == b"p0/m:skipped(concurrency) p1/m:429(0.0s) p1/m:200"
     bench.admission.install(replace(bench.policy, models={"m": replace(model, plan=model.plan[:1])}))
     assert set(bench.admission.gates.lines) == {"p0/m"}
     first.cancel()

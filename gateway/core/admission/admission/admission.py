@@ -156,6 +156,8 @@ class Admission:
                         self.retries.hand_over(call, grant, target)
                     call.parsed = None
                     return target
+            if target is not targets[-1]:
+                self.planner.note_skips(call, (target,))
         if not call.attempts:
             targets = [*targets, *self.planner.plan(call).others]
         return self.waiting.find_room(call, targets, keep_percent, now)

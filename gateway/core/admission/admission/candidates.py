@@ -6,7 +6,8 @@ has the time to wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -16,7 +17,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
 from gateway.core.limits.estimate import estimate_input_tokens
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits.gate import Gate, GateState
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     CONTEXT_WINDOW,
@@ -30,7 +31,7 @@ from gateway.core.retry.balancing import Tiers
 from gateway.core.retry.retry import Plan
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import LANES, ErrorClass, How
+from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
 PROBED_AFTER_S = 0.5
 """A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""
@@ -125,7 +126,10 @@ class Planner:
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
         tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
-        return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+        arranged = tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+        if len(arranged) < len(model.targets):
+            self.note_left_out(call, arranged, arranged[0] if arranged else None, SkipReason.UNSUPPORTED)
+        return arranged
 
     def _own(self, call: Call) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
@@ -134,6 +138,80 @@ class Planner:
             if able := [target for target in call.model.targets if missing[target.name] is None]:
                 return able
         return self.plan(call).own
+
+    def note_left_out(
+        self, call: Call, candidates: Collection[Target], chosen: Target | None, reason: str | None = None
+    ) -> None:
+        """Notes the skips of targets that are no `candidates`, and that the call would try before `chosen`; None: all such."""
+        model = call.model
+        order = [*sorted(model.targets, key=model.rank_for(call.endpoint.name)), *model.others]
+        before: Iterable[Target] = order if chosen is None else takewhile(lambda one: one.name != chosen.name, order)
+        left_out = [one for one in before if one not in candidates]
+        if left_out and reason is None:
+            able = self.plan(call)
+            self.note_skips(
+                call,
+                [one for one in left_out if one not in able.own and one not in able.others],
+                SkipReason.UNSUPPORTED,
+            )
+        self.note_skips(call, left_out, reason)
+
+    def note_skips(self, call: Call, targets: Iterable[Target], reason: str | None = None) -> None:
+        """Notes that the call goes past these targets; None: the reason is what keeps it away from each now.
+
+        Those that it has tried are in its ledger already.
+        """
+        met = {attempt.target for attempt in call.attempts}
+        now = self._clock.monotonic()
+        for target in targets:
+            if target.name not in met:
+                call.skips = {} if call.skips is None else call.skips
+                why = reason or self._skip_reason(call, target, now)
+                call.skips.setdefault(target.name, Skip(target.name, why, len(call.attempts)))
+
+    def forget_skips(self, call: Call, targets: Iterable[Target]) -> None:
+        """Forgets that the call went past these targets since its last attempt: it has waited for them."""
+        for target in targets if call.skips else ():
+            if call.skips and target.name in call.skips and call.skips[target.name].after == len(call.attempts):
+                del call.skips[target.name]
+
+    def _skip_reason(self, call: Call, target: Target, now: float) -> str:
+        """Returns what keeps the call away from the target, where something does; what a person has to mend goes first."""
+        line = self._gates.line(target, call)
+        gate, health = line.gate, line.gate.health
+        breaker, account = health.breaker, health.account
+        states = (breaker.state, account.breaker.state)
+        if "drained" in states:
+            return SkipReason.DRAINED
+        if account.is_refused and account.breaker.state != "closed":
+            return SkipReason.CREDENTIAL_REFUSED
+        if health.heard.has_lost_model and breaker.state != "closed":
+            return SkipReason.MODEL_NOT_FOUND
+        if gate.pauses.quota_until > now:
+            return SkipReason.QUOTA_SPENT
+        for state in states:
+            if state != "closed":
+                return SkipReason(state)
+        if gate.pauses.until > now or opens_at(call, target) > now:
+            return SkipReason.PAUSED
+        if now > self.latest_start(call, gate):
+            return SkipReason.DEADLINE
+        estimate = call.estimate if gate.has_token_limit and call.estimate > 0 else 0
+        cost = gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
+        cost = cost._replace(input_tokens=cost.input_tokens + gate.margin(cost))
+        rank = RANKS[call.lane]
+        keep_percent = call.model.holding.reserve_percent if rank > RANKS["interactive"] else 0.0
+        limit = gate.limits.which(cost, now, gate.reserve_percent(keep_percent, now))
+        if limit is not None:
+            return limit
+        if not health.is_clear:
+            is_ramping = breaker.is_ramping(now) or account.breaker.is_ramping(now)
+            return SkipReason.RAMPING if is_ramping else SkipReason.TROUBLE
+        if gate.state(now) in (GateState.RESUMING, GateState.PROBING):
+            return SkipReason.PAUSED
+        if line.waiters.busy and not line.waiters.is_free_for(rank):
+            return SkipReason.QUEUE
+        return gate.blocking(cost, now)
 
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
         """Returns the targets that are not left alone, and for how long the call may wait for one.

@@ -20,12 +20,16 @@ from gateway.core.admission.outcomes import HealthPropagation, refusal_after_wai
 from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import QueueFull
+from gateway.core.errors import CircuitOpen, GatewayError, QueueFull
 from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.target_limits.gate import LONGEST_BACKOFF_S
 from gateway.core.ports import Meter
 from gateway.core.snapshot.snapshot import Target
+from gateway.core.types import SkipReason
 from gateway.core.waiting import waiting_for
+
+MOST_TOLD = 10
+"""Of the targets that could not take a call, in the message of its refusal."""
 
 
 class Waiting:
@@ -66,41 +70,47 @@ class Waiting:
         Raises GatewayError when there is none in time, or none at all.
         """
         everything, rank = targets, RANKS[call.lane]
-        while True:
-            targets, patience_s = self._planner.usable(call, everything, now)
-            options = self._options(call, targets, keep_percent)
-            own = sum([target in call.model.targets for target in targets])
-            ready_at = [_ready_at(call, option, now) for option in options]
-            in_time = [at if at <= option.latest else inf for at, option in zip(ready_at, options, strict=True)]
-            gives_up_at = min(call.deadline, now + patience_s)
-            prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
-            if not any(option.line.gate.health.is_clear for option in options[:own]):
-                prefer_until = now  # a target that is only just being tried again is nothing to wait for
-            decision = decide(in_time, own, now, gives_up_at, prefer_until)
-            if decision.verdict is Verdict.REFUSE:
-                raise too_late(call, options, ready_at, now)
-            if decision.verdict is Verdict.SERVE:
-                option = options[decision.choice]
-                is_free = option.line.waiters.is_free_for(rank)
-                grant = option.reserve(now, rank, traits_of(call)) if is_free else None
-                if grant is not None:
-                    return self._let_go(call, grant, targets[decision.choice])
-            # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
-            is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
-            near = options[:own] if is_narrow else options
-            likely = min(near, key=lambda option: in_time[option.index])
-            until = min(gives_up_at, max([option.latest for option in options]))
-            held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
-            if held.grant is not None and held.option is not None:
-                return self._let_go(call, held.grant, targets[held.option.index])
-            now = self._clock.monotonic()
-            if held.left is Left.SHUT:
-                continue  # its targets went out of service; they may be back by now, else this says what keeps them
-            if held.left is Left.EXPIRED and until < gives_up_at:
-                raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
-            if held.left is Left.EXPIRED and until < call.deadline:
-                self._planner.usable(call, targets, now)  # which may say why
-            raise refusal_after_wait(held, call)
+        try:
+            while True:
+                targets, patience_s = self._planner.usable(call, everything, now)
+                options = self._options(call, targets, keep_percent)
+                own = sum([target in call.model.targets for target in targets])
+                ready_at = [_ready_at(call, option, now) for option in options]
+                in_time = [at if at <= option.latest else inf for at, option in zip(ready_at, options, strict=True)]
+                gives_up_at = min(call.deadline, now + patience_s)
+                prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
+                if not any(option.line.gate.health.is_clear for option in options[:own]):
+                    prefer_until = now  # a target that is only just being tried again is nothing to wait for
+                decision = decide(in_time, own, now, gives_up_at, prefer_until)
+                if decision.verdict is Verdict.REFUSE:
+                    raise too_late(call, options, ready_at, now)
+                if decision.verdict is Verdict.SERVE:
+                    option = options[decision.choice]
+                    is_free = option.line.waiters.is_free_for(rank)
+                    grant = option.reserve(now, rank, traits_of(call)) if is_free else None
+                    if grant is not None:
+                        return self._let_go(call, grant, targets[decision.choice], everything)
+                # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
+                is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
+                near = options[:own] if is_narrow else options
+                likely = min(near, key=lambda option: in_time[option.index])
+                until = min(gives_up_at, max([option.latest for option in options]))
+                held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
+                if held.grant is not None and held.option is not None:
+                    return self._let_go(call, held.grant, targets[held.option.index], everything)
+                now = self._clock.monotonic()
+                if held.left is Left.SHUT:
+                    continue  # its targets went out of service; they may be back by now, else this says what keeps them
+                if held.left is Left.EXPIRED and until < gives_up_at:
+                    raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
+                if held.left is Left.EXPIRED and until < call.deadline:
+                    self._planner.usable(call, targets, now)  # which may say why
+                raise refusal_after_wait(held, call)
+        except GatewayError as refusal:
+            self._planner.note_skips(call, everything)
+            if not isinstance(refusal, CircuitOpen):  # which tells more of each
+                refusal.message += _skipped(call)
+            raise
 
     def _options(self, call: Call, targets: Sequence[Target], keep_percent: float) -> list[Option]:
         """Returns the targets as the queue sees them: their lines, and what the call costs each."""
@@ -118,8 +128,13 @@ class Waiting:
             options.append(option)
         return options
 
-    def _let_go(self, call: Call, grant: Reservation, target: Target) -> Target:
+    def _let_go(self, call: Call, grant: Reservation, target: Target, everything: Sequence[Target]) -> Target:
         call.grant = grant
+        at, planner = everything.index(target), self._planner
+        planner.forget_skips(call, everything[at:])
+        planner.note_skips(call, everything[:at])
+        if not call.attempts and target not in call.model.targets:
+            planner.note_left_out(call, everything, target, SkipReason.UNSUPPORTED)
         if call.attempts or call.retry is not None:
             self._retries.hand_over(call, grant, target)
         return target
@@ -171,6 +186,16 @@ class Waiting:
             call.queue_s += waited_s
             self._meter.waited(call.lane, waited_s)
         return held
+
+
+def _skipped(call: Call) -> str:
+    """Returns a sentence on the targets that could not take the call, where there are several; else nothing."""
+    skips = [*(call.skips or {}).values()]
+    if len(skips) < 2:
+        return ""
+    told = [f"{one.target} ({one.reason})" for one in skips[:MOST_TOLD]]
+    more = [f"+{len(skips) - MOST_TOLD} more"] if len(skips) > MOST_TOLD else []
+    return f" Skipped: {', '.join([*told, *more])}."
 
 
 def _ready_at(call: Call, option: Option, now: float) -> float:

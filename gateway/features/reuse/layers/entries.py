@@ -180,7 +180,7 @@ def follow(call: Call, leader: Call) -> None:
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
     replay.source = leader.id
     replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
-    replay.attempts = shown(leader.attempts)
+    replay.attempts = shown(leader.attempts, skips=leader.skips)
     replay.tried.append(("single_flight", "hit"))
 
 
