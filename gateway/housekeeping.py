@@ -242,6 +242,7 @@ class Housekeeping:
         telemetry.set_queue(queue.occupancy.depth, operations.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_budgets(admission.budgets.of_keys(self.policies.current))
         telemetry.set_suspects(views.suspects(admission))
+        telemetry.set_spent_quotas(views.spent_quotas(admission, now))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())
         telemetry.set_sockets(self.realtime.traffic(), sum(one.is_connection for one in self.inflight.present()))

@@ -92,6 +92,15 @@ def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
         yield admission.gates.names.label(name), line.gate.health.heard.suspicion is not None
 
 
+def spent_quotas(admission: Admission, now: float) -> Iterator[tuple[str, bool]]:
+    """Yields whether the quota of each target is spent, until a call is served there; under its name in the config."""
+    gates, spent = admission.gates, admission.health.spent
+    for name, line in gates.lines.items():
+        if not gates.names.is_callers(name):
+            is_known_spent = not spent.isdisjoint((name, line.gate.health.account.name))
+            yield gates.names.label(name), is_known_spent or line.gate.pauses.quota_until > now
+
+
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
     """Yields the retry tokens left at each target, under the name that the config has for it."""
     gates, tokens = admission.gates, _retry_tokens(policy)

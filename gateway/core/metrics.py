@@ -219,6 +219,7 @@ class Metrics:
     retry_level: Levels = _gauge(
         "retry_budget_level", "Retry tokens that are left; the least under the name.", "target"
     )
+    quota_spent: Levels = _gauge("quota_spent", "1: the quota of the target's account is spent.", "target")
     suspect: Levels = _gauge("suspect", "1: nothing is heard of the target any more.", "target")
     breaker_state: Levels = _gauge(
         "breaker_state",

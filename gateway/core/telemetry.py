@@ -248,6 +248,14 @@ def _nothing() -> None:
     return None
 
 
+def _any_of(named: Iterable[tuple[str, bool]]) -> dict[Labels, float]:
+    """Returns by name 1 if any of the values under it is true, else 0."""
+    seen: dict[Labels, float] = {}
+    for name, value in named:
+        seen[(name,)] = max(float(value), seen.get((name,), 0.0))
+    return seen
+
+
 class Telemetry(Collector):
     """All metrics of the process. Every method is for the loop's thread."""
 
@@ -392,10 +400,11 @@ class Telemetry(Collector):
 
     def set_suspects(self, suspects: Iterable[tuple[str, bool]]) -> None:
         """Which targets are suspect; of a name that comes more than once, whether any is."""
-        seen: dict[Labels, float] = {}
-        for name, is_suspect in suspects:
-            seen[(name,)] = max(float(is_suspect), seen.get((name,), 0.0))
-        self._metrics.suspect.values = seen
+        self._metrics.suspect.values = _any_of(suspects)
+
+    def set_spent_quotas(self, spent: Iterable[tuple[str, bool]]) -> None:
+        """Of which targets the quota is spent; of a name that comes more than once, whether any is."""
+        self._metrics.quota_spent.values = _any_of(spent)
 
     def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:
         """How many lanes are shed now, and how many requests were so far."""

@@ -128,7 +128,10 @@ class HealthPropagation:
         name = gate.name if diagnosis.scope == "target" else gate.health.account.name or gate.name
         if name not in self.spent and self._gates.pays(gate):
             self.spent.add(name)
-            log.warning("%s: its quota is spent; tried again in %.0f s", name, gate.pauses.quota_until - now)
+            log.warning(
+                "%s: its quota is spent; tried again in %.0f s, or at once after 'gateway targets close %s'",
+                *(name, gate.pauses.quota_until - now, name),
+            )
         if diagnosis.scope != "target":
             for other in self._siblings(gate, diagnosis.scope):
                 other.gate.exhaust(diagnosis.delay_s, now)
@@ -167,6 +170,7 @@ class HealthPropagation:
             breaker.force(to, now)
         for line in lines if to == "closed" else ():
             line.gate.pauses.end()
+            self.spent -= {line.gate.name, line.gate.health.account.name}
             self._queue.freed(line)
         if to == "closed":
             gates.trust(lines)

@@ -58,6 +58,7 @@ MOST = frozenset(
         "gateway_limit_capacity",
         "gateway_estimate_error_ratio",
         "gateway_breaker_state",
+        "gateway_quota_spent",
         "gateway_suspect",
         "gateway_shed_level",
         "gateway_config_version",
