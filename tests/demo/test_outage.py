@@ -55,6 +55,7 @@ hasty_client = partial(plain_client, sleep=at_once)
         ("", (0, 0)),
         ("primary/gpt-4o:200", (1, 0)),
         ("primary/gpt-4o:connection(0.0s) fallback/gpt-4o:200", (2, 1)),
+        ("primary/gpt-4o:skipped(open) fallback/gpt-4o:200", (1, 0)),
         ("primary/gpt-4o:connection(0.3s) fallback/gpt-4o:200", (2, 0)),
         ("primary/gpt-4o:connection(0.0s) primary/gpt-4o:connection(0.0s) fallback/gpt-4o:503(0.1s)", (3, 2)),
     ],

@@ -265,7 +265,7 @@ async def _through_gateway(stack: AsyncExitStack, outage: Outage, trial: Trial, 
 def tries_told(headers: Mapping[str, str]) -> tuple[int, int]:
     """Returns the gateway's tries for an answer, from its headers, and how many of them found the primary dead."""
     trail = headers.get(ATTEMPTS, "")
-    return len(trail.split()), len(_REFUSED.findall(trail))
+    return sum([":skipped(" not in one for one in trail.split()]), len(_REFUSED.findall(trail))
 
 
 async def _provider(stack: AsyncExitStack, outage: Outage) -> EmulatorServer:
