@@ -246,9 +246,13 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 def _row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     failures = row["failures"]
+    account = row.get("account") or {"state": "closed"}
+    is_kept_off = (
+        row["state"] == "closed" != account["state"]
+    )  # no call gets there, though its own breaker lets all through
     return (
         safe(name),
-        _state(row),
+        f"account {account['state'].replace('_', ' ')}" if is_kept_off else _state(row),
         _seconds(row["next_probe_s"]),
         str(row.get("in_flight", "-")),
         _p95(row.get("time_to_first_byte")),
