@@ -13,6 +13,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import needs_of
 from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.types import Skip
 from gateway.dialects.spoken import Spoken
 from gateway.dialects.upstream import Converting
 from tests.support.flow import RESPONSES, Bench, Script, ScriptedUpstream, whole
@@ -24,6 +25,9 @@ SAID = b'{"id": "r", "object": "response", "status": "completed", "output": [], 
 IN_CHAT = b'{"id": "c", "model": "m", "choices": [{"index": 0, "message": {"content": "so"}, "finish_reason": "stop"}]}'
 UNKNOWN = Script(404, (), [b'{"detail": "Not Found"}'])
 BROKEN = b'{"error": {"message": "no", "type": "server_error", "param": null, "code": null}}'
+
+PASSED = {"p0/m": Skip("p0/m", "unsupported", 0)}
+"""What a call notes of the first target."""
 
 
 class Plan(Bench):
@@ -83,6 +87,7 @@ async def test_who_turns_out_not_to_understand_is_passed_over() -> None:
 
     assert plan.paths() == [["responses", "completions"], ["responses", "responses"]]  # nothing was sent in vain
     assert plan.ledgers() == [["p0/m:200"], ["p1/m:200"], ["p1/m:200"]]
+    assert [account.call.skips for account in plan.meter.accounts] == [None, PASSED, PASSED]
     await plan.ask(PLAIN)  # nothing of its limit was used for the others
     assert plan.meter.accounts[-1].call.queue_s == 0.0
     assert plan.ledgers()[-1] == ["p0/m:200"]
@@ -94,6 +99,7 @@ async def test_the_call_that_learns_goes_on_too() -> None:
 
     assert (await plan.ask(REFUSED))["id"] == "r"
     assert plan.paths() == [["responses"], ["responses"]]
+    assert plan.account.call.skips == PASSED
 
 
 async def test_a_call_that_nobody_understands_is_told_so() -> None:
@@ -125,6 +131,7 @@ async def test_a_large_call_finds_out_at_the_target() -> None:
 
     assert (await plan.ask(REFUSED, large=large))["id"] == "r"
     assert plan.paths() == [[], ["responses"]]
+    assert plan.account.call.skips == PASSED
 
 
 LOSSY = {"model": "m", "input": "hi", "truncation": "auto"}
