@@ -235,7 +235,10 @@ def cells(**changes: Any) -> list[str]:
         ),
         ({"paused_s": 3.0, "quota_spent_s": 0.0}, ["closed", "-", "0", "-", "-", "paused for 3.0 s"]),
         ({"paused_s": 60.0, "quota_spent_s": 60.0}, ["quota spent", "-", "0", "-", "-", "quota spent for 60.0 s"]),
-        ({"account": {"name": "a", "state": "half_open"}}, ["account half open", "-", "0", "-", "-", "account a is half open"]),
+        (
+            {"account": {"name": "a", "state": "half_open"}},
+            ["account half open", "-", "0", "-", "-", "account a is half open"],
+        ),
         ({"warning": "no model"}, ["closed", "-", "0", "-", "-", "no model"]),
         (
             {"warning": "no model; mend it", "reason": "no model", "last_opened_s": 1.0},
