@@ -148,7 +148,7 @@ async def test_kept_answers_grow_as_old_as_they_would_have(tmp_path: Path, step_
     assert (await settle(store.records.claim(record, asked, 30.0))).kept == by
     assert await settle(store.answers.get(name, "default")) == by
     vectors = await settle(store.vectors.load(partition, 10))
-    assert [vector.key for vector in vectors] == [digest(1)]
+    assert [(one.id, one.expires_at) for one in vectors] == [(digest(1), by.fresh_until)]
     wall.advance(2)
     assert (await settle(store.records.claim(record, asked, 30.0))).kept is None
     assert await settle(store.answers.get(name, "default")) is None
