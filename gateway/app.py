@@ -136,8 +136,8 @@ class Gateway:
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
-            heard = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
-            FleetNews(self._clock, self._shared.news, self._admission, self._draw, *heard)
+            semantic_listener = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
+            FleetNews(self._clock, self._shared.news, self._admission, self._draw, *semantic_listener)
         replays = self._pipeline.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
@@ -335,7 +335,7 @@ class Gateway:
             now_wall=self._clock.wall(),
             wall=self._clock.wall,
             host=self._host,
-            told=self._models.told,
+            listed=self._models.told,
         )
 
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:

@@ -60,7 +60,7 @@ class Reloading:
         self._put_in_force = put_in_force
         self._first = self._compiled = policies.current
         self._task: asyncio.Task[None] | None = None
-        self._is_asked = False
+        self._is_requested = False
         self._reloader = Reloader(
             config,
             environ,
@@ -82,7 +82,7 @@ class Reloading:
 
     def reload(self) -> None:
         """Loads the config again, changed or not; when that is asked for during a reload, once more behind it."""
-        self._is_asked = True
+        self._is_requested = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._reload())
 
@@ -92,8 +92,8 @@ class Reloading:
             self._task.cancel()
 
     async def _reload(self) -> None:
-        while self._is_asked:
-            self._is_asked = False
+        while self._is_requested:
+            self._is_requested = False
             report = await asyncio.to_thread(self._reloader.reload)
             if report.status == "loaded":
                 self._warn_of_what_stays(self._compiled)

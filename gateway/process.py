@@ -21,12 +21,12 @@ def doubt() -> str | None:
     That is the case with `./configure --enable-optimizations` (profile-guided, see Python's "Configure Python"), and with
     what a distribution ships. Where a build tells nothing of itself, as on Windows, nothing is doubted.
     """
-    told = sysconfig.get_config_vars()
+    variables = sysconfig.get_config_vars()
     return judge(
-        str(told.get("CONFIG_ARGS") or ""),
-        str(told.get("PY_CORE_CFLAGS") or ""),
+        str(variables.get("CONFIG_ARGS") or ""),
+        str(variables.get("PY_CORE_CFLAGS") or ""),
         prefix=sys.base_prefix,
-        is_debug=bool(told.get("Py_DEBUG")),
+        is_debug=bool(variables.get("Py_DEBUG")),
     )
 
 
@@ -37,8 +37,8 @@ def judge(configured: str, flags: str, *, prefix: str, is_debug: bool) -> str | 
         return (
             "this Python is a debug build, or compiled without optimisation: a call may cost several times as much CPU"
         )
-    told = "--enable-optimizations" in configured or "-fprofile-use" in flags
-    if told or not configured or prefix in DISTRIBUTIONS:
+    is_optimised = "--enable-optimizations" in configured or "-fprofile-use" in flags
+    if is_optimised or not configured or prefix in DISTRIBUTIONS:
         return None
     return (
         f"the Python at {prefix} was built without --enable-optimizations: a call costs up to a third more CPU than on one "

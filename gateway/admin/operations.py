@@ -205,15 +205,15 @@ def health_routes(
         status = (
             "draining" if inflight.draining else "leaving" if inflight.leaving else "emulating" if made_up else "ready"
         )
-        said: dict[str, Any] = {"status": status, "calls": len(inflight)}
+        answer: dict[str, Any] = {"status": status, "calls": len(inflight)}
         if made_up:
-            said["emulated"] = list(made_up)
-            said["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
+            answer["emulated"] = list(made_up)
+            answer["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
         if health is not None:
-            said["state"] = _store_health(health, wall())
+            answer["state"] = _store_health(health, wall())
         if jobs is not None:
-            said["jobs"] = jobs()
-        return json_response(said, status=200 if is_ready else 503)
+            answer["jobs"] = jobs()
+        return json_response(answer, status=200 if is_ready else 503)
 
     return [*(Route(path, live) for path in LIVE_PATHS), *(Route(path, ready) for path in READY_PATHS)]
 
@@ -295,9 +295,9 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
     def switch(kind: str) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
             require_admin(policies, request)
-            asked = await read_object(request, policies.current.server, MOST_BYTES, SWITCH_EXAMPLE)
-            name = _known_name(request, asked, kind, show())
-            action = _known_action(asked)
+            fields = await read_object(request, policies.current.server, MOST_BYTES, SWITCH_EXAMPLE)
+            name = _known_name(request, fields, kind, show())
+            action = _known_action(fields)
             log.warning("admin: %s %s", action, name)
             force(name, ACTIONS[action])
             return json_response({"name": name, "action": action, **show()[kind][name]})
@@ -311,9 +311,9 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
     ]
 
 
-def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:
+def _known_name(request: Request, fields: Mapping[str, Any], kind: str, shown: Shown) -> str:
     """Returns the name of the target or account that is meant. Raises InvalidRequest without one, NotFound for a wrong one."""
-    name = request.path_params.get("name") or request.query_params.get("name") or asked.get("name")
+    name = request.path_params.get("name") or request.query_params.get("name") or fields.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"Say which: /admin/{kind}/<name>, ?name= or the field 'name'.", param="name")
     if name not in shown[kind]:
@@ -329,8 +329,8 @@ def _hint(name: str, kind: str, shown: Shown) -> str:
     return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
 
 
-def _known_action(asked: Mapping[str, Any]) -> str:
-    action = asked.get("action")
+def _known_action(fields: Mapping[str, Any]) -> str:
+    action = fields.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
         message = f"The field 'action' must be one of: {', '.join(ACTIONS)}."
         raise InvalidRequest(message, param="action", code="unknown_action")

@@ -100,7 +100,7 @@ class AdminClient:
 
     def backup(self, name: str) -> Iterator[bytes]:
         """Yields the file "state" or "jobs" as it is now, piece by piece."""
-        with self._asked("GET", f"{name}/backup", None, BACKUP_TIMEOUT_S) as response:
+        with self._request("GET", f"{name}/backup", None, BACKUP_TIMEOUT_S) as response:
             if response.status != 200:
                 self._answer(response.status, response.read())
             while piece := response.read(PIECE_BYTES):
@@ -109,7 +109,7 @@ class AdminClient:
                 raise AdminRefused(f"the copy broke off {response.length} bytes before its end; try again")
 
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        with self._asked(method, path, body, TIMEOUT_S) as response:
+        with self._request(method, path, body, TIMEOUT_S) as response:
             return self._answer(response.status, response.read())
 
     def _answer(self, status: int, text: bytes) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class AdminClient:
         return answer
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: object, timeout_s: float) -> Iterator[HTTPResponse]:
+    def _request(self, method: str, path: str, body: object, timeout_s: float) -> Iterator[HTTPResponse]:
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         content = None if body is None else json.dumps(body)
         try:
@@ -204,16 +204,16 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 def claimed(answer: Mapping[str, Any]) -> str:
     """Tells how many objects are the tenant's now, and which are somebody else's, one a line."""
     count, others = answer["claimed"], answer["others"]
-    told = f"{_count(count, 'object')} at {safe(answer['provider'])} now of {safe(answer['tenant'])}"
+    shown = f"{_count(count, 'object')} at {safe(answer['provider'])} now of {safe(answer['tenant'])}"
     lines = [f"{safe(id)} is {safe(owner)}'s already; --move gives it all the same" for id, owner in others.items()]
-    return "\n".join([told, *lines])
+    return "\n".join([shown, *lines])
 
 
 def flagged(answer: Mapping[str, Any]) -> str:
     """Tells of each job what came of the wish that it stand still, or go on."""
     words = {"done": "is paused" if answer["action"] == "pause" else "goes on", "ended": "has ended"}
     words["unknown"] = "is no job of this gateway's"
-    return "\n".join(f"{safe(id)} {told}" for name, told in words.items() for id in answer[name])
+    return "\n".join(f"{safe(id)} {text}" for name, text in words.items() for id in answer[name])
 
 
 def retried(answer: Mapping[str, Any]) -> str:
@@ -360,7 +360,7 @@ def story(answer: Mapping[str, Any]) -> str:
     facts = [
         ("call" if "request" in answer else "request", _whose(answer)),
         ("cache", f"{answer['result']}, by {answer['layer']}" if answer["layer"] else answer["result"]),
-        ("asked", ", ".join(f"{said['layer']}: {said['result']}" for said in answer["tried"]) or "no layer"),
+        ("asked", ", ".join(f"{attempt['layer']}: {attempt['result']}" for attempt in answer["tried"]) or "no layer"),
         ("key", answer["cache_key"]),
         ("source", _source(answer)),
         ("similarity", answer["similarity"]),

@@ -292,8 +292,8 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
     if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
         body = as_whole(name, frames) if len(frames) <= LARGE_BYTES else await asyncio.to_thread(as_whole, name, frames)
     if body is None:
-        told = "the provider sent a stream in place of the whole answer, and it cannot be put together"
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
+        message = "the provider sent a stream in place of the whole answer, and it cannot be put together"
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
     opened = _accept_json(call, target, answer, body, clock)
     opened.headers = _as_json(answer.headers)
     return opened
@@ -395,9 +395,9 @@ async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
         opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
     usage = estimated_usage(call, 0) if opened.usage is None else None
     if usage is not None:
-        told = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
+        usage_json = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
         body = remove_fields(opened.body, find_fields(opened.body, "usage"))
-        opened.usage, opened.body = usage, insert_field(body, "usage", told)
+        opened.usage, opened.body = usage, insert_field(body, "usage", usage_json)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
@@ -416,8 +416,8 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
     if endpoint == "generate":
         candidates = parsed.get("candidates")
         if not (isinstance(candidates, list) and candidates) and not parsed.get("promptFeedback"):
-            told = "the provider answered without any candidate"
-            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, told)
+            message = "the provider answered without any candidate"
+            raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
         return None
     if not isinstance(choices, list) and endpoint not in HAS_CHOICES:
         return None

@@ -35,9 +35,9 @@ class CallLog:
 
     def __init__(self, stream: TextIO, style: str, worker: int | None = None) -> None:
         self._stream = stream
-        told = {} if worker is None else {"worker": worker}
+        fixed = {} if worker is None else {"worker": worker}
         self._format: Callable[[float, CallRecord | Refused], str] = (
-            JsonLines(told).line if style == "json" else partial(_text_line, told)
+            JsonLines(fixed).line if style == "json" else partial(_text_line, fixed)
         )
         self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
         self._thread = threading.Thread(target=self._write, name="call-log", daemon=True)
@@ -135,8 +135,8 @@ def _run(part: RunPart | None) -> dict[str, str]:
     """Which part of which run it was, as it said."""
     if part is None:
         return {}
-    said = {"workflow": part.workflow, "run": part.run, "task": part.task}
-    return {name: value for name, value in said.items() if value}
+    fields = {"workflow": part.workflow, "run": part.run, "task": part.task}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _skipped(call: Call) -> dict[str, list[dict[str, str]]]:
@@ -172,7 +172,7 @@ def _parts(usage: Usage | None) -> dict[str, float | str]:
     if usage is None or (usage.parts is ALL_TEXT and not usage.tier and not usage.cache_written_1h):
         return {}
     parts = usage.parts
-    told: dict[str, float | str] = {
+    fields: dict[str, float | str] = {
         "cache_written_1h_tokens": usage.cache_written_1h,
         "reasoning_tokens": parts.reasoning,
         "audio_input_tokens": parts.audio_input,
@@ -189,7 +189,7 @@ def _parts(usage: Usage | None) -> dict[str, float | str]:
         "images": parts.images,
         "service_tier": usage.tier,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _lossy(last: Attempt | None) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _replay(replay: CacheOutcome | None) -> dict[str, Any]:
     if replay is None:
         return {}
     saved = replay.saved
-    told = {
+    fields = {
         "cache": replay.result,
         "cache_layer": replay.layer or None,
         "saved_tokens": saved.input + saved.output if saved else None,
@@ -218,7 +218,7 @@ def _replay(replay: CacheOutcome | None) -> dict[str, Any]:
         "similarity": _rounded(replay.similarity, 4),
         "source": replay.source or None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _rounded(value: float | None, places: int) -> float | None:
@@ -244,11 +244,11 @@ def _text(value: bytes | None) -> str | None:
 class JsonLines:
     """Makes lines of JSON; each ends with `told`, what every line of this process says."""
 
-    __slots__ = ("_end", "_told")
+    __slots__ = ("_end", "_fixed")
 
-    def __init__(self, told: Mapping[str, int]) -> None:
-        self._told = told
-        self._end = "," + orjson.dumps(told).decode()[1:] + "\n" if told else "}\n"
+    def __init__(self, fixed: Mapping[str, int]) -> None:
+        self._fixed = fixed
+        self._end = "," + orjson.dumps(fixed).decode()[1:] + "\n" if fixed else "}\n"
 
     def line(self, at: float, record: CallRecord | Refused) -> str:
         """One record, in the form and order of `_fields`."""
@@ -289,14 +289,14 @@ class JsonLines:
         )
 
     def _any_line(self, at: float, record: CallRecord | Refused) -> str:
-        return orjson.dumps({**_fields(at, record), **self._told}).decode() + "\n"
+        return orjson.dumps({**_fields(at, record), **self._fixed}).decode() + "\n"
 
 
 @lru_cache(maxsize=1024)
 def _who(key: str, tenant: str, endpoint: str, model: str, stream: bool, lane: str) -> str:
     """The part of a line that tells whose call it is, and what was asked for: the same for most calls of a client."""
-    told = {"key": key, "tenant": tenant, "endpoint": endpoint, "model": model, "stream": stream, "lane": lane}
-    return _json(told)[1:-1]
+    fields = {"key": key, "tenant": tenant, "endpoint": endpoint, "model": model, "stream": stream, "lane": lane}
+    return _json(fields)[1:-1]
 
 
 @lru_cache(maxsize=1024)
@@ -310,8 +310,8 @@ def _json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-def _text_line(told: Mapping[str, int], at: float, record: CallRecord | Refused) -> str:
-    fields = {**_fields(at, record), **told}
+def _text_line(fixed: Mapping[str, int], at: float, record: CallRecord | Refused) -> str:
+    fields = {**_fields(at, record), **fixed}
     stamp = str(fields.pop("time"))[11:23]
     fields.pop("event")
     head = f"{stamp} {fields.pop('status')} {fields.get('outcome') or fields.get('code')}"

@@ -203,11 +203,11 @@ def _words_of(error: Json, finishes: list[Any]) -> Wording:
     faults = [fault for fault in _items(error.get("detail")) if isinstance(fault, dict)]
     codes = [error.get("code"), kept.get("error_code"), _inner(error, "innererror").get("code")]
     types = [error.get("type"), error.get("error_type"), metadata.get("error_type"), _amazon(error)]
-    said = [error.get("message"), error.get("Message"), *quotas, *(fault.get("msg") for fault in faults)]
+    texts = [error.get("message"), error.get("Message"), *quotas, *(fault.get("msg") for fault in faults)]
     about = [metadata.get(name) for name in ("limit_source", "provider_code", "raw")]
     flagged = ["flagged_input"] if "flagged_input" in metadata else _items(metadata.get("reasons"))
     named = [*codes, error.get("statusCode"), *reasons]
-    return _wording(named, types, [error.get("status")], finishes, [*said, *flagged, *about])
+    return _wording(named, types, [error.get("status")], finishes, [*texts, *flagged, *about])
 
 
 def _amazon(error: Json) -> str:
@@ -215,8 +215,8 @@ def _amazon(error: Json) -> str:
     return (_plain(error.get("__type")) or "").rpartition("#")[2]
 
 
-def _wording(codes: list[Any], types: list[Any], states: list[Any], finishes: list[Any], said: list[Any]) -> Wording:
-    known = [_all_plain(one) for one in (codes, types, states, finishes, said)]
+def _wording(codes: list[Any], types: list[Any], states: list[Any], finishes: list[Any], texts: list[Any]) -> Wording:
+    known = [_all_plain(one) for one in (codes, types, states, finishes, texts)]
     words = normalised("\n".join(text for one in (*known[:3], known[4]) for text in one)[:TEXT_CHARS])
     exact = [tuple(text.strip().lower() for text in one) for one in known[:4]]
     own = _unquoted(words)
@@ -240,11 +240,11 @@ def _finishes(value: Json) -> list[Any]:
     """Returns every word for how an answer ended, by the dialects' names."""
     choice, candidate = _first(value, "choices"), _first(value, "candidates")
     incomplete = _inner(value, "incomplete_details") or _inner(_inner(value, "response"), "incomplete_details")
-    told = [place.get(name) for place in (value, choice) for name in ("finish_reason", "stop_reason", "stopReason")]
+    reasons = [place.get(name) for place in (value, choice) for name in ("finish_reason", "stop_reason", "stopReason")]
     refusal = "refusal" if _inner(choice, "message").get("refusal") else None
     blocked = _inner(value, "promptFeedback").get("blockReason")
     stopped = _inner(value, "delta").get("stop_reason")
-    return [*told, refusal, blocked, stopped, candidate.get("finishReason"), incomplete.get("reason")]
+    return [*reasons, refusal, blocked, stopped, candidate.get("finishReason"), incomplete.get("reason")]
 
 
 def _all_plain(values: list[Any]) -> list[str]:
@@ -397,7 +397,7 @@ class ErrorAnswer:
     is_in_band: bool = False
 
     def has_header(self, name: bytes, phrases: Iterable[Phrase]) -> bool:
-        values = [value[:_HEADER_BYTES].decode("latin-1") for told, value in self.headers if told == name]
+        values = [value[:_HEADER_BYTES].decode("latin-1") for present, value in self.headers if present == name]
         texts = [normalised(value) for value in values]
         return any(phrase.is_in(text, numberless(text)) for text in texts for phrase in phrases)
 
@@ -482,7 +482,7 @@ class ErrorTable:
         read = read_body(body)
         if read.error is not None and status is not None and status < 300:
             return self._diagnose_in_band(phase, read, headers, wall_now)
-        return self._told(answer_of(phase, status, headers, read.wording), read.error, body, wall_now)
+        return self._diagnosed(answer_of(phase, status, headers, read.wording), read.error, body, wall_now)
 
     def diagnose_error(
         self, phase: Phase, status: int | None, error: Json, headers: RawHeaders, wall_now: float
@@ -491,7 +491,7 @@ class ErrorTable:
         read = read_error(error)
         if status is None or status < 400:
             return self._diagnose_in_band(phase, read, headers, wall_now)
-        return self._told(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now)
+        return self._diagnosed(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now)
 
     def rule_for(self, answer: ErrorAnswer) -> ErrorRule | None:
         """Returns the first rule that holds."""
@@ -507,23 +507,23 @@ class ErrorTable:
         answer = answer_of(phase, status_in(error), headers, read.wording, is_in_band=True)
         if self.rule_for(answer) is None:
             answer = answer_of(phase, 500, headers, read.wording)
-        return self._told(answer, error, _as_bytes(error), wall_now)
+        return self._diagnosed(answer, error, _as_bytes(error), wall_now)
 
-    def _told(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
+    def _diagnosed(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
         """Returns the verdict of the first rule that holds, with the server's hints about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
         hinted = _hints_in(body)
         wall_now = provider_now(answer.headers, wall_now)
         status = 429 if rule.error_class in _LIMITS else answer.status or 0
-        told_s = None
+        named_s = None
         if rule.error_class in _PASSES:
-            told_s = retry_delay_s(status, answer.headers, hinted, wall_now)
-        if told_s is None and error is not None and (instant := resets_at(error)) is not None:
-            told_s = parse_reset(instant, wall_now)
+            named_s = retry_delay_s(status, answer.headers, hinted, wall_now)
+        if named_s is None and error is not None and (instant := resets_at(error)) is not None:
+            named_s = parse_reset(instant, wall_now)
         return Diagnosis(
             rule.error_class,
             rule.scope,
-            _at_least(rule, told_s, wall_now),
+            _at_least(rule, named_s, wall_now),
             rule.never_fits or (rule.error_class in _RATE_LIMITS and never_fits(hinted)),
             rule.name,
         )
@@ -535,13 +535,13 @@ def in_band_status(error: Json, diagnosis: Diagnosis) -> int:
     return own if own is not None and own != 500 else _STATUS_OF.get(diagnosis.error_class, 502)
 
 
-def _at_least(rule: ErrorRule, told_s: float | None, wall_now: float) -> float | None:
+def _at_least(rule: ErrorRule, named_s: float | None, wall_now: float) -> float | None:
     """Returns the longest delay: the server's, which is never undercut, the rule's, or until the daily reset without one."""
-    if told_s is None and rule.resets_daily_at_s is not None:
-        told_s = (rule.resets_daily_at_s - wall_now) % _DAY_S
-    if rule.delay_s is None or told_s is None:
-        return told_s if told_s is not None else rule.delay_s
-    return max(told_s, rule.delay_s)
+    if named_s is None and rule.resets_daily_at_s is not None:
+        named_s = (rule.resets_daily_at_s - wall_now) % _DAY_S
+    if rule.delay_s is None or named_s is None:
+        return named_s if named_s is not None else rule.delay_s
+    return max(named_s, rule.delay_s)
 
 
 def _hints_in(body: bytes) -> bytes:

@@ -202,8 +202,8 @@ def _asked_answers(call: Call, target: Target) -> tuple[int | None, int]:
     edits = target.edits
     if edits is None or call.endpoint.request != "json" or edits.names.isdisjoint(BOUNDING):
         return call.max_tokens, answers_of(call)
-    asked = _edited(call, edits)
-    return find_bound(asked), count_answers(asked)
+    wanted = _edited(call, edits)
+    return find_bound(wanted), count_answers(wanted)
 
 
 def _edited(call: Call, edits: BodyEdits) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def _edited(call: Call, edits: BodyEdits) -> dict[str, Any]:
 def _requested_tier(call: Call, target: Target) -> str:
     """Returns the service tier that the call, or its target's own edits, ask for; empty: none."""
     edits = target.edits.set if target.edits is not None else ()
-    asked = next((value for name, value in edits if name == "service_tier"), None)
-    return find_requested_tier(call.body) if asked is None else asked.decode().strip('"')
+    edited = next((value for name, value in edits if name == "service_tier"), None)
+    return find_requested_tier(call.body) if edited is None else edited.decode().strip('"')
 
 
 FASTEST_PER_S = 1_000
@@ -311,9 +311,9 @@ class Accounts:
             drop_frames(failure)  # it may be kept for others who wait for the same answer
             return failure
         self.settle(call, InternalError.status, INTERNAL_ERROR)
-        told = InternalError()
-        told.__cause__ = failure
-        return told
+        internal = InternalError()
+        internal.__cause__ = failure
+        return internal
 
     def settle_stopped(
         self,
@@ -404,23 +404,23 @@ class Accounts:
         self._meter.settled(record)
 
 
-def whole_usage(call: Call, told: Usage | None, body: bytes) -> Usage | None:
+def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None:
     """Returns the usage of a whole answer: what its provider tells, and an estimate of each number that it does not.
 
     None: the endpoint has no tokens.
     """
-    told = _believed(call, told)
-    if told is not None and told.input and (told.output or call.endpoint.tokens != "both"):
-        return told
+    reported = _believed(call, reported)
+    if reported is not None and reported.input and (reported.output or call.endpoint.tokens != "both"):
+        return reported
     estimate = estimated_usage(call, estimate_answer(body))
-    return told if estimate is None else filled(told, estimate)
+    return reported if estimate is None else filled(reported, estimate)
 
 
-def _believed(call: Call, told: Usage | None) -> Usage | None:
+def _believed(call: Call, reported: Usage | None) -> Usage | None:
     """Returns what a provider tells, without an output that is far beyond what the call allows."""
-    if told is None or told.output <= LONGEST_ANSWER or call.max_tokens is None:
-        return told
-    return plausible(told, most_output(call.max_tokens, answers_of(call)))
+    if reported is None or reported.output <= LONGEST_ANSWER or call.max_tokens is None:
+        return reported
+    return plausible(reported, most_output(call.max_tokens, answers_of(call)))
 
 
 def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
@@ -433,19 +433,19 @@ def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
     return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
 
 
-def media_usage(call: Call, target: Target, told: Usage | None, written: int | None = None) -> Usage:
+def media_usage(call: Call, target: Target, reported: Usage | None, written: int | None = None) -> Usage:
     """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
 
-    `told` is what the provider has reported. The usage is marked as estimated where an estimate costs anything. `written` are
-    the tokens of the text that came back, as estimated; None: not all of it has come.
+    `reported` is what the provider has reported. The usage is marked as estimated where an estimate costs anything.
+    `written` are the tokens of the text that came back, as estimated; None: not all of it has come.
     """
     name, body = call.endpoint.name, call.body
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
-        asked = call.parsed or json_object(body) or {}
-        asked = asked if target.edits is None else target.edits.seen(asked)
-    certain = certain_usage(name, told, body, asked)
-    estimated = estimated_media_usage(name, certain, body, asked, written)
+        fields = call.parsed or json_object(body) or {}
+        fields = fields if target.edits is None else target.edits.seen(fields)
+    certain = certain_usage(name, reported, body, fields)
+    estimated = estimated_media_usage(name, certain, body, fields, written)
     return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
 
 
@@ -588,10 +588,10 @@ def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
     """
     ordered = sorted(gaps, key=lambda gap: (gap.how is How.APPROXIMATED, not gap.field.startswith("tool"), gap.field))
     entries = [f"{gap.field}({gap.how})" for gap in ordered]
-    told = ", ".join(entries)
-    if len(told) > MOST_SHOWN:
-        told = _shortened(entries)
-    return b"x-gateway-lossy", told.encode("ascii", "replace")
+    value = ", ".join(entries)
+    if len(value) > MOST_SHOWN:
+        value = _shortened(entries)
+    return b"x-gateway-lossy", value.encode("ascii", "replace")
 
 
 def _shortened(entries: list[str]) -> str:

@@ -153,11 +153,11 @@ def _of_generated(config: object) -> tuple[int | None, bool]:
     """The bound on the answer's tokens and whether it is thought before it, from Gemini's own options."""
     if not isinstance(config, dict):
         return None, False
-    asked = {"max_tokens": config.get("maxOutputTokens"), "n": config.get("candidateCount")}
+    wanted = {"max_tokens": config.get("maxOutputTokens"), "n": config.get("candidateCount")}
     thinking = config.get("thinkingConfig")
     thinking = thinking if isinstance(thinking, dict) else {}
     budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
-    return max_tokens_of(asked), level != "minimal" or (type(budget) is int and budget != 0)
+    return max_tokens_of(wanted), level != "minimal" or (type(budget) is int and budget != 0)
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:

@@ -142,8 +142,8 @@ class Pipeline:
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
-        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
-        return self._answer(call) if asked is None else self.replays.serve(call, asked)
+        plan = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
+        return self._answer(call) if plan is None else self.replays.serve(call, plan)
 
     def _paid(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves a call of a run that no kept step answers."""
@@ -156,8 +156,8 @@ class Pipeline:
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
-        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
-        return self._answer(call) if asked is None else self.replays.serve(call, asked)
+        plan = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
+        return self._answer(call) if plan is None else self.replays.serve(call, plan)
 
     async def aclose(self) -> None:
         """Waits for answers that are being stored. To be called when every call has been stopped."""
@@ -171,8 +171,8 @@ class Pipeline:
     async def _admitted(self, call: Call, rules: ObjectRules) -> Reply:
         """Returns the answer to a call about objects at a provider. Raises NotFound for those of another tenant."""
         await self._let_in(call, self.ownership.admit(call, rules))
-        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
-        return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
+        plan = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
+        return await (self._answer(call) if plan is None else self.replays.serve(call, plan))
 
     async def _let_in(self, call: Call, admission: Awaitable[None]) -> None:
         """Waits until a call may go on. One that may not, or is stopped meanwhile, has its account closed."""
@@ -319,10 +319,10 @@ class Pipeline:
             shared.append(lossy_header(gaps))
         return shared
 
-    def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
+    def _untold(self, call: Call, opened: FirstAnswer, reported: Usage | None) -> Usage | None:
         """Returns the usage of a whole answer that does not report both numbers of tokens."""
         if call.endpoint.request == "any" and self._deferred.awaits(call):
             self._deferred.shown(call, opened.body)
         if call.endpoint.sse == "responses":
-            told = self._deferred.unfinished(call, opened.target, opened.body) or told
-        return whole_usage(call, told, opened.body)
+            reported = self._deferred.unfinished(call, opened.target, opened.body) or reported
+        return whole_usage(call, reported, opened.body)

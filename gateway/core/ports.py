@@ -275,8 +275,8 @@ class NewsItem(NamedTuple):
 class News(Protocol):
     """The messages between replicas. No method raises or waits; without the store no message arrives."""
 
-    def listen(self, heard: Callable[[NewsItem], None]) -> None:
-        """Registers `heard`, called in the loop's thread: first for all news that still hold, then for each new one."""
+    def listen(self, listener: Callable[[NewsItem], None]) -> None:
+        """Registers `listener`, called in the loop's thread: first for all news that still hold, then for each new one."""
         ...
 
     def tell(self, item: NewsItem, *, lasts: bool = False) -> None:

@@ -533,14 +533,14 @@ class Suspects:
                 gate = grant.gate
                 _, group = groups.setdefault(gate.health.heard, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
-        for heard, suspect in [*self._suspects.items()]:
-            if heard.unserved_s(now) < now - suspect.since:
-                self._clear(heard, suspect)
-            elif heard in groups:
+        for latency, suspect in [*self._suspects.items()]:
+            if latency.unserved_s(now) < now - suspect.since:
+                self._clear(latency, suspect)
+            elif latency in groups:
                 suspect.waited_at = now
             elif now - suspect.waited_at > FORGET_S:
-                del self._suspects[heard]
-                heard.suspicion = None
+                del self._suspects[latency]
+                latency.suspicion = None
         for gate, group in groups.values():
             self._look_at(gate, group, now)
 
@@ -558,8 +558,8 @@ class Suspects:
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
         trial_after_s = self._look_for_silence(gate, witnesses, now)
-        heard = gate.health.heard
-        suspicion, stalls = heard.suspicion, heard.stall_moves
+        latency = gate.health.heard
+        suspicion, stalls = latency.suspicion, latency.stall_moves
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
@@ -567,7 +567,7 @@ class Suspects:
             elif suspicion is not None and suspicion.free and _hangs(one):
                 self._move(one, now, suspicion)
             elif self._needs_room(one, gate, now) or (
-                suspicion is None and _stalls(one, trial_after_s) and stalls.has_room(heard.answers)
+                suspicion is None and _stalls(one, trial_after_s) and stalls.has_room(latency.answers)
             ):
                 self._move(one, now, stalls)
 
@@ -576,8 +576,8 @@ class Suspects:
 
         Returns the seconds of silence after which a call tries another target though nothing is known of such calls; inf: none.
         """
-        heard = gate.health.heard
-        unserved_s = heard.unserved_s(now)
+        latency = gate.health.heard
+        unserved_s = latency.unserved_s(now)
         if not witnesses:
             return inf
         deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
@@ -594,7 +594,7 @@ class Suspects:
                 waits._replace(usual_s=self._trial_s(one, gate, waits.usual_s))
                 for one, waits in zip(witnesses, waiting, strict=True)
             ]
-            is_proven = heard.stall_moves.proof_at > now - unserved_s
+            is_proven = latency.stall_moves.proof_at > now - unserved_s
             trial = is_suspect(tries, 1 if is_proven else min(at_least, FIRST_WINDOW), unserved_s, least_span_s=0.0)
             if is_proven:
                 why = trial
@@ -604,11 +604,11 @@ class Suspects:
             self._suspect(gate, why, witnesses, now)
         return trial_after_s
 
-    def _usual(self, heard: Responsiveness, call: Call) -> UsualTimes:
-        kind = (heard, call.stream, call.thinks)
+    def _usual(self, latency: Responsiveness, call: Call) -> UsualTimes:
+        kind = (latency, call.stream, call.thinks)
         usual = self._known.get(kind)
         if usual is None:
-            usual = self._known[kind] = usual_of(heard.times(stream=call.stream, thinks=call.thinks))
+            usual = self._known[kind] = usual_of(latency.times(stream=call.stream, thinks=call.thinks))
         return usual
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
@@ -643,8 +643,8 @@ class Suspects:
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
-        heard = self._admission.gates.heard(following, call)
-        after = UNKNOWN if heard is None else self._usual(heard, call)
+        latency = self._admission.gates.heard(following, call)
+        after = UNKNOWN if latency is None else self._usual(latency, call)
         thinks = self._thinks(gate, call)
         patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)
         return now - started_at >= room_s(patience_s, one.usual, after, thinks=thinks)
@@ -660,11 +660,11 @@ class Suspects:
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
-        heard, breaker = gate.health.heard, gate.health.target_breaker
-        suspect = self._suspects.get(heard)
+        latency, breaker = gate.health.heard, gate.health.target_breaker
+        suspect = self._suspects.get(latency)
         if suspect is None:
-            heard.suspicion = Suspicion(why, now)
-            suspect = self._suspects[heard] = Suspect(breaker, now, waited_at=now)
+            latency.suspicion = Suspicion(why, now)
+            suspect = self._suspects[latency] = Suspect(breaker, now, waited_at=now)
             health_log.warning("%s is suspect: %s", breaker.name, why)
         if now - suspect.tripped_at >= RETRIP_S and any(self._can_move(one, now) for one in group):
             suspect.tripped_at = now
@@ -707,10 +707,10 @@ class Suspects:
         if is_answered and now - moved_at <= soon_s:
             moves.proved(now)
 
-    def _clear(self, heard: Responsiveness, suspect: Suspect) -> None:
+    def _clear(self, latency: Responsiveness, suspect: Suspect) -> None:
         """Clears the suspicion because the target has answered a call: it may be tried at once."""
-        del self._suspects[heard]
-        heard.suspicion = None
+        del self._suspects[latency]
+        latency.suspicion = None
         breaker = suspect.breaker
         health_log.warning("%s is no longer suspect: it has answered", breaker.name)
         breaker.probe_soon(self._clock.monotonic())

@@ -119,11 +119,11 @@ async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def read_whole(
-    upstream: Upstream, answer: Answer, limit: int, heard: Callable[[], None] | None = None
+    upstream: Upstream, answer: Answer, limit: int, on_chunk: Callable[[], None] | None = None
 ) -> tuple[bytes, bool]:
     """Reads the body up to `limit` bytes; returns it, and whether that is all of it. A body read to its end is closed.
 
-    `heard` is called for each part that comes.
+    `on_chunk` is called for each part that comes.
 
     Raises UpstreamFailed when the body breaks off.
     """
@@ -135,8 +135,8 @@ async def read_whole(
         async for chunk in answer.chunks:
             parts.append(chunk)
             length += len(chunk)
-            if heard is not None:
-                heard()
+            if on_chunk is not None:
+                on_chunk()
             if length > limit:
                 return b"".join(parts), False
     except upstream.errors as exc:
@@ -168,8 +168,8 @@ class SseRelay:
         "_held",
         "_look_at",
         "_now",
-        "_said",
         "_strips",
+        "_transcript",
         "_upstream",
         "_write",
         "paused_s",
@@ -182,7 +182,7 @@ class SseRelay:
         self._chunks = answer.chunks
         self._cutter = sse.EventCutter()
         self._strips = strip_usage
-        self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage, headers=call.headers)
+        self._transcript = Transcript(call.endpoint.sse, strips_usage=strip_usage, headers=call.headers)
         self._held = b""
         self._first = b""
         self._look_at = 0.0
@@ -194,8 +194,8 @@ class SseRelay:
         self.paused_s = 0.0
         """How long, when it has ended, the provider had to wait for a client that did not read."""
 
-    async def open(self, heard: Callable[[], None] | None = None) -> dict[str, Any] | None:
-        """Read up to the first real event; returns its error object when that event is an error. `heard` is told
+    async def open(self, on_chunk: Callable[[], None] | None = None) -> dict[str, Any] | None:
+        """Read up to the first real event; returns its error object when that event is an error. `on_chunk` is told
         of each piece that comes before it.
 
         Raises UpstreamFailed when the stream ends, breaks or makes no sense before it: nothing reached the client, another
@@ -218,8 +218,8 @@ class SseRelay:
                 if len(held) > OPENING_LIMIT:
                     self._held = bytes(held)
                     return None
-                if heard is not None:
-                    heard()
+                if on_chunk is not None:
+                    on_chunk()
         except self._upstream.errors as exc:
             raise self._upstream.failure(exc) from exc
         return self._ended_early(bytes(held))
@@ -229,33 +229,33 @@ class SseRelay:
 
         Raises StreamBroken where that cannot be said any more, in the middle of an event too long to be held back.
         """
-        said, cutter, strips = self._said, self._cutter, self._strips
+        transcript, cutter, strips = self._transcript, self._cutter, self._strips
         paused_s = 0.0
         outcome: str = CLIENT_GONE
         try:
             pace = StreamClock(clocks, now())
             self._now, self._look_at = now, pace.look_at
-            block, is_plain = self._begin(), said.is_plain
-            if self._write is not None and not said.is_over:
+            block, is_plain = self._begin(), transcript.is_plain
+            if self._write is not None and not transcript.is_over:
                 self._tap(self._write, now)
             if block:
                 yield block
             del block  # it may be large, and the stream long
-            async for chunk in self._chunks if said.failure is None else _nothing():
+            async for chunk in self._chunks if transcript.failure is None else _nothing():
                 if cutter.is_idle and is_plain(chunk):
-                    said.pass_plain(chunk)
+                    transcript.pass_plain(chunk)
                     given_at = now()
                     yield chunk.replace(NULL_USAGE, b"") if strips else chunk
                 elif block := cutter.feed(chunk):
                     del chunk  # a client that stops reading would keep it beside the block
-                    block = said.read(block, is_part=cutter.inside)
-                    is_plain = said.is_plain
-                    if said.is_over:
+                    block = transcript.read(block, is_part=cutter.inside)
+                    is_plain = transcript.is_plain
+                    if transcript.is_over:
                         self._untap()
                     given_at = now()
                     if block:
                         yield block
-                    if said.failure is not None:
+                    if transcript.failure is not None:
                         break
                 else:
                     given_at = now()
@@ -264,8 +264,8 @@ class SseRelay:
                     paused_s += left_at - given_at
                 if left_at > self._look_at:
                     self._count()
-                    late = pace.look(left_at, said.plain + said.events, paused_s)
-                    if late is not None and not said.is_over:
+                    late = pace.look(left_at, transcript.plain + transcript.events, paused_s)
+                    if late is not None and not transcript.is_over:
                         outcome = ErrorClass.TIMEOUT
                         yield self._last_event(late, outcome)
                         return
@@ -293,21 +293,21 @@ class SseRelay:
             try:
                 await self._answer.aclose()
             finally:
-                if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
+                if transcript.is_over and transcript.failure is None and outcome != INTERNAL_ERROR:
                     outcome = "ok"  # whoever left, or was late, has missed nothing
                 on_end(outcome, *self.account())
 
     def _begin(self) -> bytes:
         """Return what came before the client asked for anything, read."""
         held, first, self._held, self._first = self._held, self._first, b"", b""
-        return self._said.read(held) + self._said.read(first, is_part=self._cutter.inside)
+        return self._transcript.read(held) + self._transcript.read(first, is_part=self._cutter.inside)
 
     def account(self) -> tuple[Usage | None, int]:
         """The usage that the provider has reported, and the estimated tokens of what has come, as `OnEnd` gets them."""
         if self._held or self._first:  # nobody has asked for the first chunk
             self._begin()
-        usage, tokens = self._said.account()
-        if self._said.is_over or not isinstance(self._answer, ReportsUsage):
+        usage, tokens = self._transcript.account()
+        if self._transcript.is_over or not isinstance(self._answer, ReportsUsage):
             return usage, tokens
         reported, is_of_all = self._answer.reported()
         if reported is None:
@@ -321,13 +321,13 @@ class SseRelay:
         """
         if isinstance(self._chunks, PassthroughChunks):
             self._write = write
-            if self._now is not _never and not self._said.is_over:
+            if self._now is not _never and not self._transcript.is_over:
                 self._tap(write, self._now)
 
     @property
     def usage_event(self) -> bytes:
         """The event with the usage that the client did not ask for, when the stream has ended; empty: there was none."""
-        return self._said.usage_event
+        return self._transcript.usage_event
 
     async def aclose(self) -> None:
         """Give up on the stream."""
@@ -339,9 +339,9 @@ class SseRelay:
 
         Each event of each stream comes by, so it is as quick as it can be, and counts by itself (as `Transcript.pass_plain`).
         """
-        said, cutter, strips = self._said, self._cutter, self._strips
-        is_plain, samples = said.is_plain, said.samples
-        events, size, most = 0, 0, said.step
+        transcript, cutter, strips = self._transcript, self._cutter, self._strips
+        is_plain, samples = transcript.is_plain, transcript.samples
+        events, size, most = 0, 0, transcript.step
         left = most
 
         def take(event: bytes) -> bool:
@@ -350,21 +350,21 @@ class SseRelay:
                 return False
             if not write(event.replace(NULL_USAGE, b"") if strips else event):
                 return False
-            said.last_plain = event
+            transcript.last_plain = event
             size += len(event)
             left -= 1
             if not left:
                 samples.append(event)
                 if len(samples) > MOST_SAMPLES:
-                    said.thin_out()
+                    transcript.thin_out()
                 events += most
-                left = most = said.step
+                left = most = transcript.step
             return True
 
         def count() -> None:
             nonlocal events, size, most, left
-            said.plain += events + most - left
-            said.plain_bytes += size
+            transcript.plain += events + most - left
+            transcript.plain_bytes += size
             events, size, most = 0, 0, left
 
         if isinstance(self._chunks, PassthroughChunks):
@@ -407,17 +407,17 @@ class SseRelay:
 
     def _ending(self, why: str, *, is_clean: bool = False) -> tuple[str, bytes]:
         """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
-        said = self._said
-        rest = self._cutter.rest() if said.failure is None else b""
-        last = said.read(rest + b"\n\n") if sse.is_whole(rest) and not said.is_inside else b""
-        if said.failure is None and not said.is_over and sse.error_in(said.last_plain) is not None:
-            said.failure = Failure(STREAM_ERROR)  # it looked like any other event, and the client has it
-        if said.failure is not None:
-            if said.is_inside:
+        transcript = self._transcript
+        rest = self._cutter.rest() if transcript.failure is None else b""
+        last = transcript.read(rest + b"\n\n") if sse.is_whole(rest) and not transcript.is_inside else b""
+        if transcript.failure is None and not transcript.is_over and sse.error_in(transcript.last_plain) is not None:
+            transcript.failure = Failure(STREAM_ERROR)  # it looked like any other event, and the client has it
+        if transcript.failure is not None:
+            if transcript.is_inside:
                 raise StreamBroken(why)
-            return said.failure.outcome, last + said.failure.event
-        error = None if said.is_over else sse.error_in(rest)
-        if error is None and said.is_complete(self._choices, is_clean=is_clean):
+            return transcript.failure.outcome, last + transcript.failure.event
+        error = None if transcript.is_over else sse.error_in(rest)
+        if error is None and transcript.is_complete(self._choices, is_clean=is_clean):
             return "ok", last
         if error is not None:
             why = str(error.get("message", why))
@@ -426,19 +426,19 @@ class SseRelay:
     def _choices(self) -> int:
         if self._call.large is not None:
             return self._call.large.choices
-        asked = sse.json_object(self._call.body) or {}
+        parsed = sse.json_object(self._call.body) or {}
         if self._call.endpoint.sse == "generate":
-            options = asked.get("generationConfig")
+            options = parsed.get("generationConfig")
             count = options.get("candidateCount") if isinstance(options, dict) else None
         else:
-            count = asked.get("n")
+            count = parsed.get("n")
         return count if isinstance(count, int) and count > 0 else 1
 
     def _last_event(self, why: str, code: str) -> bytes:
         """An error event. Raises StreamBroken inside an event: the client could not tell where that ends."""
-        if self._said.is_inside:
+        if self._transcript.is_inside:
             raise StreamBroken(why)
-        return self._said.error_event(why, code)
+        return self._transcript.error_event(why, code)
 
 
 def _malformed(detail: str) -> UpstreamFailed:

@@ -88,8 +88,8 @@ def error_event(endpoint: Endpoint, error: Mapping[str, Any], status: int = 500)
     if endpoint.sse != "responses":
         return b"data: %s\n\n" % orjson.dumps({"error": error})
     flat = {"type": "error", "code": error.get("code") or error.get("type"), "message": error.get("message")}
-    told = b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
-    return told + response_failed(error, 1)
+    event = b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
+    return event + response_failed(error, 1)
 
 
 def with_googles_advice(body: bytes, headers: list[RawHeader]) -> bytes:

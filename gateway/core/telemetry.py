@@ -186,8 +186,8 @@ class CallCounter:
 
     def _count_replay(self, replay: CacheOutcome, model: str, key: str) -> None:
         requests = self._metrics.cache.totals
-        for said in replay.tried:
-            requests[said] += 1
+        for outcome in replay.tried:
+            requests[outcome] += 1
         saved = replay.saved
         if saved is None:
             return

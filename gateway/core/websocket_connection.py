@@ -42,7 +42,7 @@ class SocketEnd(asyncio.Protocol):
         "_closed_with",
         "_early",
         "_frames",
-        "_is_told",
+        "_is_notified",
         "_noted_bytes",
         "_on_close",
         "_on_congestion",
@@ -78,7 +78,7 @@ class SocketEnd(asyncio.Protocol):
         self._noted_bytes = 0
         self._early: list[Frame] = []
         self._closed_with: tuple[int, str] | None = None
-        self._is_told = False
+        self._is_notified = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -130,7 +130,7 @@ class SocketEnd(asyncio.Protocol):
 
     def close(self, code: int, reason: str, *, at_once: bool = False) -> None:
         """Closes the session with the peer, who has `CLOSE_S` for its own word, none if `at_once`."""
-        self._is_told = True  # whatever it says now is no news
+        self._is_notified = True  # whatever it says now is no news
         self.resume()
         if self._frames.state is OPEN:
             if code in (NO_CODE, GONE):
@@ -234,10 +234,10 @@ class SocketEnd(asyncio.Protocol):
     def _take(self, frame: Frame) -> None:
         opcode = frame.opcode
         if opcode is Opcode.CLOSE:
-            said = self._frames.close_rcvd
-            self._tell(*((NO_CODE, "") if said is None else (said.code, said.reason)))
+            close_frame = self._frames.close_rcvd
+            self._tell(*((NO_CODE, "") if close_frame is None else (close_frame.code, close_frame.reason)))
             self._leave_soon()
-        elif opcode is Opcode.PING or opcode is Opcode.PONG or self._is_told:
+        elif opcode is Opcode.PING or opcode is Opcode.PONG or self._is_notified:
             return
         elif self._on_frame is None:
             self._early.append(frame)
@@ -257,12 +257,12 @@ class SocketEnd(asyncio.Protocol):
 
     def _tell(self, code: int, reason: str) -> None:
         """Tells the session, once, that the peer leaves."""
-        if self._is_told:
+        if self._is_notified:
             return
         if self._on_close is None:
             self._closed_with = self._closed_with or (code, reason)
             return
-        self._is_told = True
+        self._is_notified = True
         self._on_close(code, reason)
 
     def _flush(self) -> None:

@@ -148,26 +148,26 @@ async def said_by(command: str, where: str, environ: Mapping[str, str], files: M
             start_new_session=True,  # what it starts ends with it
         )
     except (OSError, ValueError) as error:
-        told = f"{where}: credential_process: {words[0]}: {why_unread(error)}"
-        raise CredentialMissing("its program cannot be run", told, files) from None
+        problem = f"{where}: credential_process: {words[0]}: {why_unread(error)}"
+        raise CredentialMissing("its program cannot be run", problem, files) from None
     try:
         async with asyncio.timeout(ANSWER_S):
             text = await _read(child)
             status = await child.wait()
     except TimeoutError:
-        told = f"{where}: credential_process: {words[0]}: no end in {ANSWER_S:g} s"
-        raise CredentialMissing("its program gives no credential", told, files) from None
+        problem = f"{where}: credential_process: {words[0]}: no end in {ANSWER_S:g} s"
+        raise CredentialMissing("its program gives no credential", problem, files) from None
     finally:
         if child.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await asyncio.shield(_end(child))
-    said = object_of(text)
-    if status != 0 or said.get("Version") != _VERSION:
+    parsed = object_of(text)
+    if status != 0 or parsed.get("Version") != _VERSION:
         what = f"it ends with status {status}" if status else "it says no JSON object of version 1"
-        told = f"{where}: credential_process: {words[0]}: {what}"
-        raise CredentialMissing("its program gives no credential", told, files)
-    return said
+        problem = f"{where}: credential_process: {words[0]}: {what}"
+        raise CredentialMissing("its program gives no credential", problem, files)
+    return parsed
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
@@ -219,7 +219,7 @@ class AwsServers:
                 NOT_FOUND, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and AWS_CONTAINER_CREDENTIALS_FULL_URI are not set"
             )
         url = CONTAINER_HOST + relative if relative else str(full)
-        if not _may_be_told(url):
+        if not _may_get_token(url):
             raise CredentialMissing(
                 NOT_FOUND, "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor an address of this machine"
             )
@@ -240,8 +240,8 @@ class AwsServers:
         is_v6 = (environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE") or "").lower() == "ipv6"
         base = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or (IMDS_V6 if is_v6 else IMDS)
         base, name = base.rstrip("/"), "the machine's metadata (IMDSv2)"
-        asked = {"x-aws-ec2-metadata-token-ttl-seconds": "21600", "content-length": "0"}
-        token = await self._text(name, "PUT", f"{base}/latest/api/token", asked)
+        token_headers = {"x-aws-ec2-metadata-token-ttl-seconds": "21600", "content-length": "0"}
+        token = await self._text(name, "PUT", f"{base}/latest/api/token", token_headers)
         headers = {"x-aws-ec2-metadata-token": token}
         role = (await self._text(name, "GET", base + _ROLES, headers)).split("\n")[0].strip()
         if not role:
@@ -285,12 +285,12 @@ class AwsServers:
 
     async def _keys(self, name: str, url: str, headers: Mapping[str, str], files: Mapping[str, Stamp]) -> Minted:
         status, body = await self._ask(name, "GET", url, headers, files)
-        said = object_of(body)
-        if status != 200 or said.get("Code", "Success") != "Success":
-            code, message = said.get("code") or said.get("Code"), said.get("message") or said.get("Message")
+        parsed = object_of(body)
+        if status != 200 or parsed.get("Code", "Success") != "Success":
+            code, message = parsed.get("code") or parsed.get("Code"), parsed.get("message") or parsed.get("Message")
             why = words_of(status, code, message, hidden=headers.values())
             raise CredentialMissing(NOT_FOUND, f"{name}: {why}", files)
-        return self.minted(name, said, files)
+        return self.minted(name, parsed, files)
 
     async def _ask(
         self, name: str, method: str, url: str, headers: Mapping[str, str], files: Mapping[str, Stamp]
@@ -300,12 +300,12 @@ class AwsServers:
         except Unreached as error:
             raise CredentialMissing(NOT_FOUND, f"{name}: {error}", files) from None
 
-    def minted(self, name: str, said: Mapping[str, object], files: Mapping[str, Stamp]) -> Minted:
+    def minted(self, name: str, fields: Mapping[str, object], files: Mapping[str, Stamp]) -> Minted:
         """Returns the credential that a server, or a program, has told. Raises CredentialMissing."""
-        access, secret, token = (str(said.get(part) or "") for part in ("AccessKeyId", "SecretAccessKey", "Token"))
+        access, secret, token = (str(fields.get(part) or "") for part in ("AccessKeyId", "SecretAccessKey", "Token"))
         if not access or not secret:
             raise CredentialMissing(NOT_FOUND, f"{name} gives no AccessKeyId and SecretAccessKey", files)
-        ends = _instant(str(said.get("Expiration") or ""))
+        ends = _instant(str(fields.get("Expiration") or ""))
         return Minted(AwsKeys(access, secret, token or None), None if ends is None else ends - self._wall(), files)
 
 
@@ -320,7 +320,7 @@ async def _token_in(path: str) -> tuple[str, Stamp]:
     return token, stamp
 
 
-def _may_be_told(url: str) -> bool:
+def _may_get_token(url: str) -> bool:
     """Tells whether a container's token may be sent there: encrypted, or to an agent of this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -437,21 +437,21 @@ class AwsSource:
     async def _profile(self) -> Minted:
         name = self._auth.profile or profile_name(self._environ)
         profile = await asyncio.to_thread(read_profile, name, shared_files(self._environ))
-        said = profile.fields
-        if said.get("role_arn") and said.get("web_identity_token_file"):
+        fields = profile.fields
+        if fields.get("role_arn") and fields.get("web_identity_token_file"):
             try:
-                minted = await self._assumed(said["role_arn"], said["web_identity_token_file"])
+                minted = await self._assumed(fields["role_arn"], fields["web_identity_token_file"])
             except CredentialMissing as missing:  # what is wrong may be mended in the profile, too
                 missing.files = {**profile.files, **missing.files}
                 raise
             return replace(minted, files={**profile.files, **minted.files})
-        access, secret = said.get("aws_access_key_id"), said.get("aws_secret_access_key")
+        access, secret = fields.get("aws_access_key_id"), fields.get("aws_secret_access_key")
         if access and secret:
-            return Minted(AwsKeys(access, secret, said.get("aws_session_token") or None), None, profile.files)
-        if command := said.get(COMMAND):
+            return Minted(AwsKeys(access, secret, fields.get("aws_session_token") or None), None, profile.files)
+        if command := fields.get(COMMAND):
             where = f"profile {name}"
-            told = await said_by(command, where, self._environ, profile.files)
-            return self._servers.minted(where, {**told, "Token": told.get("SessionToken")}, profile.files)
+            output = await said_by(command, where, self._environ, profile.files)
+            return self._servers.minted(where, {**output, "Token": output.get("SessionToken")}, profile.files)
         if access or secret:
             lacks = "aws_secret_access_key" if access else "aws_access_key_id"
             raise CredentialMissing(
@@ -504,29 +504,29 @@ class SigV4:
         keys: AwsKeys,
         method: str,
         target: bytes,
-        said: tuple[tuple[bytes, bytes], ...],
+        signed_headers: tuple[tuple[bytes, bytes], ...],
         body_hash: str,
         now: float,
     ) -> list[tuple[bytes, bytes]]:
         """Returns the headers that sign a request.
 
-        `target` is the path and query of its first line, `said` are the headers to be signed, names in lower case, `host`
-        among them; `now` is in seconds since the epoch.
+        `target` is the path and query of its first line, `signed_headers` are the headers to be signed, names in lower
+        case, `host` among them; `now` is in seconds since the epoch.
         """
         second = int(now)
         if second != self._second or keys is not self._keys:
             self._begin(keys, second)
-        asked = (method, target, said)
-        head, credential = self._heads.get(asked) or self._head(asked)
+        signed_call = (method, target, signed_headers)
+        head, credential = self._heads.get(signed_call) or self._head(signed_call)
         request = sha256(b"%b%b" % (head, body_hash.encode())).hexdigest().encode()
         to_sign = b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (self._stamp, self._scope, request)
         signature = hmac.digest(self._key, to_sign, "sha256").hex().encode()
         return [*self._added, (b"authorization", credential + signature)]
 
-    def _head(self, asked: tuple[str, bytes, tuple[tuple[bytes, bytes], ...]]) -> tuple[bytes, bytes]:
+    def _head(self, signed_call: tuple[str, bytes, tuple[tuple[bytes, bytes], ...]]) -> tuple[bytes, bytes]:
         """Returns what is hashed before the body's hash, and the header before the signature; kept for this second."""
-        method, target, said = asked
-        signed = sorted([*said, *self._added])
+        method, target, headers = signed_call
+        signed = sorted([*headers, *self._added])
         names = b";".join([name for name, _ in signed])
         lines = b"".join([b"%b:%b\n" % (name, b" ".join(value.split())) for name, value in signed])
         place = self._places.get(target) or self._place(target)
@@ -534,7 +534,7 @@ class SigV4:
         what = b"AWS4-HMAC-SHA256 Credential=%b/%b, SignedHeaders=%b, Signature="
         made = b"%b\n%b\n%b\n%b\n" % (method.encode(), place, lines, names), what % (access_key, self._scope, names)
         if len(self._heads) < _MOST_KEPT:
-            self._heads[asked] = made
+            self._heads[signed_call] = made
         return made
 
     def _begin(self, keys: AwsKeys, second: int) -> None:

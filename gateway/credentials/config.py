@@ -61,7 +61,7 @@ def cloud_auth(document: Document, name: str, entry: ProviderEntry, environ: Map
         return None
     if isinstance(entry.auth, str) and entry.auth not in _CLOUDS:
         shown = document.show(path, entry.auth)
-        document.complain(path, f"{shown} is not one of {', '.join(_CLOUDS)}{_meant(document, path, entry.auth)}")
+        document.complain(path, f"{shown} is not one of {', '.join(_CLOUDS)}{_suggestion(document, path, entry.auth)}")
         return None
     auth = check(AuthEntry, document, path)
     if auth is None:
@@ -138,11 +138,11 @@ def _region(document: Document, path: Path, auth: AuthEntry, entry: ProviderEntr
             document.complain((*path, "region"), "is for aws only: Google's is a part of base_url")
         return ""
     host = HOST_REGION.search(urlsplit(entry.base_url or "").hostname or "")
-    there, told = (host[1], "the host of base_url is in") if host else (entry.region or "", "the provider's region is")
+    there, where = (host[1], "the host of base_url is in") if host else (entry.region or "", "the provider's region is")
     if auth.region and there and auth.region != there:
         document.complain(
             (*path, "region"),
-            f"is {document.show((*path, 'region'), auth.region)}, and {told} {quoted(there)}, where no signature for another "
+            f"is {document.show((*path, 'region'), auth.region)}, and {where} {quoted(there)}, where no signature for another "
             "one counts: leave it out",
         )
     region = auth.region or there or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
@@ -190,7 +190,7 @@ def _shared_files(environ: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def _meant(document: Document, path: Path, written: str) -> str:
+def _suggestion(document: Document, path: Path, written: str) -> str:
     known = "" if document.origin_of(path) else did_you_mean(written, _CLOUDS)
     return known if "did" in known else ""
 

@@ -211,8 +211,8 @@ class GoogleSource:
                 "its credentials file cannot be read", f"{path}: {why_unread(error)}", {path: stamp_of(path)}
             ) from None
         files = {path: stamp}
-        said = object_of(text.encode())
-        kind = str(said.get("type", "")) if said else ""
+        parsed = object_of(text.encode())
+        kind = str(parsed.get("type", "")) if parsed else ""
         if kind not in _NEEDED:
             shown = f"its type is {kind[:40]!r}" if kind else "it is no JSON object with a type"
             raise CredentialMissing(
@@ -220,25 +220,25 @@ class GoogleSource:
                 f"{path}: {shown}; there are service_account and authorized_user, and the metadata server",
                 files,
             )
-        lacks = [name for name in _NEEDED[kind] if not isinstance(said.get(name), str) or not said[name]]
+        lacks = [name for name in _NEEDED[kind] if not isinstance(parsed.get(name), str) or not parsed[name]]
         if lacks:
             raise CredentialMissing("its credentials file is incomplete", f"{path} lacks {', '.join(lacks)}", files)
-        token_uri = said.get("token_uri")
+        token_uri = parsed.get("token_uri")
         uri = token_uri if isinstance(token_uri, str) and token_uri else TOKEN_URI
-        form = await self._grant(kind, said, uri, path, files)
+        form = await self._grant(kind, parsed, uri, path, files)
         return await self._exchange(uri, form, path, files)
 
     async def _grant(
-        self, kind: str, said: Mapping[str, Any], uri: str, path: str, files: Mapping[str, Stamp]
+        self, kind: str, fields: Mapping[str, Any], uri: str, path: str, files: Mapping[str, Stamp]
     ) -> Mapping[str, str]:
         """Returns what is exchanged for an access token."""
         if kind == "authorized_user":
-            form = {name: said[name] for name in ("client_id", "client_secret", "refresh_token")}
+            form = {name: fields[name] for name in ("client_id", "client_secret", "refresh_token")}
             return {"grant_type": "refresh_token", **form}
         try:  # in a thread: a private key takes milliseconds to check and to sign with
             signed = await asyncio.to_thread(
                 assertion,
-                *(said["client_email"], said["private_key"], str(said.get("private_key_id") or "")),
+                *(fields["client_email"], fields["private_key"], str(fields.get("private_key_id") or "")),
                 *(uri, SCOPE, self._wall()),
             )
         except ImportError:
@@ -257,9 +257,9 @@ class GoogleSource:
         except Unreached as error:
             raise CredentialMissing("its credential cannot be fetched", f"{uri}: {error}", files) from None
         if status != 200:
-            said = object_of(body)
+            parsed = object_of(body)
             secrets = [form[name] for name in _SECRET if name in form]
-            why = words_of(status, said.get("error"), said.get("error_description"), hidden=secrets)
+            why = words_of(status, parsed.get("error"), parsed.get("error_description"), hidden=secrets)
             raise CredentialMissing("its credential is not accepted", f"{uri} refuses that of {path}: {why}", files)
         return self._minted(body, uri, files)
 
@@ -281,8 +281,8 @@ class GoogleSource:
         return self._minted(body, f"the metadata server at {host}", files)
 
     def _minted(self, body: bytes, origin: str, files: Mapping[str, Stamp]) -> Minted:
-        said = object_of(body)
-        token, lasts_s = said.get("access_token"), said.get("expires_in")
+        parsed = object_of(body)
+        token, lasts_s = parsed.get("access_token"), parsed.get("expires_in")
         if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
             raise CredentialMissing("its credential cannot be fetched", f"{origin} gives no access_token", files)
         is_time = isinstance(lasts_s, int | float) and not isinstance(lasts_s, bool)

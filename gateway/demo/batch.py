@@ -123,8 +123,8 @@ async def _make_batch(gateway: Caller, lines: int) -> str:
     """Uploads the lines, makes a batch of them, and returns its id."""
     content = b"".join(json.dumps(_line(number)).encode() + b"\n" for number in range(lines))
     file_id = await gateway.upload("night.jsonl", content)
-    asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    return str((await gateway.post("/v1/batches", asked))["id"])
+    request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return str((await gateway.post("/v1/batches", request))["id"])
 
 
 def _line(number: int) -> dict[str, Any]:

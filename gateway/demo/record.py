@@ -42,12 +42,12 @@ class ProcessFailedError(Exception):
 class DemoProcess:
     """A running command."""
 
-    def __init__(self, module: str, arguments: tuple[str, ...], said: Path) -> None:
-        self._said = said
-        with said.open("wb") as output:
+    def __init__(self, module: str, arguments: tuple[str, ...], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - this program, with arguments of the demo's own
                 [sys.executable, "-m", module, *arguments],
-                cwd=said.parent,
+                cwd=log.parent,
                 env=_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -81,11 +81,11 @@ class DemoProcess:
         return ProcessFailedError(f"a process of the demo ended by itself; it said: {self._last_words()}")
 
     def _behind(self, before: str) -> str:
-        found = self._said.read_text(errors="replace").partition(before)[2]
+        found = self._log.read_text(errors="replace").partition(before)[2]
         return found.partition(",")[0].strip() if "," in found else ""
 
     def _last_words(self) -> str:
-        return self._said.read_text(errors="replace").strip()[-500:] or "nothing"
+        return self._log.read_text(errors="replace").strip()[-500:] or "nothing"
 
 
 @asynccontextmanager

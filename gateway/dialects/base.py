@@ -148,8 +148,8 @@ class ConvertedRequest:
 
 def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
     """Returns the request as if its caller had asked for usage at the end of the stream."""
-    asked = {**sent.asked, "stream_options": {"include_usage": True}}
-    return replace(sent, asked=asked, via=None if sent.via is None else with_usage(sent.via))
+    source = {**sent.asked, "stream_options": {"include_usage": True}}
+    return replace(sent, asked=source, via=None if sent.via is None else with_usage(sent.via))
 
 
 def with_wall(sent: ConvertedRequest, wall: Callable[[], float]) -> ConvertedRequest:
@@ -248,11 +248,11 @@ def strings(value: object) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
-def stops_for(asked: Any, facts: ServerFacts) -> list[str]:
+def stops_for(stop: Any, facts: ServerFacts) -> list[str]:
     """Returns the sequences that the target is told to stop at; behind another conversion, all of them."""
     if facts.takes_details:
-        return strings(asked)
-    return strings(asked)[:MOST_STOPS] if facts.model.stops else []
+        return strings(stop)
+    return strings(stop)[:MOST_STOPS] if facts.model.stops else []
 
 
 def text_of(value: object) -> str:
@@ -388,12 +388,12 @@ class _ReaderThroughChat:
         return self._second.reported
 
     def feed(self, chunk: bytes) -> bytes:
-        said = self._second.feed(chunk)
-        return self._first.feed(said) if said else b""
+        converted = self._second.feed(chunk)
+        return self._first.feed(converted) if converted else b""
 
     def close(self, *, is_clean: bool) -> bytes:
-        said = self._second.close(is_clean=is_clean)
-        return (self._first.feed(said) if said else b"") + self._first.close(is_clean=is_clean)
+        converted = self._second.close(is_clean=is_clean)
+        return (self._first.feed(converted) if converted else b"") + self._first.close(is_clean=is_clean)
 
 
 def _hub_of(facts: ServerFacts) -> ServerFacts:

@@ -156,11 +156,11 @@ def _add(block: Json, delta: Json) -> None:
 
 def _closed(block: Json) -> Json:
     """Returns a block with its input parsed, which came as text."""
-    said = block.get("input")
-    if not isinstance(said, Text):
+    arguments = block.get("input")
+    if not isinstance(arguments, Text):
         return block
     try:
-        return block | {"input": orjson.loads(str(said) or "{}")}
+        return block | {"input": orjson.loads(str(arguments) or "{}")}
     except orjson.JSONDecodeError:
         raise Ambiguous("an input that is not JSON") from None
 
@@ -182,9 +182,9 @@ def _block_events(block: Json) -> Iterator[tuple[str, Json]]:
     for citation in cited or ():
         yield "content_block_delta", {"delta": {"type": "citations_delta", "citation": citation}}
     if is_call:
-        said = orjson.dumps(block["input"]).decode()
-        for at in range(0, len(said), PIECE_LENGTH):
-            piece = {"type": "input_json_delta", "partial_json": said[at : at + PIECE_LENGTH]}
+        arguments = orjson.dumps(block["input"]).decode()
+        for at in range(0, len(arguments), PIECE_LENGTH):
+            piece = {"type": "input_json_delta", "partial_json": arguments[at : at + PIECE_LENGTH]}
             yield "content_block_delta", {"delta": piece}
     yield "content_block_stop", {}
 
@@ -351,15 +351,15 @@ def _summary_events(part: Json, place: Json) -> Iterator[Event]:
 def _part_events(part: Json, place: Json) -> Iterator[Event]:
     field, name = _PART_TEXTS.get(str(part.get("type")), ("", ""))
     yield "response.content_part.added", place | {"part": _emptied(part, field)}
-    told = {"logprobs": part.get("logprobs") or []} if name == "output_text" else {}
+    extra = {"logprobs": part.get("logprobs") or []} if name == "output_text" else {}
     if isinstance(part.get(field), str):
         *deltas, done = _text_events(name, field, part[field], place)
         for number, (kind, delta) in enumerate(deltas):
-            yield kind, delta | ({"logprobs": []} if told and number else told)
+            yield kind, delta | ({"logprobs": []} if extra and number else extra)
         for number, annotation in enumerate(part.get("annotations") or ()):
             fields = place | {"annotation_index": number, "annotation": annotation}
             yield "response.output_text.annotation.added", fields
-        yield done[0], done[1] | told
+        yield done[0], done[1] | extra
     yield "response.content_part.done", place | {"part": part}
 
 

@@ -66,10 +66,10 @@ def _parts(items: list[Any]) -> Iterator[Json]:
 
 def _is_pdf(part: Json) -> bool:
     """Returns whether a file is known to be a PDF, by its type, its name or its place."""
-    told = part if part.get("type") == "input_file" else object_of(part.get("file"))
+    file = part if part.get("type") == "input_file" else object_of(part.get("file"))
     source = object_of(part.get("source"))
-    kinds = (source.get("media_type"), type_of_name(source.get("url")), type_of_name(told.get("filename")))
-    return _PDF in kinds or text_of(told.get("file_data")).startswith(f"data:{_PDF}")
+    kinds = (source.get("media_type"), type_of_name(source.get("url")), type_of_name(file.get("filename")))
+    return _PDF in kinds or text_of(file.get("file_data")).startswith(f"data:{_PDF}")
 
 
 MOST_REMEMBERED: Final = 1024
@@ -108,29 +108,29 @@ class ListedModels:
     """What providers have told of their models, by provider and by the provider's name for the model. Starts empty."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._facts: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.version = 0
         """Grows with each thing that is told."""
 
     def tell(self, provider: str, facts: Mapping[str, Mapping[str, Any]]) -> int:
         """Takes what a provider tells of its models in place of what it told before; returns of how many it is new."""
-        before = self._told.get(provider, {})
-        told: dict[str, Mapping[str, Any]] = {
+        before = self._facts.get(provider, {})
+        listed: dict[str, Mapping[str, Any]] = {
             plain_name(model): dict(fields) for model, fields in facts.items() if fields
         }
-        if told != before:
-            self._told[provider] = told
+        if listed != before:
+            self._facts[provider] = listed
             self.version += 1
-        return sum(1 for model, fields in told.items() if before.get(model) != fields)
+        return sum(1 for model, fields in listed.items() if before.get(model) != fields)
 
     def shown(self) -> dict[str, Any]:
         """Returns all that was told, for who looks after the gateway; empty: nothing was."""
-        return {"told_of_models": self._told} if self._told else {}
+        return {"told_of_models": self._facts} if self._facts else {}
 
     def of(self, provider: str, model: str) -> Mapping[str, Any]:
         """Returns the fields of `ModelFacts` that a provider has told of a model."""
-        told = self._told.get(provider)
-        return told.get(plain_name(model), {}) if told else {}
+        listed = self._facts.get(provider)
+        return listed.get(plain_name(model), {}) if listed else {}
 
 
 class Known(NamedTuple):
@@ -150,27 +150,27 @@ class ModelTable:
         self,
         read_rows: Callable[[], Sequence[Row]],
         own: Sequence[Row] = (),
-        told: ListedModels | None = None,
+        listed: ListedModels | None = None,
         provider: str = "",
     ) -> None:
         """`read_rows` gives the built-in rows, and is asked when the first model is looked up: most configs have no target
-        that needs the table. `own` are the user's; `told` is of a provider that is asked for its models, if it is one."""
+        that needs the table. `own` are the user's; `listed` is of a provider that is asked for its models, if it is one."""
         self._read_rows = read_rows
         self._own_rows = own
-        self._told, self._provider = told, provider
+        self._listed, self._provider = listed, provider
         self._look_up: Callable[[str], ModelFacts] = lru_cache(maxsize=MOST_REMEMBERED)(self._find)
         self._forget: Callable[[], None] = self._look_up.cache_clear
         self._version = 0
-        self.of: Callable[[str], ModelFacts] = self._look_up if told is None else self._of
+        self.of: Callable[[str], ModelFacts] = self._look_up if listed is None else self._of
         """Returns what is known of a model by its provider's name for it."""
 
-    def told_by(self, told: ListedModels, provider: str) -> ModelTable:
+    def told_by(self, listed: ListedModels, provider: str) -> ModelTable:
         """Returns the same table for the models of a provider that tells of them."""
-        return ModelTable(self._read_rows, self._own_rows, told, provider)
+        return ModelTable(self._read_rows, self._own_rows, listed, provider)
 
     def sources(self, model: str) -> dict[str, Known]:
         """Returns by field what is known of a model, and which row or list of a provider's says so."""
-        return {name: Known(value, source) for source, fields in self._said(model) for name, value in fields.items()}
+        return {name: Known(value, source) for source, fields in self._rows_of(model) for name, value in fields.items()}
 
     @cached_property
     def _rows(self) -> list[tuple[str, re.Pattern[str], Mapping[str, Any]]]:
@@ -181,25 +181,25 @@ class ModelTable:
         return _compiled("models.yaml", self._own_rows)
 
     def _of(self, model: str) -> ModelFacts:
-        if self._told is not None and self._told.version != self._version:
-            self._version = self._told.version
+        if self._listed is not None and self._listed.version != self._version:
+            self._version = self._listed.version
             self._forget()
         return self._look_up(model)
 
     def _find(self, model: str) -> ModelFacts:
         found: dict[str, Any] = {}
-        for _, fields in self._said(model):
+        for _, fields in self._rows_of(model):
             found.update(fields)
         return replace(ModelFacts(), **found)
 
-    def _said(self, model: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows_of(self, model: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yields what is said of a model, the last word last, each with its source."""
         name = name_in_cloud(model[:MOST_NAME_CHARS])
         plain = plain_name(name)
         names = {name, plain, _POINT.sub("-", plain)}  # the last as routers write `claude-opus-4.1`
         yield from ((source, fields) for source, pattern, fields in self._rows if any(map(pattern.match, names)))
-        if self._told is not None:
-            yield f"told by {self._provider}", self._told.of(self._provider, plain)
+        if self._listed is not None:
+            yield f"told by {self._provider}", self._listed.of(self._provider, plain)
         yield from ((source, fields) for source, pattern, fields in self._own if any(map(pattern.match, names)))
 
 
@@ -250,42 +250,42 @@ def read_page(dialect: str, body: Json) -> ListPage:
         facts = {text_of(one.get("name")).removeprefix(_MODELS): _of_gemini(one) for one in objects(body.get("models"))}
         last = text_of(body.get("nextPageToken"))
         more = {"pageSize": _A_PAGE, "pageToken": last}
-    known = {name: told for name, told in facts.items() if 0 < len(name) <= MOST_NAME_CHARS and told}
+    known = {name: fields for name, fields in facts.items() if 0 < len(name) <= MOST_NAME_CHARS and fields}
     return ListPage(known, urlencode(more, errors="replace").encode() if last else None)
 
 
 def _of_claude(model: Json) -> dict[str, Any]:
-    told = _counts(model, ("max_input", "max_input_tokens"), ("max_output", "max_tokens"))
+    counts = _counts(model, ("max_input", "max_input_tokens"), ("max_output", "max_tokens"))
     can = object_of(model.get("capabilities"))
     if (has_schema := _is_supported(can, "structured_outputs")) is not None:
-        told["json_schema"] = has_schema
+        counts["json_schema"] = has_schema
     shown = {kind: _is_supported(can, f"{kind}_input") for kind in ("image", "pdf")}
     if None not in shown.values():
-        told["reads"] = tuple(kind for kind, is_read in shown.items() if is_read)
+        counts["reads"] = tuple(kind for kind, is_read in shown.items() if is_read)
     if _is_supported(can, "effort") is not None:
         effort = object_of(can["effort"])
-        told["efforts"] = tuple(one for one in _EFFORTS if _is_supported(effort, one))
-    return told | _thinking_of(can)
+        counts["efforts"] = tuple(one for one in _EFFORTS if _is_supported(effort, one))
+    return counts | _thinking_of(can)
 
 
 def _thinking_of(can: Json) -> dict[str, Any]:
     supported, types = _is_supported(can, "thinking"), object_of(object_of(can.get("thinking")).get("types"))
     if supported is False:
         return {"thinking": "none"}
-    told = {}
+    thinking = {}
     if supported and _is_supported(types, "adaptive"):
-        told["thinking"] = "adaptive"
+        thinking["thinking"] = "adaptive"
     elif supported and _is_supported(types, "enabled"):
-        told["thinking"] = "budget"
+        thinking["thinking"] = "budget"
     ways = {way: _is_supported(types, way) for way in ("disabled", "between_tools")}
-    if told and None not in ways.values():
-        told["thinking_off"] = next((way for way, is_taken in ways.items() if is_taken), "never")
-    return told
+    if thinking and None not in ways.values():
+        thinking["thinking_off"] = next((way for way, is_taken in ways.items() if is_taken), "never")
+    return thinking
 
 
 def _of_gemini(model: Json) -> dict[str, Any]:
-    told = _counts(model, ("max_input", "inputTokenLimit"), ("max_output", "outputTokenLimit"))
-    return told | ({"thinking": "none"} if model.get("thinking") is False else {})
+    counts = _counts(model, ("max_input", "inputTokenLimit"), ("max_output", "outputTokenLimit"))
+    return counts | ({"thinking": "none"} if model.get("thinking") is False else {})
 
 
 def _counts(model: Json, *names: tuple[str, str]) -> dict[str, Any]:

@@ -59,10 +59,10 @@ class VisibleTurn:
         calls = [(id, name, _object_in(arguments)) for id, name, arguments in self._calls]
         words = _text_in(self._words)
         try:
-            said = orjson.dumps([calls, "" if words.isspace() else words], option=orjson.OPT_SORT_KEYS)
+            packed = orjson.dumps([calls, "" if words.isspace() else words], option=orjson.OPT_SORT_KEYS)
         except orjson.JSONEncodeError:  # of arguments that are deeper than what can be written
             return b""
-        return blake2b(said, digest_size=_DIGEST_BYTES).digest()
+        return blake2b(packed, digest_size=_DIGEST_BYTES).digest()
 
 
 class SignedElsewhere(Enum):
@@ -210,11 +210,11 @@ class SharedTurns:
 
     async def find(self, owner: str, ids: Sequence[str]) -> dict[str, SharedTurn | None]:
         """Returns by id what the store says of the owner's turns: None where it has none."""
-        asked = {id: self._answers.get(_key(owner, id), THINKING) for id in ids[-MOST_LOOKED_FOR:]}
-        waited_for = [answer for answer in asked.values() if isinstance(answer, asyncio.Future)]
+        pending = {id: self._answers.get(_key(owner, id), THINKING) for id in ids[-MOST_LOOKED_FOR:]}
+        waited_for = [answer for answer in pending.values() if isinstance(answer, asyncio.Future)]
         if waited_for:
             await asyncio.wait(waited_for, timeout=PATIENCE_S)
-        return {id: _turn_in(answer) for id, answer in asked.items() if _is_there(answer)}
+        return {id: _turn_in(answer) for id, answer in pending.items() if _is_there(answer)}
 
     def _store(self, owner: str, id: str, turn: SharedTurn) -> None:
         now = self._wall()
@@ -251,9 +251,9 @@ def _turn_in(answer: Later[Kept | None]) -> SharedTurn | None:
     kept = answer.result() if isinstance(answer, asyncio.Future) else answer
     if kept is None:
         return None
-    told = dict(kept.headers)
+    headers = dict(kept.headers)
     try:
-        return SharedTurn(told[b"issuer"].decode(), bytes.fromhex(told[b"digest"].decode()), kept.body)
+        return SharedTurn(headers[b"issuer"].decode(), bytes.fromhex(headers[b"digest"].decode()), kept.body)
     except (KeyError, ValueError):
         return None
 
@@ -432,8 +432,8 @@ class OwnTurns:
     def _look(self, turn: VisibleTurn) -> Any:
         counts, entry = self._all.counts, self._all.get((self._owner, turn.id))
         if entry is None:
-            is_asked_for = self._issuer and self._all.shared is not None and len(turn.id) <= MOST_SHARED_CHARACTERS
-            if is_asked_for and not self._all.is_unknown((self._owner, turn.id)):
+            is_wanted = self._issuer and self._all.shared is not None and len(turn.id) <= MOST_SHARED_CHARACTERS
+            if is_wanted and not self._all.is_unknown((self._owner, turn.id)):
                 self.missed.append(turn.id)
             else:
                 counts.miss += 1
@@ -452,10 +452,10 @@ class OwnTurns:
         missed, self.missed = self.missed, []
         if self._all.shared is None or not missed:
             return False
-        heard = await self._all.shared.find(self._owner, missed)
-        for id, turn in heard.items():
+        found = await self._all.shared.find(self._owner, missed)
+        for id, turn in found.items():
             self._all.heard((self._owner, id), turn)
-        if not any(heard.values()):
+        if not any(found.values()):
             self._all.counts.miss += len(missed)
             return False
         for id in missed:

@@ -79,9 +79,9 @@ class Pair:
         body = json_object(given)
         if body is None:
             raise InvalidRequest("The body must be a JSON object.")
-        asked = self._with_headers(body, headers) if self.header_fields else body
+        source = self._with_headers(body, headers) if self.header_fields else body
         try:
-            sent = self.translator.request(asked, facts, now, new_id)
+            sent = self.translator.request(source, facts, now, new_id)
         except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
             refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
             raise
@@ -93,8 +93,8 @@ class Pair:
             return sent, orjson.dumps(sent.body), gaps
         except orjson.JSONEncodeError as error:
             # JSON in a text of the call, such as a tool's arguments, has become a part of it.
-            told = "A text of the call holds JSON that is nested too deeply to be converted."
-            raise InvalidRequest(told, param="messages", code=BodyTooComplex.code) from error
+            message = "A text of the call holds JSON that is nested too deeply to be converted."
+            raise InvalidRequest(message, param="messages", code=BodyTooComplex.code) from error
 
     def _with_headers(self, body: Json, headers: RawHeaders) -> Json:
         """Returns the request with what its headers say that the target wants in the body."""
@@ -114,17 +114,17 @@ class Pair:
 
     def put_together(self, answers: Sequence[bytes]) -> bytes:
         """Returns the converted answers to the pieces of a call as one. Raises UpstreamFailed where one is none."""
-        said = [found for answer in answers if (found := json_object(answer)) is not None and "data" in found]
-        if len(said) < len(answers):
+        parsed = [found for answer in answers if (found := json_object(answer)) is not None and "data" in found]
+        if len(parsed) < len(answers):
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "a part of the answer is none")
-        return orjson.dumps(put_together(said))
+        return orjson.dumps(put_together(parsed))
 
     def with_count(self, sent: ConvertedRequest, headers: RawHeaders) -> ConvertedRequest:
         """Returns the request with the tokens that were read, where a header of its answer tells them."""
         if not self.counted_in:
             return sent
-        told = next((value for name, value in headers if name == self.counted_in), b"")
-        return replace(sent, read=int(told)) if told.isdigit() and len(told) < _MOST_DIGITS else sent
+        count = next((value for name, value in headers if name == self.counted_in), b"")
+        return replace(sent, read=int(count)) if count.isdigit() and len(count) < _MOST_DIGITS else sent
 
     def answer(self, sent: ConvertedRequest, body: bytes) -> bytes:
         """Converts a whole answer; what is none goes on as it is, and is found to be none there.
@@ -134,14 +134,14 @@ class Pair:
         if is_overcrowded(body):
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer has too many values")
         body = body.removeprefix(BYTE_ORDER_MARK)
-        said = json_object(body)
-        if said is None or isinstance(said.get("error"), dict):
+        parsed = json_object(body)
+        if parsed is None or isinstance(parsed.get("error"), dict):
             return body
-        if (error := failed_error(said)) is not None:  # no language says it as a reason why an answer ended
+        if (error := failed_error(parsed)) is not None:  # no language says it as a reason why an answer ended
             return error_json(error)
         try:
-            made = self.translator.answer(sent, said)
-            return body if made is said else orjson.dumps(made)
+            made = self.translator.answer(sent, parsed)
+            return body if made is parsed else orjson.dumps(made)
         except (MalformedAnswer, orjson.JSONEncodeError) as error:
             raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, str(error)) from error
 
@@ -162,14 +162,14 @@ def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
         raise InvalidRequest(message, param=refused[0].field, code="unsupported_by_targets")
 
 
-def _with_envelope(given: bytes, asked: Json, made: Json) -> bytes:
+def _with_envelope(given: bytes, request: Json, made: Json) -> bytes:
     """Returns the caller's bytes with the top-level fields that were left out, set or added."""
-    for name in asked.keys() - made.keys():
+    for name in request.keys() - made.keys():
         given = remove_fields(given, find_fields(given, name))
     for name, value in made.items():
-        if name not in asked:
+        if name not in request:
             given = insert_field(given, name, orjson.dumps(value))
-        elif value is not asked[name]:
+        elif value is not request[name]:
             fields = find_fields(given, name)
             given = replace_field(remove_fields(given, fields[:-1]), name, orjson.dumps(value))
     return given
@@ -308,15 +308,15 @@ def pairs_for(speaks: frozenset[str] | None) -> Mapping[str, Pair]:
     Where that is not known (None), it is taken to have chat completions and no Messages.
     """
     if speaks is None:
-        return {asked: pair_of(asked, "chat") for asked in ("messages", "generate")}
+        return {language: pair_of(language, "chat") for language in ("messages", "generate")}
     found = {}
     unspoken = PATHS.keys() - speaks - ({"generate"} if own_place(speaks) else set())
-    for asked in unspoken:
-        spoken = next((one for one in sorted(speaks) if (asked, one) in _DIRECT), None)
-        if spoken is None and asked in ("chat", *INTO_CHAT):
-            spoken = next((one for one in _PREFERRED if one in speaks), None)
-        if spoken is not None:
-            found[asked] = pair_of(asked, spoken)
+    for language in unspoken:
+        target_language = next((one for one in sorted(speaks) if (language, one) in _DIRECT), None)
+        if target_language is None and language in ("chat", *INTO_CHAT):
+            target_language = next((one for one in _PREFERRED if one in speaks), None)
+        if target_language is not None:
+            found[language] = pair_of(language, target_language)
     return found
 
 
@@ -326,21 +326,21 @@ def own_place(speaks: frozenset[str] | None) -> Place | None:
 
 
 @cache
-def pair_of(asked: str, spoken: str) -> Pair:
+def pair_of(source: str, target: str) -> Pair:
     """Returns the way from one language to another, both known."""
     translator: Translator
-    if (asked, spoken) in _DIRECT:
-        way = _DIRECT[asked, spoken]
+    if (source, target) in _DIRECT:
+        way = _DIRECT[source, target]
         translator = _made(way.translator)
-        return Pair(asked, spoken, way.place, translator, (), *way[2:])
-    if spoken == "chat":
-        translator = _made(INTO_CHAT[asked])
-    elif asked == "chat":
-        translator = _made(_OUT_OF_CHAT[spoken])
+        return Pair(source, target, way.place, translator, (), *way[2:])
+    if target == "chat":
+        translator = _made(INTO_CHAT[source])
+    elif source == "chat":
+        translator = _made(_OUT_OF_CHAT[target])
     else:
-        translator = ThroughChat(_made(INTO_CHAT[asked]), _made(_OUT_OF_HUB.get(spoken, _OUT_OF_CHAT[spoken])))
-    translator = KnownFields(partial(_imported, _FORMS[asked]), translator)
-    return Pair(asked, spoken, _PLACES[spoken], translator, _HEADERS.get(spoken, ()))
+        translator = ThroughChat(_made(INTO_CHAT[source]), _made(_OUT_OF_HUB.get(target, _OUT_OF_CHAT[target])))
+    translator = KnownFields(partial(_imported, _FORMS[source]), translator)
+    return Pair(source, target, _PLACES[target], translator, _HEADERS.get(target, ()))
 
 
 def _made(place: tuple[str, str]) -> Translator:

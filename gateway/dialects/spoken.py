@@ -146,30 +146,32 @@ def facts_of(kind: str) -> ServerFacts:
     return replace(found, most_user_characters=_LONGER_USERS) if kind in _TAKE_LONGER_USERS else found
 
 
-def gaps_by_endpoint(spoken: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:
+def gaps_by_endpoint(languages: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:
     """Returns by endpoint what tells the gaps of a request for such a target; endpoints that it speaks have none.
 
     `model` is the provider's name for it; None: the caller's own is.
     """
-    pairs = spoken.pairs
-    found: dict[str, FindUnsupportedFields] = {asked: Conversion(pair, spoken, model) for asked, pair in pairs.items()}
-    if COUNTS not in pairs and "messages" not in (spoken.speaks or ()):
+    pairs = languages.pairs
+    found: dict[str, FindUnsupportedFields] = {
+        language: Conversion(pair, languages, model) for language, pair in pairs.items()
+    }
+    if COUNTS not in pairs and "messages" not in (languages.speaks or ()):
         found[COUNTS] = partial(_gap_of_endpoint, COUNTS)
-    if spoken.dialect in _OWN_LANGUAGE:
+    if languages.dialect in _OWN_LANGUAGE:
         found |= {name: partial(_gap_of_endpoint, name) for name in _NOT_THERE if name not in found}
     return found
 
 
-def why_never(endpoint: str, spoken: Spoken, model: str | None) -> str | None:
+def why_never(endpoint: str, languages: Spoken, model: str | None) -> str | None:
     """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known.
 
     `model` is the provider's name for it; None: the caller's own is.
     """
-    if spoken.dialect not in _OWN_LANGUAGE or endpoint in ("chat", *INTO_CHAT):
+    if languages.dialect not in _OWN_LANGUAGE or endpoint in ("chat", *INTO_CHAT):
         return None
-    find_gaps = gaps_by_endpoint(spoken, model).get(endpoint)
+    find_gaps = gaps_by_endpoint(languages, model).get(endpoint)
     if find_gaps is None or isinstance(find_gaps, partial):
-        return f"the dialect {spoken.dialect} has no such endpoint"
+        return f"the dialect {languages.dialect} has no such endpoint"
     return next((gap.why for gap in find_gaps({}) if gap.how is How.REFUSED), None)
 
 
@@ -191,9 +193,9 @@ class Conversion:
 
     def shown(self, body: Json) -> tuple[str, Json]:
         """Returns path and body of the request that is sent, with ids that mean nothing. Raises InvalidRequest."""
-        asked = {**body, "model": self.model or body.get("model")}
-        sent = self.pair.translator.request(asked, self._facts(body), 0.0, lambda: "id")
-        return sent.place or self.pair.place(str(asked["model"]), asked.get("stream") is True), sent.body
+        source = {**body, "model": self.model or body.get("model")}
+        sent = self.pair.translator.request(source, self._facts(body), 0.0, lambda: "id")
+        return sent.place or self.pair.place(str(source["model"]), source.get("stream") is True), sent.body
 
     def _facts(self, body: Json) -> ServerFacts:
         return self.spoken.facts(self.pair, self.model or str(body.get("model")))

@@ -111,13 +111,13 @@ class Converting:
         "_clock",
         "_converters_by_path",
         "_inner",
+        "_languages",
         "_learned",
         "_learns",
         "_memory",
         "_new_id",
         "_own_place",
         "_pairs",
-        "_spoken",
         "_until",
         "errors",
     )
@@ -125,19 +125,19 @@ class Converting:
     def __init__(
         self,
         inner: Upstream,
-        spoken: Spoken,
+        languages: Spoken,
         clock: Clock,
         new_id: Callable[[], str],
         *,
         learned: dict[str, float] | None,
         memory: ThoughtMemory | None = None,
     ) -> None:
-        """`spoken` tells which conversions are known to be needed; `learned`: others may turn out to be, or have (see
+        """`languages` tells which conversions are known to be needed; `learned`: others may turn out to be, or have (see
         `LearnedPaths`)."""
         self._inner = inner
         self.errors = inner.errors
-        self._pairs = {PATHS[asked]: pair for asked, pair in spoken.pairs.items()}
-        self._spoken = spoken
+        self._pairs = {PATHS[language]: pair for language, pair in languages.pairs.items()}
+        self._languages = languages
         self._clock = clock
         self._new_id = new_id
         self._learned: dict[str, float] = {} if learned is None else learned
@@ -145,9 +145,9 @@ class Converting:
         self._memory = memory
         self._until: dict[str, float] = {}
         self._converters_by_path: dict[str, Upstream] = dict.fromkeys(self._pairs, self)
-        if "messages" in (spoken.speaks or ()):
+        if "messages" in (languages.speaks or ()):
             self._converters_by_path |= dict.fromkeys(OF_MESSAGES, self)
-        self._own_place = own_place(spoken.speaks)
+        self._own_place = own_place(languages.speaks)
         if self._own_place is not None:
             self._converters_by_path[PATHS["generate"]] = self
         for path, until in self._learned.items():
@@ -179,8 +179,8 @@ class Converting:
 
     def _as_message(self, outgoing: Outgoing) -> Outgoing:
         """Returns a call in Messages for a server that speaks it; Anthropic itself says what its models do not take."""
-        is_anthropics = self._spoken.dialect == "anthropic"
-        return unmarked(outgoing, takes_system=is_anthropics or self._spoken.find_model(outgoing.model).later_system)
+        is_anthropics = self._languages.dialect == "anthropic"
+        return unmarked(outgoing, takes_system=is_anthropics or self._languages.find_model(outgoing.model).later_system)
 
     async def on_unknown_path(self, outgoing: Outgoing, answer: Answer) -> Answer:
         """Returns the answer to give instead of a 400, 404 or 405: the same one, or that of the call in another language.
@@ -190,12 +190,12 @@ class Converting:
         pair = pair_at(outgoing.path)
         if not self._learns or pair is None or outgoing.method != "POST" or isinstance(answer, WholeAnswer):
             return answer
-        said = await self._read(answer)
-        if not says_path_is_unknown(said, answer.status):
-            return WholeAnswer(answer, said)
+        body = await self._read(answer)
+        if not says_path_is_unknown(body, answer.status):
+            return WholeAnswer(answer, body)
         converted = await self._convert(pair, outgoing)
         if isinstance(converted, WholeAnswer) and converted.lacks_path:  # nor does it know the other one
-            return WholeAnswer(answer, said, lacks_path=True)
+            return WholeAnswer(answer, body, lacks_path=True)
         self._remember(outgoing.path, pair)
         return converted
 
@@ -232,8 +232,8 @@ class Converting:
             outgoing.signs.gaps = [*outgoing.signs.gaps, *gaps]
         answer = await self._inner.send(addressed(outgoing, pair, sent, body))
         if answer.status in _PATH_STATUSES and self._learns:
-            said = await self._read(answer)
-            lacks_path = says_path_is_unknown(said, answer.status)
+            raw = await self._read(answer)
+            lacks_path = says_path_is_unknown(raw, answer.status)
             if lacks_path and outgoing.path in self._until:  # what was learned has passed
                 self._forget(outgoing.path)
             elif lacks_path and pair.asked in _THROUGH_CHAT and pair.spoken == "chat":
@@ -241,7 +241,7 @@ class Converting:
                 if not isinstance(other, WholeAnswer) or not other.lacks_path:
                     self._remember(PATHS["chat"], pair_of("chat", "responses"))
                     return other
-            return WholeAnswer(answer, said, lacks_path=lacks_path)
+            return WholeAnswer(answer, raw, lacks_path=lacks_path)
         is_good = 200 <= answer.status < 300
         if not is_good and pair.asked == COUNTS:  # it says nothing of the caller's own question
             await answer.aclose()
@@ -255,7 +255,7 @@ class Converting:
 
     def _facts_for(self, pair: Pair, outgoing: Outgoing) -> ServerFacts:
         """Returns what is known of the target, and what is remembered of the caller's turns."""
-        facts, memory = self._spoken.facts(pair, outgoing.model), self._memory
+        facts, memory = self._languages.facts(pair, outgoing.model), self._memory
         tenant = None if outgoing.signs is None else outgoing.signs.remembers_for
         if memory is None or tenant is None or not (facts.issuer or len(memory)):
             return facts
@@ -358,13 +358,13 @@ class ConversationWire:
     ) -> Answer:
         """Returns what the provider answers without what its refusal may be about; else the refusal."""
         try:
-            said = await read_whole(refusal)
+            raw = await read_whole(refusal)
         except self.errors as error:
             raise self.failure(error) from error
-        read, progress = ReadAnswer(refusal, said), outgoing.signs
-        if is_missing := misses_reasoning(said):
+        read, progress = ReadAnswer(refusal, raw), outgoing.signs
+        if is_missing := misses_reasoning(raw):
             made = with_reasoning(body, language)
-        elif not refuses_history(said) or (progress is not None and progress.refuses_loss):
+        elif not refuses_history(raw) or (progress is not None and progress.refuses_loss):
             return read
         else:
             made = await self._prepared(outgoing, body, language, lambda _proof: True)
@@ -473,15 +473,15 @@ class Languages:
         self._issuers.places.add(place)
         return ConversationWire(upstream, place, self._issuers)
 
-    def converting(self, upstream: Upstream, spoken: Spoken, place: str) -> Converting | None:
+    def converting(self, upstream: Upstream, languages: Spoken, place: str) -> Converting | None:
         """Returns what stands beside a server that speaks these languages; nothing where all that it is asked goes as it is.
 
         Where it is not known which it speaks, its answers tell; `place` names server and model.
         """
-        if spoken.speaks is not None and not spoken.pairs and "messages" not in spoken.speaks:
+        if languages.speaks is not None and not languages.pairs and "messages" not in languages.speaks:
             return None
-        learned = self._learned.of(place) if spoken.speaks is None else None
-        return Converting(upstream, spoken, self._clock, self._new_id, learned=learned, memory=self.memory)
+        learned = self._learned.of(place) if languages.speaks is None else None
+        return Converting(upstream, languages, self._clock, self._new_id, learned=learned, memory=self.memory)
 
 
 class ConvertedAnswer:
@@ -526,8 +526,8 @@ class ConvertedAnswer:
 
     def reported(self) -> tuple[Usage | None, bool]:
         """As `ReportsUsage` has it."""
-        told = None if self._reader is None else self._reader.reported
-        return (read_usage(told) if isinstance(told, dict) else told), self._is_reported
+        usage = None if self._reader is None else self._reader.reported
+        return (read_usage(usage) if isinstance(usage, dict) else usage), self._is_reported
 
     def _whole(self, body: bytes) -> bytes:
         if self._signs is not None and has_lone_surrogate(body):
@@ -545,8 +545,8 @@ class ConvertedAnswer:
                 raise UpstreamFailed(
                     ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer is too long to be converted"
                 )
-        said = bytes(body)
-        yield self._whole(said) if len(said) <= LARGE_BYTES else await to_thread(self._whole, said)
+        data = bytes(body)
+        yield self._whole(data) if len(data) <= LARGE_BYTES else await to_thread(self._whole, data)
 
     async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         reader = self._reader = self._pair.reader(self._sent)

@@ -18,12 +18,12 @@ from gateway.dialects.base import BY_TTL, Json
 _KINDS: Final = ("audio", "image", "video")
 
 
-def usage_of_answer(said: Json) -> Usage | None:
+def usage_of_answer(answer: Json) -> Usage | None:
     """Returns the usage that a chat completion, or a piece of one, tells; with what stands beside it. None: it tells none."""
-    told = usage_in(said)
-    usage = None if told is None else read_usage(told)
+    reported = usage_in(answer)
+    usage = None if reported is None else read_usage(reported)
     if usage is not None:
-        add_beside(usage, said)
+        add_beside(usage, answer)
     return usage
 
 

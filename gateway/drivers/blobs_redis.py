@@ -207,8 +207,8 @@ class RedisBlobs:
         return cursor, [name.decode() for name in rows[::2]]
 
     async def _parts(self, place: bytes, numbers: range) -> Sequence[bytes | None]:
-        asked = [self.ask(lambda number=number: self._link.command(b"HGET", place, number)) for number in numbers]  # type: ignore[misc]  # mypy cannot infer a lambda's default
-        found: Sequence[bytes | None] = await asyncio.gather(*asked)
+        reads = [self.ask(lambda number=number: self._link.command(b"HGET", place, number)) for number in numbers]  # type: ignore[misc]  # mypy cannot infer a lambda's default
+        found: Sequence[bytes | None] = await asyncio.gather(*reads)
         return found
 
     def _manifest(self, name: str) -> bytes:

@@ -81,7 +81,7 @@ class StoreServer:
         """The monotonic time until which a key of another type keeps the server out of use; the probe cannot see such keys."""
         self._wires = [StoreWire(self._dial, self) for _ in range(options.connections)]
         self._health = ServerHealth(name, self._probe, self._cut_all, changed, options.timeout_s)
-        self._told_of: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def is_up(self) -> bool:
@@ -169,8 +169,8 @@ class StoreServer:
         job.fail(StoreRefused(text))
         if MAY_REFUSE_ALL.search(text):
             self._health.verify()
-        if not job.is_quiet and job.name not in self._told_of:
-            self._told_of.add(job.name)
+        if not job.is_quiet and job.name not in self._logged:
+            self._logged.add(job.name)
             log.error("the store cannot do %s, which is not said again: %s", job.name, text)
 
     def broke(self, error: BaseException) -> str:
@@ -252,7 +252,7 @@ class Cluster:
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._trouble = "it has not been reached yet"
-        self._is_told = False
+        self._is_logged = False
         self.is_up = False
         self._gathering: asyncio.TimerHandle | None = None
         self.since = time.time()
@@ -327,8 +327,8 @@ class Cluster:
 
     def _tell(self) -> None:
         """Logs a cluster that was never found; a known server's own health logs its trouble."""
-        if not self._servers and not self._is_told:
-            self._is_told = True
+        if not self._servers and not self._is_logged:
+            self._is_logged = True
             log.warning(
                 "%s has not been found: %s. Calls go on without it; it is tried again.", self._name, self._trouble
             )
@@ -419,10 +419,10 @@ class Cluster:
             self._changed(is_any_up)
 
 
-def _range(row: Any, asked: Node) -> Range:
+def _range(row: Any, node: Node) -> Range:
     """Reads one row of CLUSTER SLOTS; a server that does not know its own name leaves the host out."""
     first, last, (host, port, *_), *_ = row
-    return int(first), int(last), (host.decode() if host not in (None, b"", b"?") else asked[0], int(port))
+    return int(first), int(last), (host.decode() if host not in (None, b"", b"?") else node[0], int(port))
 
 
 def _holds(ranges: list[Range], key: bytes) -> bool:

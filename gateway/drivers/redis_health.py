@@ -55,8 +55,8 @@ class ServerHealth:
         self._tries = 0
         self._calm_at = 0.0
         self._doubted_at = time.monotonic()
-        self._told_at: float | None = None
-        self._is_told = False
+        self._logged_at: float | None = None
+        self._is_logged = False
         self.reached = asyncio.Event()
         self.is_open = False
         self.is_up = False
@@ -132,8 +132,8 @@ class ServerHealth:
         self.is_open, self.reason = True, ""
         if self.reached.is_set():
             self._calm_at = now + CALM_S
-        if self._is_told:
-            self._is_told = False
+        if self._is_logged:
+            self._is_logged = False
             log.warning("%s can be used again, after %.1f s.", self._name, now - self._doubted_at)
         if not self.is_up:
             self.is_up, self.since = True, time.time()
@@ -142,8 +142,8 @@ class ServerHealth:
 
     def _tell_of_trouble(self) -> None:
         now = time.monotonic()
-        if not self._is_told and (self._told_at is None or now - self._told_at >= QUIET_S):
-            self._is_told, self._told_at = True, now
+        if not self._is_logged and (self._logged_at is None or now - self._logged_at >= QUIET_S):
+            self._is_logged, self._logged_at = True, now
             reason = self.reason.rstrip(".")
             log.warning("%s cannot be used: %s. Calls go on without it; it is tried again.", self._name, reason)
 
@@ -183,19 +183,19 @@ class Subscriber:
         self,
         connect: Callable[[], Awaitable[Redis]],
         channel: bytes,
-        heard: Callable[[bytes], None],
+        on_message: Callable[[bytes], None],
         joined: Callable[[], None],
         is_up: Callable[[], bool] = lambda: True,
     ) -> None:
         """`is_up` tells whether the store is up: while it is not, failures are expected and its health logs them."""
         self._connect = connect
         self._channel = channel
-        self._heard = heard
+        self._on_message = on_message
         self._joined = joined
         self._is_up = is_up
         self._tries = 0
         self._failed_attempts = 0
-        self._has_told = False
+        self._is_logged = False
         self.is_deaf = False
         """The store is up, but the subscription keeps failing."""
 
@@ -235,10 +235,10 @@ class Subscriber:
             await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py has no type for it
             await client.aclose()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if told["type"] == "message":
-            self._tell(self._heard, told["data"])
-        elif told["type"] == "subscribe":
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "message":
+            self._tell(self._on_message, message["data"])
+        elif message["type"] == "subscribe":
             self._hears()
             self._tell(self._joined)
 
@@ -246,8 +246,8 @@ class Subscriber:
         try:
             listener(*told)
         except Exception:
-            if not self._has_told:
-                self._has_told = True
+            if not self._is_logged:
+                self._is_logged = True
                 log.exception("what was heard from other replicas could not be taken, which is not said again")
 
 
@@ -264,10 +264,10 @@ def _end_if_cancelled() -> None:
 
 async def _next(pubsub: PubSub) -> dict[str, Any]:
     """Returns the next message; raises TimeoutError when the server does not answer a ping either."""
-    heard: dict[str, Any] | None = await pubsub.get_message(timeout=ASK_AFTER_S)
-    if heard is None:
+    message: dict[str, Any] | None = await pubsub.get_message(timeout=ASK_AFTER_S)
+    if message is None:
         await pubsub.ping()
-        heard = await pubsub.get_message(timeout=PATIENCE_S)
-    if heard is None:
+        message = await pubsub.get_message(timeout=PATIENCE_S)
+    if message is None:
         raise TimeoutError("the server says nothing")
-    return heard
+    return message

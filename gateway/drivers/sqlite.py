@@ -46,8 +46,8 @@ class Trouble:
         self._retry_at: float | None = None
         """The monotonic time of the next attempt; None while the disk works."""
         self._retry_s = FIRST_RETRY_S
-        self._told_at: float | None = None
-        self._is_told = False
+        self._logged_at: float | None = None
+        self._is_logged = False
         """The log has told of the present trouble, and has to tell of its end."""
         self._odd_at: float | None = None
         self.owed: deque[FileJob] = deque()
@@ -75,8 +75,8 @@ class Trouble:
         is_new = self._retry_at is None
         self._retry_s = FIRST_RETRY_S if is_new else min(LAST_RETRY_S, self._retry_s * 2)
         self._retry_at = now + self._retry_s
-        if is_new and (self._told_at is None or now - self._told_at >= QUIET_S):
-            self._told_at, self._is_told = now, True
+        if is_new and (self._logged_at is None or now - self._logged_at >= QUIET_S):
+            self._logged_at, self._is_logged = now, True
             log.warning(
                 "%s %s",
                 error if isinstance(error, StoreUnusable) else f"{self._kind.name} {self._path}: {error}.",
@@ -107,8 +107,8 @@ class Trouble:
         missed = self._missed
         self._retry_at, self._owed_bytes, self._missed = None, 0, 0
         self.owed.clear()
-        if self._is_told:
-            self._is_told = False
+        if self._is_logged:
+            self._is_logged = False
             log.warning("%s %s works again; it misses %d writes.", self._kind.name, self._path, missed)
 
 

@@ -64,13 +64,13 @@ class EmulatedBatches:
         """Answers a request below `/v1/files` or `/v1/batches`. Raises ProblemError."""
         kind, _, rest = path.removeprefix("/v1/").partition("/")
         id, _, verb = rest.partition("/")
-        asked = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
+        params = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
         match kind, method, bool(id), verb:
             case "files", "POST", False, _:
                 return self._upload(content_type, body)
             case "files", "GET", False, _:
-                listed = [self._file(one) for one in self.files if self._is_asked(one, asked)]
-                return _page(listed, asked)
+                listed = [self._file(one) for one in self.files if self._is_listed(one, params)]
+                return _page(listed, params)
             case "files", "GET", True, "":
                 return json_reply(self._file(self._known_file(id)))
             case "files", "GET", True, "content":
@@ -82,7 +82,7 @@ class EmulatedBatches:
             case "batches", "POST", False, _:
                 return self._create(body)
             case "batches", "GET", False, _:
-                return _page([self._looked(one) for one in self.batches], asked)
+                return _page([self._looked(one) for one in self.batches], params)
             case "batches", "GET", True, "":
                 return json_reply(self._looked(self._known_batch(id)))
             case "batches", "POST", True, "cancel":
@@ -115,12 +115,12 @@ class EmulatedBatches:
 
     def _create(self, body: bytes) -> EmulatedReply:
         try:
-            asked = orjson.loads(body)
+            fields = orjson.loads(body)
         except orjson.JSONDecodeError:
-            asked = None
-        if not isinstance(asked, dict) or asked.get("completion_window") != "24h":
+            fields = None
+        if not isinstance(fields, dict) or fields.get("completion_window") != "24h":
             raise ProblemError(EmulatedProblem(400, "'completion_window' must be '24h'"))
-        file = asked.get("input_file_id")
+        file = fields.get("input_file_id")
         if not isinstance(file, str) or file not in self.files:
             raise ProblemError(EmulatedProblem(400, "There is no such input file", param="input_file_id"))
         now = self._wall()
@@ -130,7 +130,7 @@ class EmulatedBatches:
         self.batches[batch_id] = {
             "id": batch_id,
             "object": "batch",
-            "endpoint": asked.get("endpoint"),
+            "endpoint": fields.get("endpoint"),
             "input_file_id": file,
             "completion_window": "24h",
             "status": "in_progress",
@@ -139,7 +139,7 @@ class EmulatedBatches:
             "expires_at": int(now) + _WINDOW_S,
             **dict.fromkeys((*unset, "expired_at", "cancelling_at", "cancelled_at")),
             "request_counts": {"total": self.files[file].data.count(b"\n"), "completed": 0, "failed": 0},
-            "metadata": asked.get("metadata"),
+            "metadata": fields.get("metadata"),
         }
         if problems:
             counts = {"total": 0, "completed": 0, "failed": 0}
@@ -204,8 +204,8 @@ class EmulatedBatches:
         about = {"bytes": len(file.data), "created_at": int(file.created_at), "filename": file.filename}
         return {"id": file_id, "object": "file", **about, "purpose": file.purpose, "status": "processed"}
 
-    def _is_asked(self, file_id: str, asked: Mapping[str, str]) -> bool:
-        return asked.get("purpose", self.files[file_id].purpose) == self.files[file_id].purpose
+    def _is_listed(self, file_id: str, params: Mapping[str, str]) -> bool:
+        return params.get("purpose", self.files[file_id].purpose) == self.files[file_id].purpose
 
     def _known_file(self, file_id: str) -> str:
         if file_id not in self.files:
@@ -236,12 +236,12 @@ def _is_line(text: bytes) -> bool:
     return isinstance(line, dict) and isinstance(line.get("custom_id"), str)
 
 
-def _page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> EmulatedReply:
+def _page(entries: list[dict[str, Any]], params: Mapping[str, str]) -> EmulatedReply:
     """Returns a page of a list, newest first."""
     entries = entries[::-1]
     ids = [one["id"] for one in entries]
-    start = ids.index(asked["after"]) + 1 if asked.get("after") in ids else 0
-    limit = int(asked["limit"]) if _MAX_5_DIGITS.fullmatch(asked.get("limit", "")) else 20
+    start = ids.index(params["after"]) + 1 if params.get("after") in ids else 0
+    limit = int(params["limit"]) if _MAX_5_DIGITS.fullmatch(params.get("limit", "")) else 20
     page = entries[start : start + limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return json_reply({"object": "list", "data": page, **ends, "has_more": start + limit < len(entries)})
@@ -291,18 +291,18 @@ class EmulatedMessageBatches:
         self, method: str, path: str, query: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> EmulatedReply:
         """Answers a request. Raises ProblemError."""
-        told = dict(headers)
-        self._origin = f"http://{told.get(b'host', b'').decode('latin-1')}"
-        if b"anthropic-version" not in told:
+        named = dict(headers)
+        self._origin = f"http://{named.get(b'host', b'').decode('latin-1')}"
+        if b"anthropic-version" not in named:
             raise refusing.refused("anthropic-version: header is required")
         found = _PATH.fullmatch(path)
         id, verb = (found[1] or "", found[2] or "") if found else ("", "")
-        asked = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
+        params = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
         match method, bool(id), verb:
             case "POST", False, _:
                 return self._create(body)
             case "GET", False, _:
-                return self._page(asked)
+                return self._page(params)
             case "GET", True, "":
                 return json_reply(self._shown(self._known(id)))
             case "POST", True, "cancel":
@@ -398,14 +398,14 @@ class EmulatedMessageBatches:
             reply = found.problem.reply("messages", request_id=f"req_{one['custom_id']}")
         if isinstance(reply, Stream):
             reply = EmulatedProblem(400, "stream: not supported in batches").reply("messages")
-        said = orjson.loads(reply.body)
-        return {"type": "errored", "error": said} if reply.status >= 400 else {"type": "succeeded", "message": said}
+        parsed = orjson.loads(reply.body)
+        return {"type": "errored", "error": parsed} if reply.status >= 400 else {"type": "succeeded", "message": parsed}
 
-    def _page(self, asked: Mapping[str, str]) -> EmulatedReply:
+    def _page(self, params: Mapping[str, str]) -> EmulatedReply:
         """Returns a page of the list, newest first."""
         ids = list(self.batches)[::-1]
-        start = ids.index(asked["after_id"]) + 1 if asked.get("after_id") in ids else 0
-        limit = int(asked["limit"]) if _MAX_4_DIGITS.fullmatch(asked.get("limit", "")) else 20
+        start = ids.index(params["after_id"]) + 1 if params.get("after_id") in ids else 0
+        limit = int(params["limit"]) if _MAX_4_DIGITS.fullmatch(params.get("limit", "")) else 20
         page = ids[start : start + limit]
         ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
         return json_reply({"data": [self._shown(one) for one in page], "has_more": start + limit < len(ids), **ends})

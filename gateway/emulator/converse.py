@@ -140,8 +140,8 @@ def _check_tool_result(value: Mapping[str, Any], where: str, role: str) -> None:
 def _check_reasoning(value: Mapping[str, Any], where: str) -> None:
     if len(value) != 1:
         raise refused(f"The reasoningContent at {where} must set exactly one of reasoningText or redactedContent.")
-    told = held(value, "reasoningText")
-    if told and (not isinstance(told.get("text"), str) or told.get("signature") != sign(CLAUDE, str(told["text"]))):
+    text = held(value, "reasoningText")
+    if text and (not isinstance(text.get("text"), str) or text.get("signature") != sign(CLAUDE, str(text["text"]))):
         raise refused(f"The model returned the following errors: {where}: Invalid `signature` in `thinking` block")
 
 
@@ -351,14 +351,14 @@ def read_converse(data: dict[str, Any], model: str) -> CheckedRequest:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, list(blocks)))
-    spoken = [turn for turn in turns if turn[0] != "system"]
-    if not spoken or spoken[0][0] != "user":
+    conversation = [turn for turn in turns if turn[0] != "system"]
+    if not conversation or conversation[0][0] != "user":
         raise refused(
             "A conversation must start with a user message. Try again with a conversation that starts with one."
         )
     _check_system(data.get("system"))
     names = _tool_names(data)
-    _check_pairs(spoken, has_tools=bool(names))
+    _check_pairs(conversation, has_tools=bool(names))
     _check_config(data)
     segments = segments_of(data, turns)
     echo = [text for role, blocks in turns if role == "user" for block in blocks if (text := block_text(block))]
@@ -496,9 +496,9 @@ def schema_of(data: Mapping[str, Any]) -> object:
     form = held(held(data, "outputConfig"), "textFormat")
     if not form:
         return None
-    told = held(held(form, "structure"), "jsonSchema").get("schema")
+    schema = held(held(form, "structure"), "jsonSchema").get("schema")
     try:
-        return orjson.loads(told) if isinstance(told, str) else ""
+        return orjson.loads(schema) if isinstance(schema, str) else ""
     except orjson.JSONDecodeError:
         return ""
 
@@ -589,8 +589,8 @@ def _tool_id(block: Block, writer: Writer) -> str:
 def _block(block: Block, tool_id: str) -> dict[str, Any]:
     match block.kind:
         case "thought":
-            told = {"text": block.text, "signature": sign(CLAUDE, block.text)}
-            return {"reasoningContent": {"reasoningText": told}}
+            reasoning = {"text": block.text, "signature": sign(CLAUDE, block.text)}
+            return {"reasoningContent": {"reasoningText": reasoning}}
         case "tool":
             return {"toolUse": {"toolUseId": tool_id, "name": block.name, "input": arguments_of(block)}}
     return {"text": block.text}
@@ -611,8 +611,8 @@ def _frames(composed: Composed, writer: Writer) -> Iterator[bytes]:
         if not block.pieces:
             yield before + after
         for number, piece in enumerate(block.pieces):
-            told = _delta(index, _news(block, piece))
-            yield (b"" if number else before) + told + (after if number == len(block.pieces) - 1 else b"")
+            event = _delta(index, _news(block, piece))
+            yield (b"" if number else before) + event + (after if number == len(block.pieces) - 1 else b"")
 
 
 def _news(block: Block, piece: str) -> dict[str, Any]:

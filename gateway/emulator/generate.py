@@ -167,8 +167,8 @@ def _part(given: object, where: str) -> dict[str, Any]:
             raise refused(f"* GenerateContentRequest.{where}.{spelled}.name: Name cannot be empty.\n")
         if not isinstance(inner.get(held, {}), dict):
             raise refused(f"Invalid value at '{where}.{spelled}.{held}' (type.googleapis.com/google.protobuf.Struct)")
-    told = part.get("functionResponse", {}).get("response", {})
-    if '"$ref"' in text_of(told) and (found := _reference(told)):
+    response = part.get("functionResponse", {}).get("response", {})
+    if '"$ref"' in text_of(response) and (found := _reference(response)):
         raise refused(f"Reference to '{found}' in {where}.function_response.response cannot be resolved.")
     if "inlineData" in part:
         inner = part["inlineData"] = known(part["inlineData"], "inlineData")

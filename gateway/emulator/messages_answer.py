@@ -168,8 +168,8 @@ def _frames(composed: Composed, message: Mapping[str, Any], render: Render) -> I
         if not deltas:
             yield before + after
         for number, delta in enumerate(deltas):
-            told = render({"type": "content_block_delta", "index": index, "delta": delta})
-            yield (b"" if number else before) + told + (after if number == len(deltas) - 1 else b"")
+            event = render({"type": "content_block_delta", "index": index, "delta": delta})
+            yield (b"" if number else before) + event + (after if number == len(deltas) - 1 else b"")
 
 
 def _opened(shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def read_turns(given: object, model: str) -> list[tuple[str, Blocks]]:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, list(blocks)))
-    spoken = [turn for turn in turns if turn[0] != "system"]
-    if not spoken or spoken[0][0] != "user":
+    conversation = [turn for turn in turns if turn[0] != "system"]
+    if not conversation or conversation[0][0] != "user":
         raise refused('messages: first message must use the "user" role')
-    _check_pairs(spoken)
+    _check_pairs(conversation)
     return list(turns)
 
 

@@ -202,9 +202,9 @@ def _read_converse_count(data: dict[str, Any], model: str) -> CheckedRequest:
     inner = given if isinstance(given, dict) else {}
     if isinstance(inner.get("converse"), dict):
         return read_converse(inner["converse"], model)
-    told = inner.get("invokeModel")
+    invoked = inner.get("invokeModel")
     try:
-        body = b64decode(str(told.get("body")), validate=True) if isinstance(told, dict) else b"{}"
+        body = b64decode(str(invoked.get("body")), validate=True) if isinstance(invoked, dict) else b"{}"
     except BadBase64Error:
         body = b""
     return _read_carried(problems.read_object(body, "converse"), model)

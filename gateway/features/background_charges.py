@@ -133,8 +133,8 @@ def _runs_on(call: Call) -> bool:
     """Returns whether the call asked for that. A body that nobody parses is believed to, where it has the word."""
     if call.large is not None:
         return b'"background"' in call.body
-    asked = json_object(call.body)
-    return asked is not None and asked.get("background") not in (None, False)
+    parsed = json_object(call.body)
+    return parsed is not None and parsed.get("background") not in (None, False)
 
 
 def _response_in(body: bytes) -> dict[str, Any] | None:
@@ -142,8 +142,8 @@ def _response_in(body: bytes) -> dict[str, Any] | None:
     if body.lstrip().startswith(b"{"):
         return answer_object(body)
     for event in reversed([*split_events(body)]):
-        said = event_json(event)
-        response = said.get("response") if said is not None else None
+        parsed = event_json(event)
+        response = parsed.get("response") if parsed is not None else None
         if isinstance(response, dict):
             return response
     return None

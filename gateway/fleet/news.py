@@ -95,8 +95,8 @@ def read_limits(detail: bytes) -> dict[str, Amount]:
     """Returns the limits that can be read."""
     limits = {}
     for part in detail.decode(errors="replace").split(";"):
-        name, _, told = part.partition("=")
-        amount, _, period = told.partition("/")
+        name, _, value = part.partition("=")
+        amount, _, period = value.partition("/")
         try:
             pair = float(amount), float(period)
         except ValueError:
@@ -416,8 +416,8 @@ class FleetNews:
             self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
     def _tell_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
-        told = self._ends.get((kind, name))
-        if now + left_s > told + max(GRAIN_S, GRAIN * left_s):
+        end = self._ends.get((kind, name))
+        if now + left_s > end + max(GRAIN_S, GRAIN * left_s):
             self._ends.note((kind, name), now + left_s, now)
             self._news.tell(NewsItem(kind, name, left_s), lasts=True)
 
@@ -450,21 +450,21 @@ class FleetNews:
         if handler is not None:
             handler(item.detail)
         elif item.kind == "breaker":
-            self._hear_move(item)
+            self._take_move(item)
         elif item.kind == "hand":
             if not self._hands.hear(item):
                 self._unmet.keep(item, self._clock.monotonic())
         elif item.kind in ("pause", "quota", "limit"):
-            self._hear_of_gate(item)
+            self._take_gate(item)
 
-    def _hear_of_gate(self, item: NewsItem) -> None:
+    def _take_gate(self, item: NewsItem) -> None:
         line = self._gates.lines.get(item.name)
         if line is None:
             self._unmet.keep(item, self._clock.monotonic())
             return
         now, gate = self._clock.monotonic(), line.gate
         if item.kind == "limit":
-            self._hear_limits(gate, item, now)
+            self._take_limits(gate, item, now)
         elif item.left_s:
             self._ends.note((item.kind, item.name), now + item.left_s, now)
             if item.kind == "pause":
@@ -473,14 +473,14 @@ class FleetNews:
                 gate.peer_exhausted(item.left_s, now)
                 self._queue.shut(line)
 
-    def _hear_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
+    def _take_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
         known = self._known(gate.name)
         known.at = now
         for name, amount in read_limits(item.detail).items():
             if known.changes(name, amount):
                 gate.peer_learned(name, *amount, now)
 
-    def _hear_move(self, item: NewsItem) -> None:
+    def _take_move(self, item: NewsItem) -> None:
         move, breaker = read_move(item.detail), self._breaker(item.name)
         if breaker is None or move is None:
             self._unmet.keep(item, self._clock.monotonic())

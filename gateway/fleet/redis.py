@@ -96,10 +96,10 @@ class RedisLeases:
     def _see_clock(self, name: str, answer: asyncio.Future[bytes]) -> None:
         if self._now is not None or answer.cancelled() or answer.exception() is not None:
             return
-        if told := answer.result():
+        if server_time := answer.result():
             if len(self._ahead_s) >= KNOWN_LIMITS:
                 self._ahead_s.clear()
-            self._ahead_s[name] = clock_of(told) - self._loop.time()
+            self._ahead_s[name] = clock_of(server_time) - self._loop.time()
         else:  # it was set, or another server has the limit by now
             self._ahead_s.pop(name, None)
 
@@ -117,21 +117,21 @@ class RedisLeases:
 class _Waiting:
     """Collects the replies of one moment, and resolves when the last has arrived."""
 
-    __slots__ = ("_heard", "_missing", "replies")
+    __slots__ = ("_missing", "_replies", "replies")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
         self.replies: asyncio.Future[Sequence[LeaseReply | None]] = loop.create_future()
-        self._heard: list[LeaseReply | None] = [None] * count
+        self._replies: list[LeaseReply | None] = [None] * count
         self._missing = count
         if not count:
             self.replies.set_result(())
 
     def hear(self, place: int, answer: asyncio.Future[bytes]) -> None:
         self._missing -= 1
-        if not answer.cancelled() and answer.exception() is None and (told := answer.result()):
-            self._heard[place] = read_reply(told)
+        if not answer.cancelled() and answer.exception() is None and (result := answer.result()):
+            self._replies[place] = read_reply(result)
         if not self._missing and not self.replies.done():
-            self.replies.set_result(self._heard)
+            self.replies.set_result(self._replies)
 
 
 def pack_ask(ask: LeaseAsk) -> bytes:
@@ -157,14 +157,14 @@ def pack_ask(ask: LeaseAsk) -> bytes:
     )
 
 
-def read_reply(told: bytes) -> LeaseReply:
-    granted, level, wanting, retry_s, window, ends_in_s, most, _ = _REPLY.unpack(told)
+def read_reply(reply: bytes) -> LeaseReply:
+    granted, level, wanting, retry_s, window, ends_in_s, most, _ = _REPLY.unpack(reply)
     return LeaseReply(granted, level, int(wanting), retry_s, int(window), ends_in_s, most)
 
 
-def clock_of(told: bytes) -> float:
+def clock_of(reply: bytes) -> float:
     """Returns the server's time from a reply."""
-    clock: float = _REPLY.unpack(told)[-1]
+    clock: float = _REPLY.unpack(reply)[-1]
     return clock
 
 
@@ -254,7 +254,7 @@ class RedisNews:
 
     def start(self) -> None:
         """Subscribes, until `aclose`."""
-        self._subscription = self._loop.create_task(self._link.subscribe(self._channel, self._heard, self._joined))
+        self._subscription = self._loop.create_task(self._link.subscribe(self._channel, self._on_message, self._joined))
 
     async def aclose(self) -> None:
         """Ends the subscription."""
@@ -268,10 +268,10 @@ class RedisNews:
 
     # Sending.
 
-    def listen(self, heard: Heard) -> None:
-        """Has `heard` called in the loop's thread with the news of other replicas, and first with those that still last."""
+    def listen(self, listener: Heard) -> None:
+        """Has `listener` called in the loop's thread with the news of other replicas, and first with those that still last."""
         is_first = not self._listeners
-        self._listeners.append(heard)
+        self._listeners.append(listener)
         if not is_first and self._subscription is not None:
             self._joined()
 
@@ -347,7 +347,7 @@ class RedisNews:
         if reply is not None and self._has_to_read:
             self._read_kept()
 
-    def _heard(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         sent_at, _, _ = message.partition(b" ")
         with contextlib.suppress(ValueError):
             self._time.heard(float(sent_at))
@@ -358,9 +358,9 @@ class RedisNews:
 
     def _deliver(self, message: bytes) -> None:
         item = self._read_message(message)
-        for heard in self._listeners if item is not None else ():
+        for listener in self._listeners if item is not None else ():
             try:
-                heard(cast("NewsItem", item))
+                listener(cast("NewsItem", item))
             except Exception:  # a listener's defect must not end the subscription
                 log.exception("news of %r could not be taken", item and item.kind)
 
@@ -390,8 +390,8 @@ class RedisNews:
             return True
         reply: asyncio.Future[bool] = self._loop.create_future()
         args = self._id, max(1, round(for_s * 1000))
-        asked = self._link.run(self._take, (self._link.key("slot", name),), args)
-        asked.add_done_callback(partial(_pass_on, reply))
+        taking = self._link.run(self._take, (self._link.key("slot", name),), args)
+        taking.add_done_callback(partial(_pass_on, reply))
         return reply
 
     def give_slot(self, name: str) -> None:

@@ -171,8 +171,8 @@ async def relayed(
     if said is None:
         assert await relay.open() is None
     else:
-        relay._said = copy(said)
-        relay._said.finished = set(said.finished)
+        relay._transcript = copy(said)
+        relay._transcript.finished = set(said.finished)
     ends: list[tuple[str, Usage | None]] = []
     body = [
         chunk

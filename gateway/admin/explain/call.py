@@ -89,8 +89,8 @@ def _lines(
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
     if model.grouping is not None and endpoint.name in RESULTS:
-        told = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
-        yield f"grouped   with calls that differ in their inputs only: up to {told}"
+        shown = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
+        yield f"grouped   with calls that differ in their inputs only: up to {shown}"
     if model.output is not None and endpoint.name in CHECKED:
         yield f"output    {_output(model.output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
@@ -134,35 +134,35 @@ def _part(part: RunPart | None) -> Iterator[str]:
 def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
     """Tells which answers are kept, shared and given again."""
     parsed, exact = peeked.parsed or {}, caching.exact
-    told = [f"set {caching.name}"]
-    told.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
-    told.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
+    parts = [f"set {caching.name}"]
+    parts.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
+    parts.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
     is_kept = applies(exact.requests, endpoint.name, parsed)
-    told.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
+    parts.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
     if is_kept and exact.stale_if_error_s:
-        told.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
+        parts.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
     if caching.semantic is not None:
-        told.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
-    return ", ".join(told)
+        parts.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
+    return ", ".join(parts)
 
 
 def _output(rule: OutputRule, *, is_stream: bool) -> str:
     """Tells what an answer has to be, and what is done about one that is not."""
-    told = [
+    parts = [
         "keeps the schema that the request names, if it does"
         if rule.schema is None
         else "keeps the schema of its model"
     ]
     if is_stream and rule.stream == "relay":
-        return f"{told[0]}: a stream is relayed, and only counted as valid or not"
+        return f"{parts[0]}: a stream is relayed, and only counted as valid or not"
     if rule.retry:
-        told.append(f"asked for again up to {rule.retry} times")
+        parts.append(f"asked for again up to {rule.retry} times")
     if rule.repair_with is not None:
-        told.append(f"repaired by {rule.repair_with}")
+        parts.append(f"repaired by {rule.repair_with}")
     if rule.max_usd is not None:
-        told.append(f"for at most ${rule.max_usd:g}")
-    told.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
-    return ", ".join(told) + ("; held back until then" if is_stream else "")
+        parts.append(f"for at most ${rule.max_usd:g}")
+    parts.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
+    return ", ".join(parts) + ("; held back until then" if is_stream else "")
 
 
 def _plan(model: Model) -> Iterator[tuple[Target, str]]:
@@ -226,11 +226,11 @@ def _budget(key: Key) -> str:
     return "" if key.budget_usd_per_day is None else f", ${key.budget_usd_per_day:g} a day"
 
 
-def _rewrite(endpoint: Endpoint, asked: str, target: Target) -> str:
-    name = target.model or asked.removeprefix(target.strip)
+def _rewrite(endpoint: Endpoint, requested_model: str, target: Target) -> str:
+    name = target.model or requested_model.removeprefix(target.strip)
     if endpoint.name in target.gaps:
         return f"asked for {name!r}"
-    if name == asked:
+    if name == requested_model:
         return "the body goes as it came" if target.edits is None else "the body's model stays"
     return f"the body's model becomes {name!r}{'' if target.edits is not None else ', nothing else changes'}"
 
@@ -244,17 +244,17 @@ def _price(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target, body: b
     refusal = ": 403 unpriced_endpoint for this key, which has a budget" if is_refused else ""
     if rates is None:
         return f"price not known{refusal}"
-    told = []
+    parts = []
     if rates.prices_tokens:
         usual = [_of_tokens(rates), *_of_long_inputs(rates)]
-        told += [f"{usual[0]} per million tokens", *usual[1:]]
+        parts += [f"{usual[0]} per million tokens", *usual[1:]]
         for tier, other in rates.by_tier.items():
-            asked = [_of_tokens(other), *_of_long_inputs(other)]
-            told += [f"{tier} {prices}" for prices in asked if prices not in usual]
-    told += [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
+            others = [_of_tokens(other), *_of_long_inputs(other)]
+            parts += [f"{tier} {prices}" for prices in others if prices not in usual]
+    parts += [f"${usd:g} per {unit}" for usd, unit in _of_other_units(rates) if usd]
     if is_billed and attempt_usd(endpoint, peeked, target, body) is None:
-        told.append(f"no price for {endpoint.name}{refusal}")
-    return "; ".join(told)
+        parts.append(f"no price for {endpoint.name}{refusal}")
+    return "; ".join(parts)
 
 
 def _of_other_units(rates: Rates) -> Iterator[tuple[float, str]]:
@@ -277,14 +277,16 @@ def _of_tokens(rates: Rates) -> str:
 def _lane(key: Key, model: Model) -> str:
     """Tells how a call of this key waits when nothing has room."""
     holding = model.holding
-    told = []
+    parts = []
     if len(model.plan) > len(model.targets):
-        told.append(f"waits {holding.prefer_primary_for_s[key.lane]:g} s for the model's own targets before a fallback")
+        parts.append(
+            f"waits {holding.prefer_primary_for_s[key.lane]:g} s for the model's own targets before a fallback"
+        )
     if key.lane in ("batch", "background"):
-        told.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes in use")
+        parts.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes in use")
     if key.critical:
-        told.append("may ask for critical")
-    return f"{key.lane}{': ' if told else ''}{', '.join(told)}"
+        parts.append("may ask for critical")
+    return f"{key.lane}{': ' if parts else ''}{', '.join(parts)}"
 
 
 def _retries(retries: Retries) -> Iterator[str]:

@@ -39,9 +39,9 @@ def explain_error(
     return "\n".join(_lines(table, diagnosis, answer))
 
 
-def read_headers(told: Sequence[str]) -> RawHeaders:
+def read_headers(lines: Sequence[str]) -> RawHeaders:
     """Reads headers as they are written on a command line. Raises InvalidRequest for one without a colon."""
-    pairs = [text.partition(":") for text in told]
+    pairs = [text.partition(":") for text in lines]
     for name, colon, _ in pairs:
         if not colon or not name.strip():
             raise InvalidRequest(f"{name!r} is not a header: write for example --header 'retry-after: 20'")
@@ -113,24 +113,24 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
     """Returns who keeps the response of a request; None: it makes none. Raises InvalidRequest."""
     if endpoint.name != RESPONSES:
         return None
-    asked, keeping = read_asked(peeked.parsed or {}), keeping_of(policy, key, model, endpoint)
+    options, keeping = read_asked(peeked.parsed or {}), keeping_of(policy, key, model, endpoint)
     if keeping is None:
         return "by the provider, as the request says: this gateway takes no jobs (jobs.store)"
-    if asked.in_background:
-        return _in_background(policy, model, asked, keeping)
+    if options.in_background:
+        return _in_background(policy, model, options, keeping)
     if keeping == "provider" and all(RESPONSES in target.gaps for target in model.plan):
         keeping = "asked"
-    if not keeps(keeping, asked, goes_on_from_ours=is_ours(RESPONSE, asked.previous_id)):
+    if not keeps(keeping, options, goes_on_from_ours=is_ours(RESPONSE, options.previous_id)):
         return _NOT_HERE[keeping]
     return f"here, for {model.jobs.keep_responses_s:g} s; the provider is asked to keep nothing"
 
 
-def _in_background(policy: PolicySnapshot, model: Model, asked: ResponseOptions, keeping: Keeping) -> str:
+def _in_background(policy: PolicySnapshot, model: Model, options: ResponseOptions, keeping: Keeping) -> str:
     if keeping == "never":
         return "by nobody: refused, as one in the background has to be kept (responses.store, or keeps_responses of the key)"
     if keeping == "provider" and not policy.jobs.settings.takes_files:
         return "by the provider, which runs it in the background (jobs is not set, and there is a passthrough)"
-    keep_s = model.jobs.keep_responses_s if asked.stores else model.jobs.keep_background_s
+    keep_s = model.jobs.keep_responses_s if options.stores else model.jobs.keep_background_s
     return f"here, where it runs in the background, and for {keep_s:g} s after its end"
 
 
@@ -165,10 +165,10 @@ def explain_conversion(endpoint: Endpoint, model: Model, target: Target, body: b
 
 def explain_sent(policy: PolicySnapshot, endpoint: Endpoint, model: Model, body: bytes) -> Iterator[str]:
     """Yields, target by target, what a call becomes in another language."""
-    asked = json_object(body) or {}
+    fields = json_object(body) or {}
     for target in (*model.plan, *model.context_plan):
         conversion = target.gaps.get(endpoint.name)
-        edited = _edited(target, asked)
+        edited = _edited(target, fields)
         if conversion is not None and _in_the_way(conversion, model, edited):
             yield f"sent      {target.name}: nothing, for this call skips it"
             continue
@@ -176,7 +176,7 @@ def explain_sent(policy: PolicySnapshot, endpoint: Endpoint, model: Model, body:
             yield f"sent      {target.name}: as it came, but for what is said above"
             continue
         try:
-            path, sent = conversion.shown({**edited, "model": asked_of(asked, target)})
+            path, sent = conversion.shown({**edited, "model": asked_of(fields, target)})
         except InvalidRequest as error:
             yield f"sent      {target.name}: nothing, for the request cannot be put into its language: {error.message}"
             continue
@@ -202,8 +202,8 @@ def _known(conversion: Conversion, model: str) -> Iterator[str]:
     """Yields the facts of a model that the conversion rests on, by where they are from."""
     facts = sorted(conversion.spoken.find_sources(model).items(), key=lambda one: one[1].source)
     for source, group in groupby(facts, key=lambda one: one[1].source):
-        told = ", ".join(f"{name} {_written(one.value)}" for name, one in group)
-        yield f"known of {model} ({source}): {told}"
+        shown = ", ".join(f"{name} {_written(one.value)}" for name, one in group)
+        yield f"known of {model} ({source}): {shown}"
 
 
 def _written(value: Any) -> str:

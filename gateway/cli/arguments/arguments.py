@@ -24,8 +24,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         wrong, *choices = _QUOTED.findall(message) if "invalid choice" in message else [""]
-        meant = get_close_matches(wrong, choices, 1)
-        super().error(f"{message}; did you mean '{meant[0]}'?" if meant else message)
+        suggestions = get_close_matches(wrong, choices, 1)
+        super().error(f"{message}; did you mean '{suggestions[0]}'?" if suggestions else message)
 
 
 _QUOTED: Final = re.compile(r"'([^']+)'")

@@ -238,11 +238,11 @@ class LaneLine(Generic[TicketT]):
         self.tokens += sign * ticket.tokens
         self.tenants[ticket.place.tenant].tokens += sign * ticket.tokens
 
-    def first(self, is_meant: Callable[[TicketT], bool]) -> TicketT | None:
+    def first(self, is_eligible: Callable[[TicketT], bool]) -> TicketT | None:
         """Returns the first that is meant of those who are next of their tenants."""
         for line in self.tenants.values():
             for ticket in (line.head(), line.newest_head()):
-                if ticket is not None and is_meant(ticket):
+                if ticket is not None and is_eligible(ticket):
                     return ticket
         return None
 
@@ -543,13 +543,13 @@ class FairQueue(Generic[TicketT]):
                 return ticket
         return None
 
-    def first(self, is_meant: Callable[[TicketT], bool]) -> TicketT | None:
+    def first(self, is_eligible: Callable[[TicketT], bool]) -> TicketT | None:
         """Returns the first that is meant of those who are next of their tenants; the highest lane goes first.
 
         Of each tenant its next call is looked at, and the next that has not come back: O(tenants), for rare occasions.
         """
         for lane in self._lanes:
-            ticket = lane.first(is_meant) if lane is not None and lane.live else None
+            ticket = lane.first(is_eligible) if lane is not None and lane.live else None
             if ticket is not None:
                 return ticket
         return None

@@ -317,8 +317,8 @@ class Gates:
 
     def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
         """Notes whether its model thinks; of a wildcard, by the name that the client has chosen."""
-        asked = line.gate.name if target.model is None else ""
-        line.gate.health.heard.thinks = target.name in self._thinkers or is_thinker(asked)
+        requested_name = line.gate.name if target.model is None else ""
+        line.gate.health.heard.thinks = target.name in self._thinkers or is_thinker(requested_name)
 
     def _recall(self, gate: Gate, now: float) -> None:
         """Gives a gate back what is remembered of its earlier use."""

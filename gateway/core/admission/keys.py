@@ -126,9 +126,9 @@ class KeyBudgets:
         tally = self._tally(sharing, name)
         if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
             return True
-        has_told = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
+        is_reported = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
-        if has_told:
+        if is_reported:
             others_usd = self._flying_usd(name) - own_usd
             return _fits(call.key, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
         left_usd = budget_usd - (tally.read() - tally.untold)
@@ -347,10 +347,10 @@ class KeyLimits:
         """
         sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
         while sharing is not None and clock.monotonic() < ends_at:
-            has_asked = await sharing.fetch(call.key.name, cost, ends_at)
+            is_fetched = await sharing.fetch(call.key.name, cost, ends_at)
             if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True
-            if not has_asked:
+            if not is_fetched:
                 break
         return False
 

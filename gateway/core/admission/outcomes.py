@@ -89,12 +89,12 @@ class HealthPropagation:
         With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
         there the next call is served.
         """
-        heard = gate.health.heard
+        latency = gate.health.heard
         if self._gates.names.is_callers(gate.name):
             return  # it may be this one caller's account that has no access
-        was_known = heard.has_lost_model
-        heard.miss_model()
-        if not heard.has_lost_model:
+        was_known = latency.has_lost_model
+        latency.miss_model()
+        if not latency.has_lost_model:
             return
         what = missing_model(self._gates.names.label(gate.name))
         if not was_known:
@@ -158,8 +158,8 @@ class HealthPropagation:
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.meant(name)
-        meant = [line.gate.health for line in lines]
-        breakers = [health.breaker for health in meant if to == "closed" or not health.is_callers]
+        healths = [line.gate.health for line in lines]
+        breakers = [health.breaker for health in healths if to == "closed" or not health.is_callers]
         if lines and not breakers:
             raise KeyError(name)  # one caller's own is left alone by itself only
         if not lines:
@@ -332,11 +332,11 @@ class AttemptOutcomes:
         is_paused = gate.pauses.until > now
         attempt = call.attempts[-1]
         before = sum([one.target == attempt.target and one.retry_at > 0.0 for one in call.attempts])
-        asked_s = diagnosis.delay_s or 0.0
+        requested_s = diagnosis.delay_s or 0.0
         backoff_s = 0.0  # the first time it goes as soon as it is asked to, if it is
         if before or diagnosis.delay_s is None:
             backoff_s = min(FIRST_BACKOFF_S * 2.0 ** min(before, MOST_DOUBLINGS), LONGEST_BACKOFF_S)
-        attempt.retry_at = now + (max(asked_s, backoff_s) if is_lone else asked_s if is_paused else backoff_s)
+        attempt.retry_at = now + (max(requested_s, backoff_s) if is_lone else requested_s if is_paused else backoff_s)
         self._health.freed(gate.name)
         return refusal
 

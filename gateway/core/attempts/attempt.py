@@ -330,9 +330,9 @@ class Attempts:
             if last.error_class is ErrorClass.NOT_FOUND:
                 last = replace(last, body=unknown_path(last.target.provider, last.status, last.body) or last.body)
             is_readable = is_openai_shaped(last.body) or (last.body.strip() != b"" and _is_final_word(last, step))
-            told = _in_callers_shape(call, last, is_readable=is_readable)
-            if told is not None:
-                return told
+            readable = _in_callers_shape(call, last, is_readable=is_readable)
+            if readable is not None:
+                return readable
         if last is None and call.unsayable is not None:
             raise NoTargetAvailable(f"No target could serve this call; tried: {_tried(call)}.{call.model.skipped}")
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
@@ -406,13 +406,13 @@ _OF_THE_REFUSAL = frozenset(
 
 def _credential_refused(call: Call, last: FirstAnswer, attempt: Attempt) -> FirstAnswer:
     """Returns what the client gets for a 401 that means the gateway's own credential; the provider's words go to the log."""
-    said = (error_object(last.body) or {}).get("message")
-    if attempt.detail is None and isinstance(said, str):
-        attempt.detail = said[:MOST_WORDS]
+    message = (error_object(last.body) or {}).get("message")
+    if attempt.detail is None and isinstance(message, str):
+        attempt.detail = message[:MOST_WORDS]
     error = ProviderCredentialRefused(last.target.provider)
     headers = [header for header in last.headers if header[0] not in _OF_THE_REFUSAL]
-    told = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
-    return replace(last, status=error.status, headers=told, body=error_body(error, call.endpoint, call.id))
+    kept = [*headers, (b"content-type", JSON_TYPE), (b"x-should-retry", b"false")]
+    return replace(last, status=error.status, headers=kept, body=error_body(error, call.endpoint, call.id))
 
 
 def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> FirstAnswer | None:
@@ -420,23 +420,23 @@ def _in_callers_shape(call: Call, last: FirstAnswer, *, is_readable: bool) -> Fi
 
     `is_readable`: clients of OpenAI's can read it, as it is.
     """
-    status, said, code = last.status, last.body, last.error_class
+    status, original, code = last.status, last.body, last.error_class
     is_converted = call.path in last.target.converters_by_path
-    body = for_openai(status, said, code, last.headers, is_converted=is_converted)
+    body = for_openai(status, original, code, last.headers, is_converted=is_converted)
     if body is None and not is_readable:
         if status >= 500:
             return None
-        body = openai_error(status, error_object(said) or {}, code)
+        body = openai_error(status, error_object(original) or {}, code)
     if call.endpoint.sse == "messages":
         request_id = (call.attempts[-1].upstream_request_id or b"").decode("latin-1") or call.id
-        body = for_messages(status, said, code, request_id)
+        body = for_messages(status, original, code, request_id)
     elif call.endpoint.sse == "generate":
-        body = for_generate(status, said, code, last.headers)
+        body = for_generate(status, original, code, last.headers)
     if body is None:
         return last
     headers = [header for header in last.headers if header[0] != b"content-type"]
-    told = client_status(status, code)
-    return replace(last, status=told, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
+    status_for_client = client_status(status, code)
+    return replace(last, status=status_for_client, headers=[*headers, (b"content-type", JSON_TYPE)], body=body)
 
 
 def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
@@ -455,9 +455,9 @@ def _in_public(failure: UpstreamFailed) -> str:
 
 def _add_words(refusal: GatewayError, last: FirstAnswer | UpstreamFailed | None) -> None:
     """To a refusal of ours, what the provider has said that the call was waiting for."""
-    said = (error_object(last.body) or {}).get("message") if isinstance(last, FirstAnswer) else None
-    if isinstance(said, str) and said and isinstance(last, FirstAnswer):
-        refusal.message += f" {last.target.name} had answered with status {last.status}: {said[:MOST_WORDS]}"
+    message = (error_object(last.body) or {}).get("message") if isinstance(last, FirstAnswer) else None
+    if isinstance(message, str) and message and isinstance(last, FirstAnswer):
+        refusal.message += f" {last.target.name} had answered with status {last.status}: {message[:MOST_WORDS]}"
 
 
 def _tried(call: Call) -> str:

@@ -157,10 +157,10 @@ def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
 
 
 def _rules(document: Document | None, path: Path) -> dict[Kind, CountingRule]:
-    said = document.at(path) if document is not None else None
-    if document is None or not isinstance(said, dict):
+    value = document.at(path) if document is not None else None
+    if document is None or not isinstance(value, dict):
         return dict(BUILT_IN_RULES)
-    for name in said:
+    for name in value:
         if name not in KINDS:
             document.complain((*path, name), f"unknown kind of provider{did_you_mean(name, KINDS)}")
     return {kind: _rule(check(CountingEntry, document, (*path, kind)), rule) for kind, rule in BUILT_IN_RULES.items()}
@@ -279,7 +279,7 @@ def read_queue(document: Document | None) -> QueuePolicies:
         {name: _holding(one) for name, one in sets.items()},
         bounds,
         deadlines_s,
-        waits_as_clients="interactive" not in _said(first, "deadline"),
+        waits_as_clients="interactive" not in _given_s(first, "deadline"),
     )
 
 
@@ -288,9 +288,9 @@ def _set(document: Document | None, name: str, entry: QueueSet) -> _Set:
         return _Set(entry, {}, ShedEntry())
     lanes: dict[Lane, LaneEntry] = {}
     path: Path = (name, "lanes")
-    said = document.at(path)
-    if isinstance(said, dict) and check(LaneEntries, document, path) is not None:
-        found = {lane: check(LaneEntry, document, (*path, lane)) for lane in LANES if said.get(lane)}
+    value = document.at(path)
+    if isinstance(value, dict) and check(LaneEntries, document, path) is not None:
+        found = {lane: check(LaneEntry, document, (*path, lane)) for lane in LANES if value.get(lane)}
         lanes = {lane: one for lane, one in found.items() if one is not None}
     shed = check(ShedEntry, document, (name, "shed")) if entry.shed else None
     return _Set(entry, lanes, shed or ShedEntry())
@@ -311,7 +311,7 @@ def _bounds(one: _Set) -> QueueBounds:
         max_calls=entry.max_calls,
         max_bytes=entry.max_bytes,
         max_percent_per_tenant=entry.max_percent_per_tenant,
-        age_after_s={**QueueBounds().age_after_s, **_said(one, "age_after")},
+        age_after_s={**QueueBounds().age_after_s, **_given_s(one, "age_after")},
         aged_percent=entry.aged_percent,
         shed_memory_bytes=one.shed.memory,
         shed_loop_lag_s=one.shed.loop_lag,
@@ -320,12 +320,12 @@ def _bounds(one: _Set) -> QueueBounds:
 
 def _by_lane(one: _Set, field: str, built_in: Mapping[Lane, float]) -> dict[Lane, float]:
     """Returns the field of every lane; the highest lane has that of `interactive` where it is not named itself."""
-    said = _said(one, field)
-    merged = {**built_in, **said}
-    return {**merged, _HIGHEST: said.get(_HIGHEST, merged["interactive"])}
+    value = _given_s(one, field)
+    merged = {**built_in, **value}
+    return {**merged, _HIGHEST: value.get(_HIGHEST, merged["interactive"])}
 
 
-def _said(one: _Set, field: str) -> dict[Lane, float]:
+def _given_s(one: _Set, field: str) -> dict[Lane, float]:
     return {lane: value for lane, entry in one.lanes.items() if (value := getattr(entry, field)) is not None}
 
 

@@ -249,12 +249,12 @@ def _price(rates: Rates | None) -> dict[str, Any] | None:
     units = ("search_usd", "character_usd", "audio_second_usd", "image_usd", "request_usd")
     priced = {one.name: getattr(rates, one.name) for one in fields(rates) if one.name not in own}
     known = {name: usd for name, usd in priced.items() if usd is not None and (usd or name not in units)}
-    told: dict[str, Any] = {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in known.items()}
+    shown: dict[str, Any] = {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in known.items()}
     if rates.above:
-        told["above"] = {str(start): _price(dearer) for start, dearer in rates.above}
+        shown["above"] = {str(start): _price(dearer) for start, dearer in rates.above}
     if rates.by_tier:
-        told["service_tiers"] = {tier: _price(other) for tier, other in rates.by_tier.items()}
-    return told
+        shown["service_tiers"] = {tier: _price(other) for tier, other in rates.by_tier.items()}
+    return shown
 
 
 def _masked(url: str) -> str:

@@ -118,12 +118,12 @@ def _address_at_vertex(document: Document, path: Path, entry: ProviderEntry) -> 
     if entry.base_url is not None and entry.project is None and entry.location is None:
         return _with_version(entry.base_url, _VERSIONS["vertex"], "vertex")  # of Google's express mode, or a proxy
     if entry.project is None:
-        told = "is missing: name the project at Google that pays, as in `project: my-project`"
-        document.complain((*path, "project"), told)
+        problem = "is missing: name the project at Google that pays, as in `project: my-project`"
+        document.complain((*path, "project"), problem)
     if entry.location is None and entry.region is None:
-        told = "is missing: name the region, as in `location: europe-west1`, or `global`, `us`, `eu`"
-        document.complain((*path, "location"), told)
-    wrong = [field for field in _SUCH if (said := getattr(entry, field)) is not None and not _STEP.fullmatch(said)]
+        problem = "is missing: name the region, as in `location: europe-west1`, or `global`, `us`, `eu`"
+        document.complain((*path, "location"), problem)
+    wrong = [field for field in _SUCH if (value := getattr(entry, field)) is not None and not _STEP.fullmatch(value)]
     for field in wrong:
         shown = document.show((*path, field), getattr(entry, field))
         document.complain((*path, field), f"{shown} is no name that Google gives, such as {_SUCH[field]}")
@@ -166,8 +166,8 @@ def _check_region(document: Document, path: Path, entry: ProviderEntry) -> None:
     host = HOST_REGION.search(urlsplit(entry.base_url or "").hostname or "")
     if entry.dialect not in _REGIONAL:
         if entry.region is not None:
-            told = ": a region of Google's is a `location`" if entry.dialect == "vertex" else ""
-            document.complain(here, f"is for the {' and '.join(_REGIONAL)} dialect only{told}")
+            hint = ": a region of Google's is a `location`" if entry.dialect == "vertex" else ""
+            document.complain(here, f"is for the {' and '.join(_REGIONAL)} dialect only{hint}")
     elif entry.region is None:
         if entry.base_url is None and entry.location is None:
             document.complain(here, "is missing: name the region of AWS's whose models are asked, such as us-east-1")

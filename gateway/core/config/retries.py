@@ -107,9 +107,9 @@ def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerR
 
 def _hold_for_s(entry: HoldEntry) -> dict[Lane, float]:
     """Returns the seconds of every lane; the highest lane has those of `interactive` where it is not named itself."""
-    said_s = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
-    merged = {**_BREAKER_DEFAULTS.hold_for_s, **said_s}
-    return {**merged, _HIGHEST: said_s.get(_HIGHEST, merged["interactive"])}
+    given_s = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
+    merged = {**_BREAKER_DEFAULTS.hold_for_s, **given_s}
+    return {**merged, _HIGHEST: given_s.get(_HIGHEST, merged["interactive"])}
 
 
 _BUILT_IN: Final = Retries()
@@ -202,7 +202,7 @@ class CostEntry(Entry):
     below_usd: Usd | None = None
 
     @model_validator(mode="after")
-    def _says_for_whom(self) -> Self:
+    def _check_scope(self) -> Self:
         if self.above_usd is None and self.below_usd is None:
             raise said("needs above_usd or below_usd; attempts for every call stand beside by_cost")
         if self.above_usd is not None and self.below_usd is not None and self.above_usd >= self.below_usd:

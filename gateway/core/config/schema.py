@@ -226,7 +226,7 @@ class TierPrices(UnitPrices):
     above: list[LongInputPrices] = []
 
     @model_validator(mode="after")
-    def _says_what_is_below(self) -> Self:
+    def _check_base(self) -> Self:
         first_at: dict[int, int] = {}
         for index, one in enumerate(self.above):
             alone = sorted(one.model_fields_set - self.model_fields_set - {"input_tokens"})

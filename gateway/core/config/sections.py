@@ -73,28 +73,28 @@ _WILD: Final = re.compile(r"[*?\[]")
 def read_edits(document: Document, path: Path, model: str, entry: TargetEntry) -> BodyEdits | None:
     """Returns the edits of the target at this path, which is one of `model`; notes problems of them and of `strip`."""
     _check_strip(document, path, model, entry)
-    said = check(BodyEntry, document, (*path, "body")) if entry.body is not None else BodyEntry()
-    if said is None:
+    edits = check(BodyEntry, document, (*path, "body")) if entry.body is not None else BodyEntry()
+    if edits is None:
         return None
     here: Path = (*path, "body")
     if entry.embedding_task is not None:
-        if _TASK in said.set or _TASK in said.drop:
+        if _TASK in edits.set or _TASK in edits.drop:
             document.complain((*path, "embedding_task"), f"and {quoted(_TASK)} in body say the same: leave one out")
-        said.set[_TASK] = entry.embedding_task
-    for name in (*said.set, *said.drop):
+        edits.set[_TASK] = entry.embedding_task
+    for name in (*edits.set, *edits.drop):
         if name in NOT_EDITABLE:
             document.complain(here, f"{quoted(name)} is not to be changed here: it decides where a call goes, and how")
         elif not _NAME.fullmatch(name):
             document.complain(here, f"{quoted(name)} is no top-level field: those have letters, digits, `_` and `-`")
-    for name in said.set.keys() & set(said.drop):
+    for name in edits.set.keys() & set(edits.drop):
         document.complain(here, f"{quoted(name)} is both set and dropped")
     try:
-        json.dumps(said.set, allow_nan=False, default=str)  # orjson would write null for what is no number
-        values = tuple((name, orjson.dumps(value)) for name, value in said.set.items())
+        json.dumps(edits.set, allow_nan=False, default=str)  # orjson would write null for what is no number
+        values = tuple((name, orjson.dumps(value)) for name, value in edits.set.items())
     except (TypeError, ValueError):
         document.complain((*here, "set"), "holds a value that cannot be written as JSON: put it into quotes")
         return None
-    return BodyEdits(values, tuple(said.drop)) if values or said.drop else None
+    return BodyEdits(values, tuple(edits.drop)) if values or edits.drop else None
 
 
 def _check_strip(document: Document, path: Path, model: str, entry: TargetEntry) -> None:
@@ -199,14 +199,14 @@ def _unpriced_notices(models: Mapping[str, Model], keys: Iterable[Key]) -> Itera
     for key in keys:
         if key.budget_usd_per_day is None:
             continue
-        asked_by: dict[str, list[str]] = {}
+        needed_by: dict[str, list[str]] = {}
         for name, model in models.items():
             if key.allows is not None and not key.allows.match(name):
                 continue
             for target in (*model.plan, *model.context_plan):
                 if target.model is not None and target.find_rates(target.model) is None:
-                    asked_by.setdefault(target.name, []).append(name)
-        unpriced = [f"{target} ({_few(dict.fromkeys(names))})" for target, names in asked_by.items()]
+                    needed_by.setdefault(target.name, []).append(name)
+        unpriced = [f"{target} ({_few(dict.fromkeys(names))})" for target, names in needed_by.items()]
         if unpriced and key.allow_unpriced:
             yield f"key {key.name}: its budget does not count what has no price: {', '.join(unpriced)}"
         elif unpriced:
@@ -306,8 +306,8 @@ def _is_weighted(model: Model) -> bool:
 
 
 def _is_mixed(model: Model) -> bool:
-    spoken = {(target.order, frozenset(target.gaps)) for target in model.targets}
-    return len(spoken) > len({order for order, _ in spoken})
+    languages = {(target.order, frozenset(target.gaps)) for target in model.targets}
+    return len(languages) > len({order for order, _ in languages})
 
 
 _WITHOUT_OPENAIS = ("gemini", "vertex", "bedrock")
@@ -378,8 +378,8 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
         document.complain((*path, "api_version"), "is for the azure dialect only")
     for field in ("project", "location") if document.at((*path, "dialect")) == entry.dialect else ():
         if getattr(entry, field) is not None and entry.dialect != "vertex":
-            told = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
-            document.complain((*path, field), f"is for the vertex dialect only{told}")
+            hint = ": a region of Amazon's is a `region`" if entry.dialect == "bedrock" else ""
+            document.complain((*path, field), f"is for the vertex dialect only{hint}")
     if entry.learn_models and entry.dialect not in LISTS:
         document.complain(
             (*path, "learn_models"),
@@ -553,9 +553,9 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
     upstream = parts.upstreams[provider.name, None]
     speaks = languages_of(provider.dialect, kind, provider.speaks)
-    spoken = Spoken(kind, speaks, provider.dialect, policies.models.of)
+    language = Spoken(kind, speaks, provider.dialect, policies.models.of)
     # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
-    conversions = None if spoken.speaks is None else parts.convert(upstream, spoken, f"{provider.base_url} None")
+    conversions = None if language.speaks is None else parts.convert(upstream, language, f"{provider.base_url} None")
     return Target(
         name=f"{provider.name}/*",
         provider=provider.name,

@@ -243,9 +243,9 @@ def _check_depth(events: Iterator[yaml.Event]) -> None:
 
 
 def _in_words(error: yaml.MarkedYAMLError) -> str:
-    said = f"{error.context or ''} {error.problem or ''}"
-    hint = next((hint for words, hint in _HINTS if words in said), None)
-    return f"is not valid YAML: {hint or said.strip()}"
+    parser_words = f"{error.context or ''} {error.problem or ''}"
+    hint = next((hint for words, hint in _HINTS if words in parser_words), None)
+    return f"is not valid YAML: {hint or parser_words.strip()}"
 
 
 def _line_of(mark: Any) -> int:

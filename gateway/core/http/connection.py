@@ -47,13 +47,13 @@ _CLOSE_WAIT = 8
 class Ended:
     """A connection whose client has ended its side, and is asked whether it reads. Nothing of the answer has been sent."""
 
-    __slots__ = ("_asked_at", "_transport")
+    __slots__ = ("_requested_at", "_transport")
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, takes_interim: bool = True
     ) -> None:
         self._transport = transport
-        self._asked_at = math.inf
+        self._requested_at = math.inf
         """When it was asked last; the kernel does it where that is for ever."""
         if not takes_interim:
             let_kernel_ask(transport)
@@ -63,11 +63,11 @@ class Ended:
 
     def sweep(self, now: float, *, is_waiting: bool) -> None:
         """Close the connection if the client has left; ask again from time to time while it is waiting for its answer."""
-        if not self._look() and is_waiting and now - self._asked_at > AGAIN_S:
+        if not self._look() and is_waiting and now - self._requested_at > AGAIN_S:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
-        self._asked_at = now
+        self._requested_at = now
         self._transport.write(PROBE)
 
     def _look(self) -> bool:
@@ -161,7 +161,7 @@ class ClientConnection(HttpToolsProtocol):
         self._refusal: GatewayError | None = None
         self._ended: Ended | None = None
         """The client has ended its side, and is served as long as it reads."""
-        self._said_all_at = 0.0
+        self._request_complete_at = 0.0
         """When a request that is the last of its connection was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -209,7 +209,7 @@ class ClientConnection(HttpToolsProtocol):
         if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
             return None
         takes_interim = cycle.http_version == "1.1"
-        if not takes_interim and self.loop.time() - self._said_all_at > RIGHT_BEHIND_S:
+        if not takes_interim and self.loop.time() - self._request_complete_at > RIGHT_BEHIND_S:
             return None
         cycle.keep_alive = False
         self._ended = Ended(self.transport, self.loop, takes_interim=takes_interim)

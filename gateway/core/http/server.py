@@ -307,7 +307,7 @@ class GatewayProtocol(ClientConnection):
         self._loose_bytes = 0
         cycle.more_body = False
         if not cycle.keep_alive:
-            self._said_all_at = self.loop.time()
+            self._request_complete_at = self.loop.time()
         if cycle.response_complete:
             self._dropped_bytes = 0
         elif cycle.waiter is not None:

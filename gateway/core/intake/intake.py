@@ -65,10 +65,10 @@ async def read_object(request: Request, server: Server, most: int, example: str)
 
 def object_of(body: bytes, example: str) -> dict[str, Any]:
     """Returns the JSON object in a body. Raises InvalidRequest."""
-    asked = json_object(body)
-    if asked is None:
+    parsed = json_object(body)
+    if parsed is None:
         raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
-    return asked
+    return parsed
 
 
 async def read_bytes(request: Request, server: Server, most: int, count: Callable[[int], None] | None = None) -> bytes:
@@ -92,9 +92,9 @@ async def read_bytes(request: Request, server: Server, most: int, count: Callabl
     return bytes(body)
 
 
-def refuse_unknown(asked: Mapping[str, Any], known: Sequence[str]) -> None:
+def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises InvalidRequest for a field that is not known: it may be a misspelt one, and more would be meant without it."""
-    for name in asked:
+    for name in fields:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
@@ -320,9 +320,9 @@ class Intake:
                 return
             yield piece
 
-    def without_body(self, served: ServedRequest, asked: Peeked) -> Call:
+    def without_body(self, served: ServedRequest, peeked: Peeked) -> Call:
         """The call of a request that was admitted, and says all in its head. Raises GatewayError."""
-        return self._call(served, b"", asked)
+        return self._call(served, b"", peeked)
 
     def admit(self, served: ServedRequest) -> None:
         """Find out who calls, by the headers alone, and whether the gateway takes the call now. Raises GatewayError."""

@@ -100,8 +100,8 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
             "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
         )
     # Begins with OpenAI's own words: by these some clients know what it is, whatever the status (LiteLLM).
-    told = "Incorrect API key provided: it is not one of this gateway's keys; check the key that the client sends."
-    raise Unauthorised(told)
+    message = "Incorrect API key provided: it is not one of this gateway's keys; check the key that the client sends."
+    raise Unauthorised(message)
 
 
 def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secret: bytes) -> bool:
@@ -126,10 +126,10 @@ def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
 
 def strictly(model: Model, index: Mapping[bytes, bytes]) -> Model:
     """The model for a call that says whether it may lose anything on its way. Raises InvalidRequest for any other word."""
-    said = index.get(b"x-gateway-strict", b"false").strip().lower()
-    if said not in (b"true", b"false"):
+    value = index.get(b"x-gateway-strict", b"false").strip().lower()
+    if value not in (b"true", b"false"):
         raise InvalidRequest("The header 'x-gateway-strict' must be true or false.")
-    return model if said == b"false" or model.on_loss == "refuse" else replace(model, on_loss="refuse")
+    return model if value == b"false" or model.on_loss == "refuse" else replace(model, on_loss="refuse")
 
 
 def refuse_encoded(index: dict[bytes, bytes]) -> None:
@@ -203,15 +203,15 @@ def cache_control(headers: RawHeaders) -> bytes:
 
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
     """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
-    asked = index.get(b"x-gateway-lane")
-    return key.lane if asked is None else allowed_lane(key, asked.decode("latin-1"), "header 'x-gateway-lane'")
+    value = index.get(b"x-gateway-lane")
+    return key.lane if value is None else allowed_lane(key, value.decode("latin-1"), "header 'x-gateway-lane'")
 
 
-def allowed_lane(key: Key, asked: object, said_by: str, param: str | None = None) -> Lane:
+def allowed_lane(key: Key, value: object, source: str, param: str | None = None) -> Lane:
     """The lane that is asked for, where the key may use it. Raises InvalidRequest, naming what said it, or Forbidden."""
-    lane = next((lane for lane in LANES if lane == asked), None)
+    lane = next((lane for lane in LANES if lane == value), None)
     if lane is None:
-        raise InvalidRequest(f"The {said_by} must be one of {', '.join(LANES)}.", param=param)
+        raise InvalidRequest(f"The {source} must be one of {', '.join(LANES)}.", param=param)
     if LANES.index(lane) < LANES.index(key.lane) and not (lane == "critical" and key.critical):
         raise Forbidden(f"The key '{key.name}' may not use the lane '{lane}'.", code="lane_not_allowed")
     return lane

@@ -311,11 +311,11 @@ def _block_tokens(block: dict[str, Any], count: Count) -> float:
     if block["type"] == "document" and source.get("type") not in ("text", "content"):
         return _IMAGE_TOKENS
     tokens = 1.0 * _MESSAGE_TOKENS
-    for said in (block.get("content"), block.get("thinking"), source.get("data"), source.get("content")):
-        if type(said) is str:
-            tokens += count(said)
-        elif type(said) is list:  # what stands in these is not followed deeper
-            inner = [part for part in said[:_MOST_PARTS] if type(part) is dict and str(part.get("type")) not in _BLOCKS]
+    for text in (block.get("content"), block.get("thinking"), source.get("data"), source.get("content")):
+        if type(text) is str:
+            tokens += count(text)
+        elif type(text) is list:  # what stands in these is not followed deeper
+            inner = [part for part in text[:_MOST_PARTS] if type(part) is dict and str(part.get("type")) not in _BLOCKS]
             tokens += sum([_part_tokens(part, count) for part in inner])
     if "input" in block:
         tokens += _json_bytes(block["input"], b"") / _JSON_BYTES_PER_TOKEN

@@ -49,15 +49,15 @@ def parse_reset(value: bytes | str, wall_now: float) -> float | None:
 
     In this order: RFC 3339 instant, duration (`6m0s`, `1d2h`), epoch milliseconds, epoch seconds, plain seconds.
     """
-    told = value.encode("ascii", "replace") if isinstance(value, str) else value
-    if len(told) > _VALUE_BYTES:
+    text = value.encode("ascii", "replace") if isinstance(value, str) else value
+    if len(text) > _VALUE_BYTES:
         return None
-    told = told.strip()
-    if told[4:5] == b"-":
-        return until_s(rfc3339(told), wall_now)
-    if told[-1:] in (b"d", b"h", b"m", b"s"):
-        return sane_s(_duration_s(told))
-    number = plain_number(told)
+    text = text.strip()
+    if text[4:5] == b"-":
+        return until_s(rfc3339(text), wall_now)
+    if text[-1:] in (b"d", b"h", b"m", b"s"):
+        return sane_s(_duration_s(text))
+    number = plain_number(text)
     if number is None:
         return None
     if number > 1e12:
@@ -332,10 +332,10 @@ def read_limit_headers(headers: RawHeaders, wall_now: float, provider: str = "")
         field = _FIELDS.get(name)
         if field is not None:
             dimension, place = field
-            told = found.get(dimension)
-            if told is None:
-                found[dimension] = told = [None, None, None]
-            told[place] = value
+            fields = found.get(dimension)
+            if fields is None:
+                found[dimension] = fields = [None, None, None]
+            fields[place] = value
             if place == 2 and len(value) >= _INSTANT_BYTES:
                 has_instant = True
     if not found:
@@ -351,15 +351,15 @@ def retry_delay_s(status: int, headers: RawHeaders, body: bytes, wall_now: float
     """
     index = dict(headers)
     wall_now = provider_now(headers, wall_now)
-    told = index.get(b"retry-after-ms")
-    if told is not None:
-        milliseconds = plain_number(told.strip())
+    value = index.get(b"retry-after-ms")
+    if value is not None:
+        milliseconds = plain_number(value.strip())
         delay_s = None if milliseconds is None else sane_s(milliseconds / 1000)
         if delay_s is not None:
             return delay_s
-    told = index.get(b"retry-after")
-    if told is not None:
-        delay_s = parse_retry_after(told, wall_now)
+    value = index.get(b"retry-after")
+    if value is not None:
+        delay_s = parse_retry_after(value, wall_now)
         if delay_s is not None:
             return delay_s
     delay_s = _delay_in_body(body[:_BODY_BYTES], wall_now)
@@ -380,44 +380,48 @@ def _learned(found: dict[str, list[bytes | None]], wall_now: float, provider: st
     over = found.pop("over", _UNTOLD)[0]
     readings = {
         dimension: reading
-        for dimension, told in found.items()
-        if (reading := _reading(told, wall_now, _PERIOD_S.get(dimension, _MINUTE_S))) is not None
+        for dimension, fields in found.items()
+        if (reading := _reading(fields, wall_now, _PERIOD_S.get(dimension, _MINUTE_S))) is not None
     }
-    told_of = readings.get
+    reading_of = readings.get
     learned = Learned(
-        requests=told_of("anthropic-requests") or told_of("requests"),
-        requests_per_day=told_of("requests-day"),
-        tokens=_tighter(told_of("tokens"), told_of("project-tokens")) or told_of("by-size") or told_of("bare-tokens"),
-        input_tokens=told_of("anthropic-input-tokens") or told_of("cache-adjusted-prompt") or told_of("prompt"),
-        output_tokens=told_of("anthropic-output-tokens") or told_of("generated"),
+        requests=reading_of("anthropic-requests") or reading_of("requests"),
+        requests_per_day=reading_of("requests-day"),
+        tokens=_tighter(reading_of("tokens"), reading_of("project-tokens"))
+        or reading_of("by-size")
+        or reading_of("bare-tokens"),
+        input_tokens=reading_of("anthropic-input-tokens")
+        or reading_of("cache-adjusted-prompt")
+        or reading_of("prompt"),
+        output_tokens=reading_of("anthropic-output-tokens") or reading_of("generated"),
         charged_tokens=None if cost is None else _amount(cost),
         is_over=over is not None and over.strip().lower() in (b"yes", b"true", b"1"),
     )
     if learned.requests is None and provider == "together":
-        learned.requests = told_of("bare")
+        learned.requests = reading_of("bare")
     elif learned.requests is not None and _is_daily(learned.requests, provider):
         learned.requests_per_day = learned.requests._replace(period_s=_DAY_S)
         learned.requests = None
     if learned.input_tokens is None and learned.output_tokens is None and learned.tokens is None:
-        learned.tokens = told_of("anthropic-tokens")  # else it only repeats the tighter of the two
+        learned.tokens = reading_of("anthropic-tokens")  # else it only repeats the tighter of the two
     return learned if readings or cost is not None or over is not None else None
 
 
-def _reading(told: list[bytes | None], wall_now: float, period_s: float) -> Reading | None:
+def _reading(fields: list[bytes | None], wall_now: float, period_s: float) -> Reading | None:
     """None when the limit is told, but makes no sense (Azure sends -1, with a remaining of 0)."""
-    told_limit, told_remaining, told_reset = told
+    limit_text, remaining_text, reset_text = fields
     limit = remaining = None
-    if told_limit is not None:
-        limit = _amount(told_limit)
+    if limit_text is not None:
+        limit = _amount(limit_text)
         if limit is None:
-            limit = _amount(told_limit.partition(b",")[0])  # `10, 10;w=60`: the policies behind it are not looked at
+            limit = _amount(limit_text.partition(b",")[0])  # `10, 10;w=60`: the policies behind it are not looked at
         if not limit:
             return None
-    if told_remaining is not None:
-        remaining = _amount(told_remaining)
+    if remaining_text is not None:
+        remaining = _amount(remaining_text)
         if remaining is not None and limit is not None and remaining > limit:
             remaining = None
-    reset_s = None if told_reset is None else parse_reset(told_reset, wall_now)
+    reset_s = None if reset_text is None else parse_reset(reset_text, wall_now)
     if limit is None and remaining is None and reset_s is None:
         return None
     is_rounded = limit is not None and limit >= 10_000 and remaining is not None and remaining % 1000 == 0
@@ -455,8 +459,8 @@ def _exhausted_s(headers: RawHeaders, wall_now: float) -> float | None:
     unified = index.get(b"anthropic-ratelimit-unified-reset")
     if unified is not None and index.get(b"anthropic-ratelimit-unified-status") not in _SERVED:
         resets.append((None, parse_reset(unified, wall_now)))
-    for told in found.values():
-        reading = _reading(told, wall_now, _MINUTE_S)
+    for fields in found.values():
+        reading = _reading(fields, wall_now, _MINUTE_S)
         if reading is not None:
             resets.append((reading.remaining, reading.reset_s))
     used_up = [reset_s for remaining, reset_s in resets if reset_s is not None and (remaining is None or remaining < 1)]
@@ -467,16 +471,16 @@ def _combined(value: bytes) -> Iterator[tuple[float | None, float | None]]:
     """Yields what remains of each policy in a `RateLimit` field, and its reset in seconds."""
     value = value[:_FIELD_BYTES]
     for member in [value] if b"limit=" in value else value.split(b","):
-        told = dict(_COMBINED.findall(member))
-        remaining, reset = told.get(b"r", told.get(b"remaining")), told.get(b"t", told.get(b"reset"))
+        values = dict(_COMBINED.findall(member))
+        remaining, reset = values.get(b"r", values.get(b"remaining")), values.get(b"t", values.get(b"reset"))
         yield None if remaining is None else float(remaining), None if reset is None else sane_s(float(reset))
 
 
 def _delay_in_body(body: bytes, wall_now: float) -> float | None:
     for field in islice(_RETRY_FIELD.finditer(body), _MOST_HINTS):
-        told_s = parse_reset(field[2], wall_now)
-        if told_s is not None:
-            return told_s / 1000 if field[1] else told_s
+        parsed_s = parse_reset(field[2], wall_now)
+        if parsed_s is not None:
+            return parsed_s / 1000 if field[1] else parsed_s
     for again in islice(_AGAIN.finditer(body), _MOST_HINTS):
         delay_s = _words_s(body, again.end())
         if delay_s is not None:

@@ -191,9 +191,9 @@ class RateDiscovery:
         self._strays = Strays()
         self._refused_share = 0.0
 
-    def review(self, now: float, *, learns: bool, is_told: bool) -> None:
-        """Begins or ends the search after what is known has changed: `is_told` says that there is a rate."""
-        if not learns or (is_told and not self.is_distrusted):
+    def review(self, now: float, *, learns: bool, is_known: bool) -> None:
+        """Begins or ends the search after what is known has changed: `is_known` says that there is a rate."""
+        if not learns or (is_known and not self.is_distrusted):
             self.search = None
         elif self.search is None:
             self.search = RateSearch(now, strays=self._strays)
@@ -243,12 +243,12 @@ class RateDiscovery:
         was_distrusted, self.is_distrusted, self._refused_share = self.is_distrusted, False, 0.0
         return was_distrusted
 
-    def trust_if_confirmed(self, told_per_s: float, now: float) -> bool:
+    def trust_if_confirmed(self, reported_per_s: float, now: float) -> bool:
         """Trusts a distrusted rate again once the search has come above it, or binds nobody; returns whether it does."""
         if not self.is_distrusted or self.search is None:
             return False
         is_binding = now - self._distrusted_at <= LET_GO_S or self.search.is_binding(now, LET_GO_S)
-        if self.search.rate_per_s <= told_per_s and is_binding:
+        if self.search.rate_per_s <= reported_per_s and is_binding:
             return False
         return self.trust()
 
@@ -297,12 +297,12 @@ class UnwrittenBurst:
         "most",
     )
 
-    def __init__(self, rate_per_s: float, most: float, *, is_told: bool = False) -> None:
+    def __init__(self, rate_per_s: float, most: float, *, is_known: bool = False) -> None:
         """`most` is what is allowed where headers say nothing."""
         self.most = most
         self.burst = self._first = min(max(FIRST_S * rate_per_s, FIRST_CALLS), most)
         """So many may go at once."""
-        self.is_told = is_told
+        self.is_told = is_known
         """Headers say what is left."""
         self.is_news = False
         """A refusal has told it, and other replicas have not heard."""

@@ -105,9 +105,9 @@ class Reservation:
     ) -> None:
         """Ends the attempt with a whole answer that has come: `answered`, `judge` and `settle` in one."""
         gate = self.gate
-        health, heard = gate.health, gate.health.heard
+        health, latency = gate.health, gate.health.heard
         is_known = self.is_judged or self.permit.account is not None or not health.is_clear
-        if is_known or not gate.fast_path_open or not self.is_open or thinks or heard.thinks:
+        if is_known or not gate.fast_path_open or not self.is_open or thinks or latency.thinks:
             self.answered(headers, now, wall_now(), thinks=thinks)
             self.settle(usage, now)
             return
@@ -119,7 +119,7 @@ class Reservation:
         if self.mark is not None:
             gate.learn(read_limit_headers(headers, wall_now(), gate.counting.kind), self.at, self.mark, now)
         took_s = now - self.at
-        heard.whole_answer.observe(took_s, now)
+        latency.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_judged = self.is_told = True
         health.breaker.succeeded(self.permit.own, now, None)
@@ -185,8 +185,8 @@ class Reservation:
         self.is_told = True
         if discovery.search is not None:
             discovery.search.succeeded(self.at, now)
-            told_per_s = gate.limits.table.refills_per_s(requests=True)
-            if discovery.is_distrusted and discovery.trust_if_confirmed(told_per_s, now):
+            refills_per_s = gate.limits.table.refills_per_s(requests=True)
+            if discovery.is_distrusted and discovery.trust_if_confirmed(refills_per_s, now):
                 gate.review_rate(now)
             gate.review_found()
         if gate.cap is not None and is_stream:

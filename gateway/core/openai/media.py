@@ -23,12 +23,12 @@ MEDIA = frozenset(("images", "speech", "transcriptions"))
 """The endpoints whose calls may be billed by other units than tokens."""
 
 _CHARACTERS_PER_TOKEN = 4
-_HEARD_TOKENS_PER_S = 10
+_AUDIO_INPUT_TOKENS_PER_S = 10
 """Of sound that is transcribed. With the text that comes of it, $6 and $10 a million are then about the $0.006 a minute that
 OpenAI's price list gives for gpt-4o-transcribe."""
 _WRITTEN_TOKENS_PER_S = 3.5
 """Of the text that comes of it, at 150 words a minute."""
-_SPOKEN_TOKENS_PER_CHARACTER = 1.5
+_AUDIO_OUTPUT_TOKENS_PER_CHARACTER = 1.5
 """Of sound that is made. $12 a million are then about the $0.015 a minute that OpenAI's list gives for gpt-4o-mini-tts."""
 _SOUND_BYTES_PER_S = 4000
 """Of a file whose length is not known: speech at 32 kbit/s, which few files fall below."""
@@ -41,8 +41,8 @@ _UNKNOWN_AREA = 1.5
 
 def read_media_answer(answer: dict[str, Any]) -> Usage | None:
     """Returns the usage that a whole answer reports, or of `verbose_json` the `duration`; None: it reports nothing."""
-    told = answer.get("usage")
-    usage = read_usage(told) if isinstance(told, dict) else None
+    reported = answer.get("usage")
+    usage = read_usage(reported) if isinstance(reported, dict) else None
     seconds = read_seconds(answer.get("duration"))
     if not seconds or (usage is not None and usage.parts.audio_s):
         return usage
@@ -50,20 +50,20 @@ def read_media_answer(answer: dict[str, Any]) -> Usage | None:
     return replace(usage, parts=replace(usage.parts, audio_s=seconds))
 
 
-def certain_usage(endpoint: str, told: Usage | None, body: bytes, asked: dict[str, Any]) -> Usage:
+def certain_usage(endpoint: str, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
     """Returns what is certain of a call's usage: what its provider has told (None: nothing), and of its request the characters
     that are spoken, the seconds that a sound file says it has, the pictures.
 
-    `asked` is the body, parsed, and empty for a form.
+    `request` is the body, parsed, and empty for a form.
     """
-    usage = Usage(0, 0) if told is None else told
+    usage = Usage(0, 0) if reported is None else reported
     parts = usage.parts
     if endpoint == "speech":
-        text = asked.get("input")
+        text = request.get("input")
         characters = len(text) if isinstance(text, str) else len(body)
         parts = replace(parts, characters=characters, audio_output=usage.output)
     elif endpoint == "images":
-        images = parts.images or count_answers(asked)
+        images = parts.images or count_answers(request)
         parts = replace(parts, images=images, image_output=parts.image_output or usage.output)
     else:
         seconds = parts.audio_s or find_seconds(body) or 0.0
@@ -72,7 +72,7 @@ def certain_usage(endpoint: str, told: Usage | None, body: bytes, asked: dict[st
 
 
 def estimated_media_usage(
-    endpoint: str, certain: Usage, body: bytes, asked: dict[str, Any], written: int | None = None
+    endpoint: str, certain: Usage, body: bytes, request: dict[str, Any], written: int | None = None
 ) -> Usage:
     """Returns `certain` with an estimate of everything else, and marked so.
 
@@ -85,14 +85,14 @@ def estimated_media_usage(
         return replace(certain, parts=parts, estimated=True)
     if endpoint == "speech":
         read = ceil(parts.characters / _CHARACTERS_PER_TOKEN)
-        made = ceil(parts.characters * _SPOKEN_TOKENS_PER_CHARACTER)
+        made = ceil(parts.characters * _AUDIO_OUTPUT_TOKENS_PER_CHARACTER)
         parts = replace(parts, audio_output=made)
     elif endpoint == "images":
-        read = ceil(len(str(asked.get("prompt") or "")) / _CHARACTERS_PER_TOKEN)
-        made = ceil(parts.images * _area_of(asked.get("size")) * _tokens_of(asked.get("quality")))
+        read = ceil(len(str(request.get("prompt") or "")) / _CHARACTERS_PER_TOKEN)
+        made = ceil(parts.images * _area_of(request.get("size")) * _tokens_of(request.get("quality")))
         parts = replace(parts, image_output=made)
     else:
-        read = ceil(parts.audio_s * _HEARD_TOKENS_PER_S)
+        read = ceil(parts.audio_s * _AUDIO_INPUT_TOKENS_PER_S)
         made = ceil(parts.audio_s * _WRITTEN_TOKENS_PER_S) if written is None else written
         parts = replace(parts, audio_input=read)
     return replace(certain, input=read, output=made, parts=parts, estimated=True)
@@ -150,8 +150,8 @@ def _seconds_of(form: bytes, start: int) -> float | None:
     if head.startswith(b"RIFF") and head.endswith(b"WAVE"):
         units, per_s = _wav(form, start + 12)
     elif head.startswith(b"fLaC"):
-        told = _big(form, start + 18, 8)
-        units, per_s = told & (1 << 36) - 1, told >> 44
+        length = _big(form, start + 18, 8)
+        units, per_s = length & (1 << 36) - 1, length >> 44
     elif head.startswith(b"OggS"):
         units, per_s = _ogg(form, start)
     elif head[4:8] == b"ftyp":
@@ -316,9 +316,9 @@ class Extras(NamedTuple):
             return self._replace(searches=_ITS_SEARCHES)
         if not self.audio and not self.image:
             return self
-        heard = _OPENAI_PART if "gpt-" in model else 1
+        sound = _OPENAI_PART if "gpt-" in model else 1
         seen = next((more for name, more in _DEAR_PICTURES if name in model), 1)
-        return self._replace(audio=ceil(self.audio * heard), image=self.image * seen)
+        return self._replace(audio=ceil(self.audio * sound), image=self.image * seen)
 
 
 NO_EXTRAS: Final = Extras()

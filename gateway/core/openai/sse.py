@@ -234,7 +234,7 @@ def response_failed(error: Mapping[str, Any], number: int = 0, begun: Mapping[st
     Clients such as Codex read this event alone. `begun` is what `begun_response` has kept.
     """
     code, message = error.get("code") or error.get("type"), error.get("message")
-    told = {
+    failure = {
         "code": code if isinstance(code, str) and code != "error" else "server_error",
         "message": message if isinstance(message, str) else "the provider reported an error",
     }
@@ -245,7 +245,7 @@ def response_failed(error: Mapping[str, Any], number: int = 0, begun: Mapping[st
         "model": "",
         **(begun or {}),
         "status": "failed",
-        "error": told,
+        "error": failure,
         "incomplete_details": None,
         "instructions": None,
         "output": [],

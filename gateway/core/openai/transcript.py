@@ -67,11 +67,11 @@ def is_thinker(model: str) -> bool:
     return _THINKERS.search(model) is not None and "non-" not in model
 
 
-def _is_much(asked: Any) -> bool:
-    if isinstance(asked, Mapping):
-        said = [asked[name] for name in ("effort", "type", "enabled") if name in asked]
-        return bool(asked) and all(map(_is_much, said))
-    return not isinstance(asked, list) and asked not in _LITTLE
+def _is_much(effort: Any) -> bool:
+    if isinstance(effort, Mapping):
+        values = [effort[name] for name in ("effort", "type", "enabled") if name in effort]
+        return bool(effort) and all(map(_is_much, values))
+    return not isinstance(effort, list) and effort not in _LITTLE
 
 
 # Estimates the tokens of what a stream has brought, where its usage does not come: its client leaves, or it breaks off.
@@ -145,9 +145,9 @@ class Transcript:
         "_number",
         "_read_events",
         "_read_tokens",
+        "_reported",
         "_reported_at",
         "_strips",
-        "_told",
         "events",
         "failure",
         "finished",
@@ -184,7 +184,7 @@ class Transcript:
         """The number of plain events when an event last reported usage; -1: one with output has come since."""
         self._begun: dict[str, Any] | None = None
         """What the end of a response that fails repeats of its beginning."""
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         """The usage of a message as it was told so far."""
         self.events = 0
         """The events read here that had content."""
@@ -258,7 +258,7 @@ class Transcript:
                 self.pass_plain(event)
                 kept.append(event)
                 continue
-            kept.append(self._hear(event))
+            kept.append(self._read(event))
             if self.failure is not None:
                 break
         passed = b"".join(kept)
@@ -295,7 +295,7 @@ class Transcript:
         plain = sse.event_json(self.last_plain) if self.last_plain else None
         return max(self._number, _number_of(plain or {}))
 
-    def _hear(self, event: bytes) -> bytes:
+    def _read(self, event: bytes) -> bytes:
         data = sse.event_data(event).strip()
         if data == sse.DONE:
             return self._end(event)
@@ -358,15 +358,15 @@ class Transcript:
             self._read_events += 1
             self._read_tokens += tokens
             self._reported_at = -1
-        told = usage_in(parsed)
-        usage = None if told is None else read_usage(told)
+        found = usage_in(parsed)
+        usage = None if found is None else read_usage(found)
         if usage is not None:
             add_beside(usage, parsed)
-        if usage is not None and told is not None:
+        if usage is not None and found is not None:
             self._reported_at = self.plain
             if self._form == "messages":
-                self._told = told_later(self._told, told, is_estimated=parsed.get("estimated") is True)
-                self.usage = read_usage(self._told)
+                self._reported = told_later(self._reported, found, is_estimated=parsed.get("estimated") is True)
+                self.usage = read_usage(self._reported)
             else:
                 self.usage = usage if self.usage is None else joined(self.usage, usage, max)  # counts only grow
         if self._form == "responses":

@@ -70,8 +70,8 @@ def count_prompts(body: dict[str, Any]) -> int:
 
 def count_answers(body: dict[str, Any]) -> int:
     """Returns how many answers a parsed request pays for: of each prompt `n`, or the `best_of` of which they are chosen."""
-    asked = [body.get("n"), body.get("best_of"), _field(body.get("generationConfig"), "candidateCount")]
-    return count_prompts(body) * max([_choices_of(number) for number in asked])
+    counts = [body.get("n"), body.get("best_of"), _field(body.get("generationConfig"), "candidateCount")]
+    return count_prompts(body) * max([_choices_of(number) for number in counts])
 
 
 def _choices_of(number: object) -> int:
@@ -236,9 +236,9 @@ def add_beside(usage: Usage, answer: dict[str, Any]) -> None:
     """Adds to a usage what stands beside it in an answer or an event: the service tier, and the searches of OpenAI's Responses
     (`tool_usage.web_search.num_requests`)."""
     response = answer.get("response")
-    told = response if isinstance(response, dict) else answer
-    usage.tier = usage.tier or tier_named(told.get("service_tier"))
-    searched = _field(told.get("tool_usage"), "web_search")
+    extra = response if isinstance(response, dict) else answer
+    usage.tier = usage.tier or tier_named(extra.get("service_tier"))
+    searched = _field(extra.get("tool_usage"), "web_search")
     searches = _count(_field(searched, "num_requests"))
     if searches and not usage.parts.searches:
         usage.parts = replace(usage.parts, searches=searches if searches <= MOST_SEARCHES else 0)
@@ -428,41 +428,41 @@ _COUNTS: Final = attrgetter("input", "output", "cached", "cache_written", "cache
 _PARTS: Final = attrgetter(*(one.name for one in fields(UsageParts)))
 
 
-def read_usage(told: dict[str, Any]) -> Usage | None:
+def read_usage(fields: dict[str, Any]) -> Usage | None:
     """Returns the tokens of a provider's usage object, in any language; None when it has no numbers, or only zeros.
 
     A count is a whole number that is not negative; whatever else stands there counts as missing, and so does what no call can
     have used, which is marked. `estimated`, `doubt` and `steps` are our own words, in an answer that was converted from one
     without numbers, with odd ones, or of several requests to the model.
     """
-    keys = told.keys()
+    keys = fields.keys()
     usual = _CHAT if keys <= _CHAT_NAMES else _RESPONSES if keys <= _RESPONSES_NAMES else None
     if usual is not None:
-        came, went, total, of_input, of_output = map(told.get, usual)
+        came, went, total, of_input, of_output = map(fields.get, usual)
         if type(came) is int and type(went) is int and came + went == total and 0 < came | went < MOST_TOKENS:
             if not of_input and not of_output:
                 return Usage(came, went)
             usage = _with_details(came, went, of_input or _NO_DETAILS, of_output or _NO_DETAILS)
             if usage is not None:
                 return usage
-    usage = _read(told)
-    steps = _read_steps(told.get("iterations"))
+    usage = _read(fields)
+    steps = _read_steps(fields.get("iterations"))
     for kind, step in steps:
         # Anthropic's summary of a conversation that had become too long; all other steps are in the counts above, which are
         # zeros where the model has paused behind the summary.
         if kind == "compaction":
-            usage = replace(step, tier=_tier_of(told)) if usage is None else added(usage, step)
+            usage = replace(step, tier=_tier_of(fields)) if usage is None else added(usage, step)
     if usage is None:
         return None
-    steps = steps or _read_steps(told.get("steps"))
+    steps = steps or _read_steps(fields.get("steps"))
     if len(steps) > 1:
         usage.steps = tuple([step for _, step in steps])
     return plausible(usage)
 
 
-def _read_steps(told: object) -> list[tuple[object, Usage]]:
+def _read_steps(fields: object) -> list[tuple[object, Usage]]:
     """Returns the kinds and the usages of the requests that one call has come to."""
-    steps = [step for step in told[:_MOST_LISTED] if isinstance(step, dict)] if isinstance(told, list) else []
+    steps = [step for step in fields[:_MOST_LISTED] if isinstance(step, dict)] if isinstance(fields, list) else []
     return [(step.get("type"), usage) for step in steps if (usage := _read(step)) is not None]
 
 
@@ -481,17 +481,17 @@ def _with_details(came: int, went: int, of_input: Any, of_output: Any) -> Usage 
     return Usage(came, went, cached, parts=UsageParts(reasoning=reasoning) if reasoning else ALL_TEXT)
 
 
-def _read(told: dict[str, Any]) -> Usage | None:
+def _read(usage: dict[str, Any]) -> Usage | None:
     found: dict[str, Any] = {}
-    _collect(told, FIELDS, found)
+    _collect(usage, FIELDS, found)
     count = found.get
     came, went = count("input", 0) + count("tools", 0), count("output", 0) + count("thoughts", 0)
     cached, written = count("cached", 0), count("written", 0)
     if "read_beside" in found or "written_beside" in found:
         cached, written = max(cached, count("read_beside", 0)), max(written, count("written_beside", 0))
-        if not any(name in told for name in _WHOLEINPUTS):
+        if not any(name in usage for name in _WHOLEINPUTS):
             came += cached + written
-    known = told.get("doubt")
+    known = usage.get("doubt")
     if not came and not went:
         if known != ABSURD and "audio_s" not in found:
             return None
@@ -503,12 +503,12 @@ def _read(told: dict[str, Any]) -> Usage | None:
     parts = ALL_TEXT if _NO_PARTS.issuperset(found) else _parts_of(found, came, went, cached)
     hourly = min(count("written_1h", 0), written)
     doubt = known if known in (ABSURD, CONTRADICTS) else doubt
-    return Usage(came, went, cached, told.get("estimated") is True, written, hourly, parts, _tier_of(told), doubt)
+    return Usage(came, went, cached, usage.get("estimated") is True, written, hourly, parts, _tier_of(usage), doubt)
 
 
-def _collect(told: dict[str, Any], table: dict[str, Any], found: dict[str, Any]) -> None:
+def _collect(usage: dict[str, Any], table: dict[str, Any], found: dict[str, Any]) -> None:
     """Adds what the fields of a table count. Several names for one quantity say the same; kinds of a list add up."""
-    for name, value in told.items():
+    for name, value in usage.items():
         if not value or (counts := table.get(name)) is None:
             continue
         if counts == "audio_s" and (seconds := read_seconds(value)):
@@ -565,28 +565,28 @@ def _parts_of(found: dict[str, Any], came: int, went: int, cached: int) -> Usage
     seen_cached = min(count("image_cached", 0), seen, cached - sound_cached)
     sound_cached = max(sound_cached, min(sound, cached - seen_cached - text))
     seen_cached = max(seen_cached, cached - sound_cached - text)
-    spoken = min(count("audio_output", 0), went)
-    drawn = min(count("image_output", 0), went - spoken)
+    audio_output = min(count("audio_output", 0), went)
+    drawn = min(count("image_output", 0), went - audio_output)
     return UsageParts(
         audio_input=sound,
-        audio_output=spoken,
+        audio_output=audio_output,
         audio_cached=sound_cached,
         image_input=seen,
         image_output=drawn,
         image_cached=seen_cached,
         video_input=min(count("video_input", 0), came - sound - seen),
-        video_output=min(count("video_output", 0), went - spoken - drawn),
+        video_output=min(count("video_output", 0), went - audio_output - drawn),
         reasoning=min(count("reasoning", 0) + count("thoughts", 0), went),
         searches=count("searches", 0) + count("x_searches", 0),
         audio_s=count("audio_s", 0.0),
     )
 
 
-def _tier_of(told: dict[str, Any]) -> str:
+def _tier_of(usage: dict[str, Any]) -> str:
     """Returns the provider's word for how the call was processed; empty: as usual, or it says nothing."""
-    if told.get("speed") == "fast":
+    if usage.get("speed") == "fast":
         return "fast"
-    return tier_named(told.get("service_tier") or told.get("serviceTier") or told.get("trafficType"))
+    return tier_named(usage.get("service_tier") or usage.get("serviceTier") or usage.get("trafficType"))
 
 
 def added(one: Usage, more: Usage) -> Usage:
@@ -612,21 +612,23 @@ def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: boo
 
     The end may tell the input, too, which an estimate at the start must not outlive; none at all is no news.
     """
-    told = {name: value for name, value in news.items() if value is not None}
-    if any(told.get(name) for name in INPUTS):
+    reported = {name: value for name, value in news.items() if value is not None}
+    if any(reported.get(name) for name in INPUTS):
         known = {name: value for name, value in known.items() if name != "estimated"}
     else:
-        told = {name: value for name, value in told.items() if name not in INPUTS}
-    return known | told | ({"estimated": True} if is_estimated else {})
+        reported = {name: value for name, value in reported.items() if name not in INPUTS}
+    return known | reported | ({"estimated": True} if is_estimated else {})
 
 
-def filled(told: Usage | None, estimate: Usage) -> Usage:
+def filled(reported: Usage | None, estimate: Usage) -> Usage:
     """Returns a usage with each number that the provider does not tell taken from an estimate; it is marked then."""
-    if told is None:
+    if reported is None:
         return estimate
-    if (told.input or not estimate.input) and (told.output or not estimate.output):
-        return told
-    return replace(told, input=told.input or estimate.input, output=told.output or estimate.output, estimated=True)
+    if (reported.input or not estimate.input) and (reported.output or not estimate.output):
+        return reported
+    return replace(
+        reported, input=reported.input or estimate.input, output=reported.output or estimate.output, estimated=True
+    )
 
 
 def estimate_tokens(text: bytes) -> int:

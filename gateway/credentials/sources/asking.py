@@ -100,12 +100,12 @@ class CredentialAsker:
 async def _answer(transport: httpx.AsyncBaseTransport, request: httpx.Request) -> tuple[int, bytes]:
     response = await transport.handle_async_request(request)
     try:
-        said = bytearray()
+        received = bytearray()
         async for chunk in response.aiter_raw():
-            said += chunk
-            if len(said) > MOST_ANSWER_BYTES:
+            received += chunk
+            if len(received) > MOST_ANSWER_BYTES:
                 raise Unreached("the answer is too long")
-        return response.status_code, bytes(said)
+        return response.status_code, bytes(received)
     finally:
         await response.aclose()
 
@@ -113,10 +113,10 @@ async def _answer(transport: httpx.AsyncBaseTransport, request: httpx.Request) -
 def object_of(body: bytes) -> dict[str, Any]:
     """Returns the JSON object of an answer; an empty one where it is none."""
     try:
-        said = orjson.loads(body)
+        parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def words_of(status: int, *said: object, hidden: Collection[str] = ()) -> str:

@@ -223,7 +223,7 @@ _MOST_DETAIL: Final = 800
 class Signed:
     """Sends calls to one target in the name of the gateway's own account there."""
 
-    __slots__ = ("_ahead_s", "_clock", "_live", "_masked", "_said", "_sets_type", "_signer", "_wire")
+    __slots__ = ("_ahead_s", "_clock", "_live", "_masked", "_sets_type", "_signed_headers", "_signer", "_wire")
 
     errors = ERRORS
 
@@ -234,8 +234,10 @@ class Signed:
         self._signer = SigV4(auth.region, auth.service)
         self._ahead_s = 0.0
         """So far the provider's clock goes ahead of ours, where signatures have to tell its time."""
-        self._said = tuple(one for one in wire.headers if one[0] in (b"host", b"content-type") or _is_amazons(one[0]))
-        self._sets_type = any(name == b"content-type" for name, _ in self._said)
+        self._signed_headers = tuple(
+            one for one in wire.headers if one[0] in (b"host", b"content-type") or _is_amazons(one[0])
+        )
+        self._sets_type = any(name == b"content-type" for name, _ in self._signed_headers)
         self._masked: Credential | None = None
 
     def __repr__(self) -> str:
@@ -289,12 +291,12 @@ class Signed:
             added = [(b"authorization", b"Bearer " + credential.token.encode())]
         else:
             body_hash = hash_of(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(hash_of, body)
-            said = self._said
+            headers = self._signed_headers
             if not self._sets_type:
-                said = (*said, *[header for header in outgoing.headers if header[0] == b"content-type"])
+                headers = (*headers, *[header for header in outgoing.headers if header[0] == b"content-type"])
             target = self._wire.target_of(outgoing)
             added = self._signer.headers(
-                credential, outgoing.method, target, said, body_hash, self._clock.wall() + self._ahead_s
+                credential, outgoing.method, target, headers, body_hash, self._clock.wall() + self._ahead_s
             )
         return await self._wire.send(
             Outgoing(

@@ -65,11 +65,13 @@ class AnswerBrokenError(CallFailedError):
 class Client(Protocol):
     """A `Connect` with habits."""
 
-    def __call__(self, base_url: str, heard: Heard, /, *, habits: Habits = ...) -> AbstractAsyncContextManager[Ask]: ...
+    def __call__(
+        self, base_url: str, on_answer: Heard, /, *, habits: Habits = ...
+    ) -> AbstractAsyncContextManager[Ask]: ...
 
 
 @asynccontextmanager
-async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
+async def sdk_client(base_url: str, on_answer: Heard, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
     """Returns the openai SDK with its defaults."""
     import openai  # optional, and slow to import: the other commands must not wait for it
 
@@ -77,7 +79,7 @@ async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) 
         habits.sent()
 
     async def listen(response: Any) -> None:
-        heard(response.status_code, response.headers)
+        on_answer(response.status_code, response.headers)
 
     async def ask(number: int) -> int:
         try:
@@ -115,7 +117,7 @@ async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) 
 @asynccontextmanager
 async def plain_client(
     base_url: str,
-    heard: Heard,
+    on_answer: Heard,
     *,
     habits: Habits = Habits(),
     transport: httpx.AsyncBaseTransport | None = None,
@@ -142,7 +144,7 @@ async def plain_client(
             response = await sender.handle_async_request(request)
         except httpx.TransportError:
             return None
-        heard(response.status_code, response.headers)
+        on_answer(response.status_code, response.headers)
         try:
             await response.aread()
         except httpx.TransportError as error:
@@ -179,13 +181,13 @@ def retry_wait_s(response: httpx.Response | None, retries: int, u: float, now_wa
     A `response` of None means no connection or a timeout; `u` is a draw from 0 to 1.
     """
     headers = httpx.Headers() if response is None else response.headers
-    told_s = _told_wait_s(headers, now_wall)
-    if told_s is not None and isfinite(told_s) and told_s > _LONGEST_WAIT_S:
+    header_s = _header_wait_s(headers, now_wall)
+    if header_s is not None and isfinite(header_s) and header_s > _LONGEST_WAIT_S:
         return None
     if response is not None and not _is_retried(response.status_code, headers.get("x-should-retry")):
         return None
-    if told_s is not None and 0 < told_s <= _LONGEST_WAIT_S:
-        return told_s
+    if header_s is not None and 0 < header_s <= _LONGEST_WAIT_S:
+        return header_s
     return min(0.5 * 2.0**retries, 8.0) * (1 - 0.25 * u)
 
 
@@ -195,7 +197,7 @@ def _is_retried(status: int, should_retry: str | None) -> bool:
     return status in (408, 409, 429) or status >= 500
 
 
-def _told_wait_s(headers: Mapping[str, str], now_wall: float) -> float | None:
+def _header_wait_s(headers: Mapping[str, str], now_wall: float) -> float | None:
     for name, divisor in (("retry-after-ms", 1000), ("retry-after", 1)):
         try:
             return float(headers[name]) / divisor

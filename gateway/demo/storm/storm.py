@@ -81,7 +81,7 @@ async def gateway_between(primary: str, fallback: str) -> AsyncIterator[str]:
 @asynccontextmanager
 async def gateway_of(config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
     """Yields the base URL of a gateway with this config and these policy files; its logs are discarded."""
-    with TemporaryDirectory(prefix="gateway-demo-") as name, _unheard(logging.getLogger("gateway")):
+    with TemporaryDirectory(prefix="gateway-demo-") as name, _silenced(logging.getLogger("gateway")):
         folder = Path(name)
         (folder / "policies").mkdir()
         (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -97,7 +97,7 @@ async def gateway_of(config: Mapping[str, Any], policies: Mapping[str, Any] | No
 
 
 @contextmanager
-def _unheard(logger: logging.Logger) -> Iterator[None]:
+def _silenced(logger: logging.Logger) -> Iterator[None]:
     """Silences a logger, whose lines would break the line of progress."""
     handler = logging.NullHandler()
     logger.addHandler(handler)

@@ -79,11 +79,11 @@ class Program:
 
     async def _try(self, run: int, journal: int) -> bool:
         """Takes a run through all its steps; returns whether it came to its end."""
-        step, said = 0, "an order has come in."
+        step, text = 0, "an order has come in."
         _note(journal, run, "begin")
         try:
             for step in range(self.steps):
-                said, is_replayed = await self._step(run, step, said)
+                text, is_replayed = await self._step(run, step, text)
                 _note(journal, run, "replayed" if is_replayed else "answered", step)
             if self.remembers:
                 await self._post(f"/runs/{RUN}{run}/outcome", {"outcome": "succeeded", "usable": True}, {})

@@ -239,7 +239,7 @@ class WorkflowArm:
 
 def broken_promises(straight: WorkflowArm, through: WorkflowArm) -> list[str]:
     """Returns what was promised and is not so, in sentences; empty: all promises were kept."""
-    told, steps = through.told or RunsTold(0, 0.0), through.runs * through.steps
+    reported, steps = through.told or RunsTold(0, 0.0), through.runs * through.steps
     facts = (
         (straight.finished < straight.runs, f"{straight.finished} runs straight to the provider were finished"),
         (through.finished < through.runs, f"{through.finished} runs through the gateway were finished"),
@@ -253,10 +253,10 @@ def broken_promises(straight: WorkflowArm, through: WorkflowArm) -> list[str]:
             f"{through.repaid} steps were paid for again, but {through.in_flight} were in flight at the kills",
         ),
         (through.paid_though_kept, f"{through.paid_though_kept} calls were for steps that had been kept"),
-        (told.succeeded != through.runs, f"GET /v1/runs has {told.succeeded} runs that succeeded"),
+        (reported.succeeded != through.runs, f"GET /v1/runs has {reported.succeeded} runs that succeeded"),
         (
-            abs(told.usd - through.usd_once) >= CENT / 2,
-            f"GET /v1/runs has ${told.usd:.4f}, the ledger ${through.usd_once:.4f} for each step once",
+            abs(reported.usd - through.usd_once) >= CENT / 2,
+            f"GET /v1/runs has ${reported.usd:.4f}, the ledger ${through.usd_once:.4f} for each step once",
         ),
     )
     return [sentence for is_so, sentence in facts if is_so]

@@ -121,7 +121,7 @@ async def _run(demo: WorkflowDemo, arm: WorkflowArm, now: Now) -> None:
         arm.journal = read_journal(folder / "journal")
         arm.ledger = await way.ledger()
         if arm.has_gateway:
-            arm.told = await _told(Caller(sender, way.address()))
+            arm.told = await _fetch_runs(Caller(sender, way.address()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,9 @@ class _Way:
 
     def tell_address(self, url: str) -> None:
         """Tells the program who answers it."""
-        told = self.folder / "address.new"
-        told.write_text(url)
-        told.replace(self.folder / "address")
+        place = self.folder / "address.new"
+        place.write_text(url)
+        place.replace(self.folder / "address")
 
     def address(self) -> str:
         """Returns who answers the program."""
@@ -205,7 +205,7 @@ def _write_config(folder: Path, url: str) -> None:
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
 
 
-async def _told(gateway: Caller) -> RunsTold:
+async def _fetch_runs(gateway: Caller) -> RunsTold:
     """Returns what the gateway says of the runs, page by page."""
     page = await gateway.get(f"/runs?limit={_PAGE}")
     runs: list[dict[str, Any]] = page["data"]

@@ -50,19 +50,19 @@ MESSAGES_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
     "workspace_id": (How.DROPPED, _HINT, ()),
 }
 """Top-level fields of a request: what becomes of each in a chat completion, and the values that mean nothing."""
-_SAID: Final = frozenset(
+_SUPPORTED: Final = frozenset(
     (
         "model", "messages", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream",
         "thinking", "output_config", "output_format", "tools", "tool_choice", "metadata", "service_tier",
     )
 )  # fmt: skip
 _OF_TOOLS: Final = frozenset(("defer_loading", "eager_input_streaming", "input_examples"))
-_SAID_OF_TOOLS: Final = frozenset(
+_SUPPORTED_OF_TOOLS: Final = frozenset(
     ("type", "name", "description", "input_schema", "strict", "cache_control", "allowed_callers")
 )
-_SAID_OF_SEARCH: Final = frozenset(("type", "name", "allowed_domains", "blocked_domains", *in_request.OF_SEARCH))
+_SUPPORTED_OF_SEARCH: Final = frozenset(("type", "name", "allowed_domains", "blocked_domains", *in_request.OF_SEARCH))
 _OF_BLOCKS: Final = frozenset(("caller", "toolset_name", "transformations"))
-_SAID_OF_BLOCKS: Final = {
+_SUPPORTED_OF_BLOCKS: Final = {
     "text": frozenset(("text", "citations")),
     "image": frozenset(("source",)),
     "document": frozenset(("source", "title", "context", "citations")),
@@ -73,8 +73,8 @@ _SAID_OF_BLOCKS: Final = {
     "thinking": frozenset(("thinking", "signature")),
     "redacted_thinking": frozenset(("data",)),
 }
-_SAID_OF_ALL: Final = frozenset(("type", "cache_control"))
-_SAID_OF_THINKING: Final = frozenset(("type", "budget_tokens", "display"))
+_SUPPORTED_OF_ALL: Final = frozenset(("type", "cache_control"))
+_SUPPORTED_OF_THINKING: Final = frozenset(("type", "budget_tokens", "display"))
 _USUAL: Final[tuple[object, ...]] = (None, {}, "", {"type": "direct"})
 """What these say where it means nothing: a model has called a tool by itself."""
 _SOURCES: Final = {
@@ -96,7 +96,7 @@ _MARKABLE: Final = frozenset(("text", "image", "document", "search_result", "too
 def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps of a request, each field once."""
     found = gaps_of_fields(body, MESSAGES_ONLY)
-    if any(name not in _SAID and name not in MESSAGES_ONLY and value is not None for name, value in body.items()):
+    if any(name not in _SUPPORTED and name not in MESSAGES_ONLY and value is not None for name, value in body.items()):
         found.append(Gap("other", How.DROPPED, "the target has no such fields"))
     found += _gaps_of_options(body, facts) + _gaps_of_thinking(body, facts) + _gaps_of_tools(body, facts)
     found += _gaps_of_system(body.get("system"), facts)
@@ -168,24 +168,24 @@ def _gaps_of_thinking(body: Json, facts: ServerFacts) -> list[Gap]:
     found = []
     given = object_of(body.get("thinking"))
     kind, effort = text_of(given.get("type")), object_of(body.get("output_config")).get("effort")
-    told = in_request.effort_for(body, facts)
+    closest = in_request.effort_for(body, facts)
     if kind == "disabled":
-        if told != "none" and facts.model.thinking != "none":
+        if closest != "none" and facts.model.thinking != "none":
             found.append(Gap("thinking", How.APPROXIMATED, "the model thinks as little as it can"))
         if effort is not None:
             found.append(Gap("output_config.effort", How.DROPPED, "the target has one word for both"))
     elif kind == "between_tools":
         found.append(Gap("thinking", How.APPROXIMATED, "the model thinks as little as it can"))
-    elif kind == "enabled" and told is None:
+    elif kind == "enabled" and closest is None:
         found.append(Gap("thinking", How.DROPPED, "the model is not told how much to think"))
     elif kind == "enabled":
         found.append(Gap("thinking.budget_tokens", How.APPROXIMATED, "the target takes an effort and no number"))
     elif kind and effort is None:
         found.append(Gap("thinking", How.APPROXIMATED, "the target thinks as much as it does unasked"))
-    if effort is not None and kind not in ("disabled", "between_tools") and told != effort:
-        how = How.DROPPED if told is None else How.APPROXIMATED
+    if effort is not None and kind not in ("disabled", "between_tools") and closest != effort:
+        how = How.DROPPED if closest is None else How.APPROXIMATED
         found.append(Gap("output_config.effort", how, "the model has no such effort"))
-    if given.keys() - _SAID_OF_THINKING:
+    if given.keys() - _SUPPORTED_OF_THINKING:
         found.append(Gap("thinking.other", How.DROPPED, _HINT))
     if given.get("display") is not None:
         found.append(Gap("thinking.display", How.DROPPED, "the target shows its reasoning, or does not"))
@@ -199,13 +199,13 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
         if is_search(tool):
             if not facts.takes_details:
                 found.append(NO_SEARCH)
-            elif any(tool[name] for name in tool.keys() - _SAID_OF_SEARCH):
+            elif any(tool[name] for name in tool.keys() - _SUPPORTED_OF_SEARCH):
                 found.append(LESS_SEARCH)
             continue
         if kind not in (None, "custom"):
             found.append(Gap(f"tools.{text_of(kind)}"[:MOST_NAMED], How.REFUSED, _AWAY))
             continue
-        for name in tool.keys() - _SAID_OF_TOOLS:
+        for name in tool.keys() - _SUPPORTED_OF_TOOLS:
             if tool[name]:
                 found.append(Gap(f"tools.{name if name in _OF_TOOLS else 'other'}", How.DROPPED, _HINT))
         if tool.get("allowed_callers") not in (None, ["direct"]):
@@ -263,8 +263,8 @@ def _add_gaps_of_block(found: list[Gap], block: Json, facts: ServerFacts) -> Non
         found.append(Gap(f"messages.{kind}", How.DROPPED, "what a provider has searched for is of use to itself"))
     elif kind != "tool_use":
         found.append(Gap(f"messages.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such block"))
-    known = _SAID_OF_BLOCKS.get(kind)
-    for name in block.keys() - _SAID_OF_ALL - known if known is not None else ():
+    known = _SUPPORTED_OF_BLOCKS.get(kind)
+    for name in block.keys() - _SUPPORTED_OF_ALL - known if known is not None else ():
         if block[name] not in _USUAL:  # what is dropped is a header and a label: its name is one of ours
             found.append(Gap(f"messages.{name if name in _OF_BLOCKS else 'other'}", How.DROPPED, _HINT))
 
@@ -310,16 +310,16 @@ def _add_gap_of_thought(found: list[Gap], block: Json, facts: ServerFacts) -> No
 
 def _add_gaps_of_file(found: list[Gap], kind: str, block: Json, facts: ServerFacts) -> None:
     source = object_of(block.get("source"))
-    told = text_of(source.get("type"))
-    if told not in _SOURCES[kind]:
-        why = _FILES if told == "file" else _FETCH if told == "url" else "no such source is known"
-        found.append(Gap(f"messages.{kind}.{told}"[:MOST_NAMED], How.REFUSED, why))
+    source_type = text_of(source.get("type"))
+    if source_type not in _SOURCES[kind]:
+        why = _FILES if source_type == "file" else _FETCH if source_type == "url" else "no such source is known"
+        found.append(Gap(f"messages.{kind}.{source_type}"[:MOST_NAMED], How.REFUSED, why))
     if kind != "document":
         return
     _add_gap_of_citing(found, block, facts)
-    if told == "content":
+    if source_type == "content":
         _add_gaps_within(found, source.get("content"), facts)
-    if told == "content" or block.get("context") or (block.get("title") and told == "text"):
+    if source_type == "content" or block.get("context") or (block.get("title") and source_type == "text"):
         found.append(Gap("messages.document", How.APPROXIMATED, "it becomes text"))
 
 

@@ -164,8 +164,8 @@ def _found(block: Json, place: str) -> list[Json]:
     if content is not None and not isinstance(content, list):
         raise InvalidRequest(f"'{place}.content' must be a list of text blocks.", param=f"{place}.content")
     texts = [text_at(one.get("text"), f"{place}.content") for one in objects(content)]
-    told = [text_of(block.get("title")), text_of(block.get("source")), *texts]
-    return [{"type": "text", "text": "\n".join(filter(None, told))}]
+    lines = [text_of(block.get("title")), text_of(block.get("source")), *texts]
+    return [{"type": "text", "text": "\n".join(filter(None, lines))}]
 
 
 # What a model thought, on its way through a client of Messages and back.
@@ -225,8 +225,8 @@ def detail_of_block(block: Json, place: int) -> Json | None:
         return None
     if block["type"] == "redacted_thinking":
         return {"type": "reasoning.encrypted", "data": signature, "format": CLAUDE_FORMAT, "index": place}
-    told = {"type": "reasoning.text", "text": text_of(block.get("thinking")), "signature": signature}
-    return {**told, "format": CLAUDE_FORMAT, "index": place}
+    detail = {"type": "reasoning.text", "text": text_of(block.get("thinking")), "signature": signature}
+    return {**detail, "format": CLAUDE_FORMAT, "index": place}
 
 
 def signature_for(detail: Json) -> str:
@@ -251,9 +251,9 @@ def extra_block(call: str, extra: Json) -> Json:
     return redacted_block(marked({"call": call, "extra_content": extra}))
 
 
-def is_to_mark(asked: Json) -> bool:
+def is_to_mark(request: Json) -> bool:
     """Returns whether a turn with calls but without a thought is to have a mark, which tells that it is foreign."""
-    return object_of(asked.get("thinking")).get("type") == "enabled"
+    return object_of(request.get("thinking")).get("type") == "enabled"
 
 
 def without_marks(body: bytes) -> tuple[bytes, list[Gap]]:
@@ -455,10 +455,10 @@ class Turns:
         role = message.get("role") if isinstance(message, dict) else None
         if role == "assistant":
             self._end_user()
-            self._said(message.get("content"), number)
+            self._add_assistant_turn(message.get("content"), number)
         elif role == "user":
             self._end_turn()
-            self._heard(message.get("content"), number)
+            self._add_user_turn(message.get("content"), number)
         elif role == "system":
             place = f"messages[{number}]"
             self._end_turn()
@@ -475,7 +475,7 @@ class Turns:
         self._end_user()
         return self._made
 
-    def _said(self, content: Any, of_message: int) -> None:
+    def _add_assistant_turn(self, content: Any, of_message: int) -> None:
         turn = self._turn = self._turn or _Turn()
         if not isinstance(content, list):
             turn.texts.append({"type": "text", "text": text_at(content, f"messages[{of_message}].content")})
@@ -507,18 +507,18 @@ class Turns:
         if id in self._unanswered:
             raise InvalidRequest(f"'{place}.id' is that of another call of the same turn.", param=f"{place}.id")
         self._unanswered[id] = place
-        said = {
+        function = {
             "name": ids.name_for(name, self._facts),
             "arguments": orjson.dumps(block.get("input") or {}, option=orjson.OPT_NON_STR_KEYS).decode(),
         }
-        made: Json = {"id": ids.id_for(id, self._facts), "type": "function", "function": said}
+        made: Json = {"id": ids.id_for(id, self._facts), "type": "function", "function": function}
         if self._facts.takes("extra_content") and (extra := turn.extras.get(id)):
             made["extra_content"] = extra
         turn.calls.append(made)
         if self._facts.takes_details and block.get("cache_control"):
             turn.mark = block["cache_control"]
 
-    def _heard(self, content: Any, of_message: int) -> None:
+    def _add_user_turn(self, content: Any, of_message: int) -> None:
         rest: list[Any] = []
         if not isinstance(content, list):
             text = content if type(content) is str else text_at(content, f"messages[{of_message}].content")
@@ -543,8 +543,8 @@ class Turns:
             where = f"{place}.tool_use_id"
             raise InvalidRequest(f"'{where}' must name the call that this is the result of.", param=where)
         if self._unanswered.pop(id, None) is None:
-            told = f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
-            raise InvalidRequest(told, param=f"{place}.tool_use_id")
+            message = f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
+            raise InvalidRequest(message, param=f"{place}.tool_use_id")
         sent = ids.id_for(id, self._facts)
         content = block.get("content")
         if not isinstance(content, str) or "cache_control" in block:
@@ -640,8 +640,8 @@ def _failed(made: Json) -> Json:
     first = content[0].get("text") if isinstance(content, list) and content else content
     if isinstance(first, str) and first.lstrip().lower().startswith("error"):
         return made
-    told = {"type": "text", "text": _ERROR}
-    return made | {"content": [told, *content] if isinstance(content, list) else _ERROR + content}
+    note = {"type": "text", "text": _ERROR}
+    return made | {"content": [note, *content] if isinstance(content, list) else _ERROR + content}
 
 
 # A request of Messages as a chat completion.
@@ -723,14 +723,14 @@ def effort_asked(body: Json) -> str | None:
 
 def effort_for(body: Json, facts: ServerFacts) -> str | None:
     """Returns the effort that the target is told: what was asked for, or what comes nearest and is no more."""
-    asked = effort_asked(body)
-    return asked if facts.takes_details else fitting.effort_for(asked, facts.model)
+    effort = effort_asked(body)
+    return effort if facts.takes_details else fitting.effort_for(effort, facts.model)
 
 
 def schema_asked(body: Json) -> Json | None:
     """Returns the JSON Schema of the answer; a beta had it at the top."""
-    asked = object_of(body.get("output_config")).get("format") or body.get("output_format")
-    schema = object_of(asked).get("schema")
+    form = object_of(body.get("output_config")).get("format") or body.get("output_format")
+    schema = object_of(form).get("schema")
     return schema if isinstance(schema, dict) else None
 
 
@@ -756,9 +756,9 @@ def system_prompt(given: Any) -> list[tuple[str, Json]]:
     found = []
     for number, block in enumerate(given or ()):
         text = text_at(block.get("text"), f"system[{number}].text")
-        told = BILLING.sub("", text) if "x-anthropic" in text.lower() else text
-        if told:
-            found.append((told, block))
+        kept = BILLING.sub("", text) if "x-anthropic" in text.lower() else text
+        if kept:
+            found.append((kept, block))
     return found
 
 

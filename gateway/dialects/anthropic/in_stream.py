@@ -66,18 +66,20 @@ class ChatAsMessages(ConvertingReader):
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        if said is None or "error" in said:
+        parsed = json_object(data_of(event))
+        if parsed is None or "error" in parsed:
             return self._read_odd(event)
-        choices = said.get("choices")
+        choices = parsed.get("choices")
         if type(choices) is not list or not choices:
             return self._read_odd(event)
         choice = choices[0]
-        if len(choices) == 1 and type(choice) is dict and not (choice.get("finish_reason") or said.get("usage")):
+        if len(choices) == 1 and type(choice) is dict and not (choice.get("finish_reason") or parsed.get("usage")):
             made = self._more(choice)
             if made is not None:
                 return made
-        return self._read_odd(event) if responses_answer.first_choice(said).get("finish_reason") else self._take(said)
+        return (
+            self._read_odd(event) if responses_answer.first_choice(parsed).get("finish_reason") else self._take(parsed)
+        )
 
     def _more(self, choice: Json) -> bytes | None:
         """Reads a piece that only brings more of what has begun; None: it says something else, or other things, too."""
@@ -114,20 +116,20 @@ class ChatAsMessages(ConvertingReader):
         data = event_data(event).strip()
         if data == DONE:
             return self._end()
-        said = json_object(data)
-        if said is not None:
-            return self._take(said)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed)
         if not data and is_silent(event):
             return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, said: Json) -> bytes:
+    def _take(self, chunk: Json) -> bytes:
         made: list[bytes] = []
-        if not self._has_begun and ("choices" in said or "usage" in said):
-            self._begin(made, said)
-        self.reported = usage_of_answer(said) or self.reported
-        choice = responses_answer.first_choice(said)
+        if not self._has_begun and ("choices" in chunk or "usage" in chunk):
+            self._begin(made, chunk)
+        self.reported = usage_of_answer(chunk) or self.reported
+        choice = responses_answer.first_choice(chunk)
         delta = choice.get("delta")
         if isinstance(delta, dict):
             made.append(self._telling(self._take_delta, delta))
@@ -144,12 +146,12 @@ class ChatAsMessages(ConvertingReader):
             made.append(self._fail({"message": str(error), "code": "malformed_response"}))
         return b"".join(made)
 
-    def _begin(self, made: list[bytes], said: Json) -> None:
+    def _begin(self, made: list[bytes], chunk: Json) -> None:
         """Begins the message; how much was read is known at its end only, and estimated here."""
         self._has_begun = True
-        usage = answer.reported_usage(answer.used(self._sent, said, 0), said)
+        usage = answer.reported_usage(answer.used(self._sent, chunk, 0), chunk)
         mark = {name: usage.pop(name) for name in ("estimated",) if name in usage}  # clients keep what is in the usage
-        made.append(event("message_start", message=answer.begun(self._sent, said) | {"usage": usage}, **mark))
+        made.append(event("message_start", message=answer.begun(self._sent, chunk) | {"usage": usage}, **mark))
 
     def _take_delta(self, made: list[bytes], delta: Json) -> None:
         thought, text = responses_answer.words_in(delta)
@@ -200,9 +202,9 @@ class ChatAsMessages(ConvertingReader):
             self._sent, self._choice, self._finish or "", has_calls=bool(self._calls), is_refused=self._is_refused
         )
         estimate = Usage(0, answer.tokens_in(self._blocks.told), estimated=True)
-        told = self.reported
-        unsaid = ("service_tier",) if told is not None and told.input else ("service_tier", *INPUTS)
-        usage = message_usage(filled(told, estimate))
+        reported = self.reported
+        unsaid = ("service_tier",) if reported is not None and reported.input else ("service_tier", *INPUTS)
+        usage = message_usage(filled(reported, estimate))
         made.append(
             event("message_delta", delta=why, usage={name: usage[name] for name in usage if name not in unsaid})
         )

@@ -162,7 +162,7 @@ class MessagesAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._before = b""
         """Of a piece, all that stands before its delta."""
@@ -181,52 +181,52 @@ class MessagesAsChat(ConvertingReader):
         """Why the message ended, as far as it is told."""
         self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
         """What is to be remembered, where there may be calls."""
-        self._is_told = False
+        self._is_begun = False
         """A block has begun."""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        if said is None:
+        parsed = json_object(data_of(event))
+        if parsed is None:
             return self._read_odd(event)
-        kind = said.get("type")
+        kind = parsed.get("type")
         if kind == "content_block_delta" and self._before:
-            delta = said.get("delta")
+            delta = parsed.get("delta")
             if type(delta) is dict:
-                return self._grow(said.get("index"), delta)
+                return self._grow(parsed.get("index"), delta)
             return b""
-        return self._take(kind, said, event)
+        return self._take(kind, parsed, event)
 
     def _read_odd(self, event: bytes) -> bytes:
         """Reads what is no event of the usual form: an error, a comment, nonsense."""
         if (error := error_in(event)) is not None:
             return self._fail(error)
         data = event_data(event).strip()
-        said = json_object(data)
-        if said is not None:
-            return self._take(said.get("type"), said, event)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed.get("type"), parsed, event)
         if not data and is_silent(event):
             return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, kind: Any, said: Json, event: bytes) -> bytes:
+    def _take(self, kind: Any, parsed: Json, event: bytes) -> bytes:
         if kind == "ping":
             return PING
-        if kind == "error" or (kind is None and "error" in said):
-            return self._fail(error_in(event) or object_of(said.get("error")))
+        if kind == "error" or (kind is None and "error" in parsed):
+            return self._fail(error_in(event) or object_of(parsed.get("error")))
         if kind == "message_start":
-            return self._start(object_of(said.get("message")))
+            return self._start(object_of(parsed.get("message")))
         if kind == "content_block_start":
-            return self._begin({}) + self._open(_place(said), object_of(said.get("content_block")))
+            return self._begin({}) + self._open(_place(parsed), object_of(parsed.get("content_block")))
         if kind == "content_block_delta":
-            return self._begin({}) + self._grow(said.get("index"), object_of(said.get("delta")))
+            return self._begin({}) + self._grow(parsed.get("index"), object_of(parsed.get("delta")))
         if kind == "content_block_stop":
-            return self._close(_place(said))
+            return self._close(_place(parsed))
         if kind == "message_delta":
-            self._count(said.get("usage"))
-            self._end |= {name: value for name, value in object_of(said.get("delta")).items() if value is not None}
+            self._count(parsed.get("usage"))
+            self._end |= {name: value for name, value in object_of(parsed.get("delta")).items() if value is not None}
         elif kind == "message_stop":
             return self._begin({}) + self._finish()
         return b""
@@ -244,7 +244,7 @@ class MessagesAsChat(ConvertingReader):
             self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
             return bytes(made)
         is_another = bool(message.get("id")) and message["id"] != self._head["id"]
-        if not is_another or not self._is_told:
+        if not is_another or not self._is_begun:
             return b""
         return self._fail({"message": "another message began in the middle of the answer", "code": _MALFORMED})
 
@@ -289,26 +289,26 @@ class MessagesAsChat(ConvertingReader):
     def _think(self, place: int, delta: Json) -> bytes:
         """Tells thoughts twice: in plain words, and as the pieces of what can go back."""
         text, signature = delta.get("thinking"), delta.get("signature")
-        told = text if type(text) is str else ""
+        thought = text if type(text) is str else ""
         signed = signature if type(signature) is str else ""
-        if not told and not signed:
+        if not thought and not signed:
             return b""
         if self._turn is not None:
-            self._turn.grow(place, told)
+            self._turn.grow(place, thought)
             self._turn.sign(place, signed)
-        words = orjson.dumps(told)
+        words = orjson.dumps(thought)
         first = b""
         if place != self._thought:
             self._thought = place
             first = b',"format":"%b"' % FORMAT.encode()
         more = b',"signature":%b' % orjson.dumps(signed) if signed else b""
-        plain = b'"reasoning_content":%b,' % words if told else b""
+        plain = b'"reasoning_content":%b,' % words if thought else b""
         form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b%b}]%b'
         return form % (self._before, plain, place, words, first, more, _AFTER)
 
     def _open(self, place: int, block: Json) -> bytes:
         kind = block.get("type")
-        self._is_told = True
+        self._is_begun = True
         if self._turn is not None:
             self._turn.open(place, block)
         if kind == "text":
@@ -359,9 +359,9 @@ class MessagesAsChat(ConvertingReader):
         refusal = refusal_of(self._end) if finish == "content_filter" else None
         if refusal:
             made += self._delta({"refusal": refusal})
-        told = finish_fields(self._sent, finish, has_calls=self._calls > 0)
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        if self._tells_usage and (usage := read_usage(self.reported)):
+        fields = finish_fields(self._sent, finish, has_calls=self._calls > 0)
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, **fields}]})
+        if self._includes_usage and (usage := read_usage(self.reported)):
             made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         return made + b"data: [DONE]\n\n"
 
@@ -376,6 +376,6 @@ class MessagesAsChat(ConvertingReader):
         return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
 
 
-def _place(said: Json) -> int:
-    place = said.get("index")
+def _place(event: Json) -> int:
+    place = event.get("index")
     return place if isinstance(place, int) else 0

@@ -175,15 +175,15 @@ class OpenTurn:
             return None
 
     def _whole(self, place: int, block: Json) -> Json:
-        told = "".join(self._parts[place])
+        text = "".join(self._parts[place])
         if block["type"] == "tool_use":
-            return {**block, "input": orjson.loads(told) if told else object_of(block.get("input"))}
+            return {**block, "input": orjson.loads(text) if text else object_of(block.get("input"))}
         if block["type"] == "text":
             cited = [*objects(block.get("citations")), *self._citations.get(place, ())]
-            return {**block, "text": told} | ({"citations": cited} if cited else {})
+            return {**block, "text": text} | ({"citations": cited} if cited else {})
         if block["type"] == "redacted_thinking":
             return block
-        return {**block, "thinking": told, "signature": self._signatures.get(place, "")}
+        return {**block, "thinking": text, "signature": self._signatures.get(place, "")}
 
     def _lose(self) -> None:
         self._is_lost = True
@@ -413,8 +413,8 @@ def _read_answer(message: Json, found: list[Gap], *, is_recalled: bool) -> None:
             found.append(Gap("messages.tool_calls.extra_content", How.DROPPED, _NOT_ITS_OWN))
     if message.get("reasoning_details") and has_foreign(message):
         found.append(Gap("messages.reasoning_details", How.DROPPED, _NOT_ITS_OWN))
-    told = message.get("reasoning_content") or message.get("reasoning")
-    if told and not is_recalled and not message.get("reasoning_details") and not message.get("thinking_blocks"):
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if thought and not is_recalled and not message.get("reasoning_details") and not message.get("thinking_blocks"):
         found.append(Gap("messages.reasoning_content", How.DROPPED, "thoughts that nobody signed cannot go back"))
 
 

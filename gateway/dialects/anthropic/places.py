@@ -65,9 +65,9 @@ def gaps_of_clouds(body: Json) -> Sequence[Gap]:
         for block in content if type(content) is list else ():
             if type(block) is dict and (kind := block.get("type")) in ("image", "tool_result"):
                 for one in (block,) if kind == "image" else objects(block.get("content")):
-                    told = object_of(one.get("source")).get("type") if one.get("type") == "image" else None
-                    if told in ("url", "file"):
-                        found.append(Gap(f"messages.image.{told}", How.REFUSED, ELSEWHERE))
+                    source_type = object_of(one.get("source")).get("type") if one.get("type") == "image" else None
+                    if source_type in ("url", "file"):
+                        found.append(Gap(f"messages.image.{source_type}", How.REFUSED, ELSEWHERE))
     return once(found) if found else ()
 
 
@@ -181,8 +181,8 @@ class _FramedMessages:
         except ValueError:
             event = b""
         found = _KIND.match(event)
-        said = None if found is not None else json_object(event)
-        kind = found.group(1) if found is not None else text_of((said or {}).get("type")).encode()
+        parsed = None if found is not None else json_object(event)
+        kind = found.group(1) if found is not None else text_of((parsed or {}).get("type")).encode()
         if not kind or b"\n" in event or b"\n" in kind:
             return self._fail(
                 {"type": "api_error", "message": "an event of the provider's cannot be read", "code": TOO_LONG}

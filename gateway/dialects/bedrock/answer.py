@@ -50,19 +50,19 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
     content = object_of(object_of(body.get("output")).get("message")).get("content")
     if not isinstance(content, list):
         raise MalformedAnswer("the answer has no message")
-    said = _Said()
+    collected = _Content()
     for place, block in enumerate(content):
-        said.take(place, object_of(block))
-    finish = finish_of(body.get("stopReason"), has_calls=bool(said.calls))
+        collected.take(place, object_of(block))
+    finish = finish_of(body.get("stopReason"), has_calls=bool(collected.calls))
     keep_content(content, sent.memory)
-    told = finish_fields(sent, finish, has_calls=bool(said.calls))
-    choice = {"index": 0, "message": said.message(), "logprobs": None, **told}
+    fields = finish_fields(sent, finish, has_calls=bool(collected.calls))
+    choice = {"index": 0, "message": collected.message(), "logprobs": None, **fields}
     made = {**head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
     usage = usage_of(body)
     return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
-class _Said:
+class _Content:
     """Puts a message together from its blocks."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Said:
 
     def take(self, place: int, block: Json) -> None:
         if "text" in block:
-            self._say(text_of(block["text"]))
+            self._add_text(text_of(block["text"]))
         elif "toolUse" in block:
             self.calls.append(tool_call(object_of(block["toolUse"]), is_whole=True))
         elif "reasoningContent" in block:
@@ -84,7 +84,7 @@ class _Said:
             inner = object_of(block["citationsContent"])
             start = self.length
             for part in objects(inner.get("content")):
-                self._say(text_of(part.get("text")))
+                self._add_text(text_of(part.get("text")))
             self.cited += [
                 found for one in objects(inner.get("citations")) if (found := cited_page(one, start, self.length))
             ]
@@ -99,7 +99,7 @@ class _Said:
         }
         return made | {name: value for name, value in more.items() if value}
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         self.texts.append(text)
         self.length += len(text)
 
@@ -107,8 +107,8 @@ class _Said:
         if "redactedContent" in inner:
             self.details.append(encrypted(inner["redactedContent"], place))
             return
-        told = object_of(inner.get("reasoningText"))
-        text, signature = text_of(told.get("text")), text_of(told.get("signature"))
+        reasoning = object_of(inner.get("reasoningText"))
+        text, signature = text_of(reasoning.get("text")), text_of(reasoning.get("signature"))
         self.thoughts.append(text)
         detail = {"type": "reasoning.text", "text": text, "index": place}
         self.details.append(detail | ({"signature": signature, "format": FORMAT} if signature else {}))
@@ -124,9 +124,9 @@ def head(sent: ConvertedRequest, kind: str) -> Json:
     }
 
 
-def tier_of(sent: ConvertedRequest, said: Json) -> Json:
+def tier_of(sent: ConvertedRequest, answer: Json) -> Json:
     """Returns the tier by which the call was served, where one was asked for."""
-    tier = text_of(object_of(said.get("serviceTier")).get("type"))
+    tier = text_of(object_of(answer.get("serviceTier")).get("type"))
     return {"service_tier": tier} if tier and sent.asked.get("service_tier") else {}
 
 
@@ -176,15 +176,15 @@ def cited_page(citation: Json, start: int, end: int) -> Json | None:
     url = object_of(object_of(citation.get("location")).get("web")).get("url")
     if not isinstance(url, str):
         return None
-    told = {"start_index": start, "end_index": end, "url": url, "title": text_of(citation.get("title"))}
-    return {"type": "url_citation", "url_citation": told}
+    page = {"start_index": start, "end_index": end, "url": url, "title": text_of(citation.get("title"))}
+    return {"type": "url_citation", "url_citation": page}
 
 
-def usage_of(said: Json) -> Usage | None:
+def usage_of(answer: Json) -> Usage | None:
     """Returns the usage that an answer or its last event tells, with the tier that stands beside it."""
-    usage = read_usage(object_of(said.get("usage")))
+    usage = read_usage(object_of(answer.get("usage")))
     if usage is not None:
-        usage.tier = tier_named(object_of(said.get("serviceTier")).get("type"))
+        usage.tier = tier_named(object_of(answer.get("serviceTier")).get("type"))
     return usage
 
 
@@ -266,8 +266,8 @@ class FrameReader:
                 raise BadFrame("a frame has too many values")
         start, there = 0, len(chunk)
         while there - start >= _PRELUDE_BYTES:
-            total, size, told = _unpack(chunk, start)
-            if crc32(chunk[start : start + 8]) != told:
+            total, size, checksum = _unpack(chunk, start)
+            if crc32(chunk[start : start + 8]) != checksum:
                 raise BadFrame("the checksum of a frame's lengths is wrong")
             if total > MOST_FRAME_BYTES:
                 raise BadFrame(f"a frame is longer than {MOST_FRAME_BYTES} bytes")
@@ -349,7 +349,7 @@ class ConverseAsChat:
 
     def __init__(self, sent: ConvertedRequest) -> None:
         self._sent = sent
-        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
         self._frames = FrameReader()
         self._head: Json | None = None
         self._before = b""
@@ -397,33 +397,33 @@ class ConverseAsChat:
         event, headers, payload = frame
         if event is None:
             return self._fail(error_of(headers, payload))
-        said = json_object(payload)
-        if said is None:
+        parsed = json_object(payload)
+        if parsed is None:
             return self._fail({"message": "an event of the provider's is no JSON object", "code": _UNREADABLE})
-        place = said.get("contentBlockIndex")
+        place = parsed.get("contentBlockIndex")
         number = place if type(place) is int else 0
         if event == "contentBlockDelta":
-            delta = said.get("delta")
+            delta = parsed.get("delta")
             if type(delta) is not dict:
                 return b""
             return self._grow(number, delta) if self._before else self._begin() + self._grow(number, delta)
-        return self._take(event, number, said)
+        return self._take(event, number, parsed)
 
-    def _take(self, event: str, number: int, said: Json) -> bytes:
+    def _take(self, event: str, number: int, parsed: Json) -> bytes:
         if event == "messageStart":
             return self._begin()
         if event == "contentBlockStart":
-            return self._begin() + self._open(number, object_of(said.get("start")))
+            return self._begin() + self._open(number, object_of(parsed.get("start")))
         if event == "contentBlockStop":
             return self._close(number)
-        if event == "messageStop" and said.get("stopReason"):
+        if event == "messageStop" and parsed.get("stopReason"):
             try:
-                self._finish = finish_of(said.get("stopReason"), has_calls=self._calls > 0)
+                self._finish = finish_of(parsed.get("stopReason"), has_calls=self._calls > 0)
             except MalformedAnswer as error:
                 return self._fail({"message": str(error), "code": _UNREADABLE})
         if event == "metadata":
-            self.reported = usage_of(said)
-            return self._begin() + self._end(said)
+            self.reported = usage_of(parsed)
+            return self._begin() + self._end(parsed)
         return b""
 
     def _begin(self) -> bytes:
@@ -468,14 +468,14 @@ class ConverseAsChat:
             if self._turn is not None:
                 self._turn.hide(place, inner["redactedContent"])
             return self._delta({"reasoning_details": [encrypted(inner["redactedContent"], place)]})
-        told, signature = text_of(inner.get("text")), text_of(inner.get("signature"))
-        if not told and not signature:
+        thought, signature = text_of(inner.get("text")), text_of(inner.get("signature"))
+        if not thought and not signature:
             return b""
         if self._turn is not None:
-            self._turn.think(place, told, signature)
+            self._turn.think(place, thought, signature)
         self._has_thought = True
-        words = orjson.dumps(told)
-        plain = b'"reasoning_content":%b,' % words if told else b""
+        words = orjson.dumps(thought)
+        plain = b'"reasoning_content":%b,' % words if thought else b""
         more = b',"signature":%b,"format":"%b"' % (orjson.dumps(signature), FORMAT.encode()) if signature else b""
         form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b}]%b'
         return form % (self._before, plain, place, words, more, _AFTER)
@@ -504,7 +504,7 @@ class ConverseAsChat:
         tool = self._tools.pop(place, None)
         return b"" if tool is None or tool.is_told else self._argue(tool, NO_ARGUMENTS)
 
-    def _end(self, said: Json) -> bytes:
+    def _end(self, event: Json) -> bytes:
         if self._finish is None:  # the model was not told to have stopped
             return self._fail({"message": "the provider ended its answer without a reason", "code": _UNREADABLE})
         self._is_over = True
@@ -514,10 +514,10 @@ class ConverseAsChat:
         if self._citations:
             made += self._delta({"annotations": self._citations})
         if self._head is not None:
-            self._head |= tier_of(self._sent, said)
-        told = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, **told}]})
-        if self._tells_usage and self.reported is not None:
+            self._head |= tier_of(self._sent, event)
+        fields = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
+        made += self._chunk({"choices": [{"index": 0, "delta": {}, **fields}]})
+        if self._includes_usage and self.reported is not None:
             made += self._chunk({"choices": [], "usage": chat_usage(self.reported)})
         return made + b"data: [DONE]\n\n"
 
@@ -534,9 +534,9 @@ class ConverseAsChat:
 
 def error_of(headers: Mapping[str, str], payload: bytes) -> Json:
     """Returns the error that a frame tells: an exception of the service's, or one of the stream itself."""
-    said = json_object(payload) or {}
+    parsed = json_object(payload) or {}
     name = headers.get(":exception-type") or headers.get(":error-code") or "unknown"
-    told = text_of(said.get("message")) or text_of(said.get("Message")) or headers.get(":error-message")
-    message = told or "the provider reported an error"
+    text = text_of(parsed.get("message")) or text_of(parsed.get("Message")) or headers.get(":error-message")
+    message = text or "the provider reported an error"
     # A status of 200 has no such header, and tables of errors know the names as errors of their own have them.
-    return {**said, "type": f"{name[:1].upper()}{name[1:]}", "message": message}
+    return {**parsed, "type": f"{name[:1].upper()}{name[1:]}", "message": message}

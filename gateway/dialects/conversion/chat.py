@@ -287,8 +287,8 @@ def normal(body: Json, *, is_chat: bool) -> Json:
     if not isinstance(choices, list) or not choices or body.get("error"):
         raise Ambiguous("an answer without choices")
     for place, choice in enumerate(choices):
-        said = _checked(choice, dict).get("message" if is_chat else "text")
-        _checked(said, dict if is_chat else str)
+        content = _checked(choice, dict).get("message" if is_chat else "text")
+        _checked(content, dict if is_chat else str)
         choice.setdefault("index", place)
         _closed(choice)
     choices.sort(key=index_of)
@@ -319,12 +319,12 @@ def _parts(choice: Json, *, is_chat: bool) -> Iterator[Json]:
     known = ("index", "message" if is_chat else "text", "finish_reason", "logprobs")
     extras = {name: value for name, value in choice.items() if name not in known}
     quiet = {"logprobs": None} if "logprobs" in choice else {}
-    said = list(_deltas(choice["message"]) if is_chat else _texts(choice["text"]))
-    said.append({"delta": {}} if is_chat else {"text": ""})
-    told = next((place for place, part in enumerate(said) if _has_tokens(part)), len(said) - 1)
-    for place, part in enumerate(said):
-        logprobs = {"logprobs": choice["logprobs"]} if quiet and place == told else quiet
-        finish = choice.get("finish_reason") if place == len(said) - 1 else None
+    parts = list(_deltas(choice["message"]) if is_chat else _texts(choice["text"]))
+    parts.append({"delta": {}} if is_chat else {"text": ""})
+    counted = next((place for place, part in enumerate(parts) if _has_tokens(part)), len(parts) - 1)
+    for place, part in enumerate(parts):
+        logprobs = {"logprobs": choice["logprobs"]} if quiet and place == counted else quiet
+        finish = choice.get("finish_reason") if place == len(parts) - 1 else None
         yield {"index": index, **part, **logprobs, **(extras if place == 0 else {}), "finish_reason": finish}
 
 

@@ -86,7 +86,7 @@ def with_usage(frames: bytes, usage_event: bytes) -> bytes:
 
 def without_usage(frames: bytes) -> bytes:
     """Returns the stream for a client that does not ask for usage, as the relay would have passed it on."""
-    return b"".join([event for event in _events(frames) if not _tells_only_usage(event)]).replace(NULL_USAGE, b"")
+    return b"".join([event for event in _events(frames) if not _is_only_usage(event)]).replace(NULL_USAGE, b"")
 
 
 def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
@@ -97,7 +97,7 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
     if endpoint in _PARTS_OF:
         if not (_stream_ended(endpoint, body) if is_stream else _ended(endpoint, body)):
             return False
-        return _says_something(endpoint, is_stream, body)
+        return _has_content(endpoint, is_stream, body)
     if is_stream:
         return True
     if endpoint == "embeddings" and _NO_DATA.search(body):
@@ -132,7 +132,7 @@ def _ended(endpoint: str, body: bytes) -> bool:
 # What an answer says: text, a call of a tool, a picture …; what its model thinks is no answer, and a refusal is one.
 
 
-def _says_something(endpoint: str, is_stream: bool, body: bytes) -> bool:
+def _has_content(endpoint: str, is_stream: bool, body: bytes) -> bool:
     if endpoint == "generate" and _BLOCKED in body:
         return True
     if endpoint == "messages" and last_reason(body, is_stream=is_stream) == "refusal":
@@ -245,7 +245,7 @@ def _events(frames: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in events] + ([rest] if rest else [])
 
 
-def _tells_only_usage(event: bytes) -> bool:
+def _is_only_usage(event: bytes) -> bool:
     """Returns whether the relay takes this event out. Keep in sync with `core/openai/transcript.py`."""
     if b'"usage"' not in event or is_plain_chat(event):
         return False

@@ -24,8 +24,8 @@ MostTexts = Callable[[ServerFacts], int]
 
 def task_of(body: Json) -> str:
     """Returns what the texts are for, in one word of several that mean the same; empty: it is not said."""
-    said = text_of(body.get("input_type")).lower()
-    return _TASKS.get(said, said)
+    task = text_of(body.get("input_type")).lower()
+    return _TASKS.get(task, task)
 
 
 def texts_of(body: Json) -> list[str]:

@@ -76,11 +76,11 @@ class EmbeddingsAtVertex(EmbeddingsOverGenerate):
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         if "predictions" not in body:
             return super().answer(sent, body)
-        told = [object_of(one.get("embeddings")) for one in objects(body["predictions"])]
-        counts = [object_of(one.get("statistics")).get("token_count") for one in told]
+        rows = [object_of(one.get("embeddings")) for one in objects(body["predictions"])]
+        counts = [object_of(one.get("statistics")).get("token_count") for one in rows]
         known = [int(count) for count in counts if isinstance(count, int | float)]
         read = sum(known) if known and len(known) == len(counts) else None
-        return embeddings_of(sent, [_values(one) for one in told], read)
+        return embeddings_of(sent, [_values(one) for one in rows], read)
 
     def _vectors(self, body: Json) -> list[list[Any]]:
         return [_values(body["embedding"])] if isinstance(body.get("embedding"), dict) else super()._vectors(body)

@@ -54,7 +54,7 @@ def camel(value: Any) -> Json:
     given = object_of(value)
     for name in given:
         if "_" in name:
-            return {_STEP.sub(_raised, one): said for one, said in given.items()}
+            return {_STEP.sub(_raised, one): inner for one, inner in given.items()}
     return given
 
 
@@ -248,25 +248,25 @@ def logprobs_of(choice: Json) -> Json:
         return {}
     chosen = [_token(one) for one in tokens]
     top = [{"candidates": [_token(other) for other in objects(one.get("top_logprobs"))]} for one in tokens]
-    told: Json = {"chosenCandidates": chosen} | (
+    result: Json = {"chosenCandidates": chosen} | (
         {"topCandidates": top} if any(one["candidates"] for one in top) else {}
     )
-    return {"logprobsResult": told}
+    return {"logprobsResult": result}
 
 
-def pictures_of(said: Json) -> list[Json]:
+def pictures_of(message: Json) -> list[Json]:
     """Returns the parts of pictures that the model has made."""
     made: list[Json] = []
-    for image in objects(said.get("images")):
+    for image in objects(message.get("images")):
         media = data_url(text_of(object_of(image.get("image_url")).get("url")))
         if media is not None:
             made.append({"inlineData": {"mimeType": media.type, "data": media.data}})
     return made
 
 
-def citations_of(said: Json) -> Json:
+def citations_of(message: Json) -> Json:
     """Returns the places that an answer cites, if it does."""
-    cited = [object_of(one.get("url_citation")) for one in objects(said.get("annotations"))]
+    cited = [object_of(one.get("url_citation")) for one in objects(message.get("annotations"))]
     sources = [
         {name: one[ours] for name, ours in _CITED if one.get(ours) is not None}
         for one in cited
@@ -279,18 +279,18 @@ _CITED: Final = (("uri", "url"), ("title", "title"), ("startIndex", "start_index
 
 
 def _candidate(sent: ConvertedRequest, place: int, choice: Json) -> Json:
-    said = choice.get("message")
-    if not isinstance(said, dict):
+    message = choice.get("message")
+    if not isinstance(message, dict):
         raise MalformedAnswer("the answer has no message")
     shows = shows_thoughts(sent)
-    thought, text = words_in(said)
-    details = objects(said.get("reasoning_details"))
+    thought, text = words_in(message)
+    details = objects(message.get("reasoning_details"))
     parts = parts_of_details(details, shows=shows)
     if thought and shows and not any(part.get("thought") and part["text"] for part in parts):
         parts.insert(0, {"text": thought, "thought": True})
-    refusal = text_of(said.get("refusal"))
-    parts += [{"text": words} for words in (text, refusal) if words] + pictures_of(said)
-    for number, call in enumerate(pieces_in(said)):
+    refusal = text_of(message.get("refusal"))
+    parts += [{"text": words} for words in (text, refusal) if words] + pictures_of(message)
+    for number, call in enumerate(pieces_in(message)):
         named = named_in(call)
         name, text = text_of(named.get("name")), argument_in(named)
         if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
@@ -300,7 +300,7 @@ def _candidate(sent: ConvertedRequest, place: int, choice: Json) -> Json:
         "content": {"role": "model", "parts": parts},
         **end_of(choice, refusal=refusal),
         "index": index if type(index) is int else place,
-        **citations_of(said),
+        **citations_of(message),
         **logprobs_of(choice),
     }
 
@@ -370,7 +370,7 @@ class ChatAsGenerate(ConvertingReader):
         """What every event ends with, once the model is known."""
         self._head: Json = {}
         self.reported: Usage | None = None
-        self._has_told = False
+        self._has_sent = False
         """Some of the answer has left."""
 
     def _at_end(self, *, is_clean: bool) -> bytes:
@@ -380,10 +380,10 @@ class ChatAsGenerate(ConvertingReader):
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        if said is None or "error" in said:
+        parsed = json_object(data_of(event))
+        if parsed is None or "error" in parsed:
             return self._read_odd(event)
-        choices = said.get("choices")
+        choices = parsed.get("choices")
         if type(choices) is list and len(choices) == 1 and self._tail and type(choices[0]) is dict:
             choice = choices[0]
             delta = choice.get("delta")
@@ -391,13 +391,13 @@ class ChatAsGenerate(ConvertingReader):
                 type(delta) is dict
                 and not choice.get("index")
                 and not choice.get("finish_reason")
-                and not said.get("usage")
+                and not parsed.get("usage")
             ):
                 text = delta.get("content")
                 if type(text) is str and text and not choice.get("logprobs") and len(delta) == 1 + ("role" in delta):
-                    self._has_told = True
-                    return _BEFORE % (orjson.dumps(text), self._tail) if not self._is_thinking() else self._take(said)
-        return self._read_odd(event) if first_error(event) is not None else self._take(said)
+                    self._has_sent = True
+                    return _BEFORE % (orjson.dumps(text), self._tail) if not self._is_thinking() else self._take(parsed)
+        return self._read_odd(event) if first_error(event) is not None else self._take(parsed)
 
     def _is_thinking(self) -> bool:
         candidate = self._candidates.get(0)
@@ -410,22 +410,22 @@ class ChatAsGenerate(ConvertingReader):
         data = event_data(event).strip()
         if data == DONE:
             return self._end()
-        said = json_object(data)
-        if said is not None:
-            return self._take(said)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed)
         if not data and is_silent(event):
             return b""  # Google's own clients take a comment for a part of an answer
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, said: Json) -> bytes:
+    def _take(self, chunk: Json) -> bytes:
         if not self._tail:
-            self._head = head(self._sent, said)
+            self._head = head(self._sent, chunk)
             self._tail = b"," + orjson.dumps(self._head)[1:]
-        self.reported = usage_of_answer(said) or self.reported
+        self.reported = usage_of_answer(chunk) or self.reported
         made = []
         try:
-            for choice in objects(said.get("choices")):
+            for choice in objects(chunk.get("choices")):
                 index = choice.get("index")
                 index = index if type(index) is int else 0
                 made += self._take_choice(index, choice)
@@ -463,21 +463,21 @@ class ChatAsGenerate(ConvertingReader):
                 if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
                     parts.append(part_of_call(self._sent, place, call.name, text, call.said))
             candidate.end = end_of(choice, refusal="".join(candidate.refusal))
-        told = logprobs_of(choice)
-        if not parts and not told:
+        logprobs = logprobs_of(choice)
+        if not parts and not logprobs:
             return []
-        self._has_told = True
-        inner = {"content": {"parts": parts, "role": "model"}, "index": index, **told}
+        self._has_sent = True
+        inner = {"content": {"parts": parts, "role": "model"}, "index": index, **logprobs}
         return [b"data: %b\n\n" % orjson.dumps({"candidates": [inner], **self._head})]
 
     def _vouch(self, candidate: _Candidate) -> list[Json]:
         """Returns the parts that say whose the thoughts are that have been told."""
         details, candidate.details = candidate.details, {}
-        told = [one.whole() for one in details.values()]
-        signed = [one for one in told if one.get("data") or one.get("signature")]
-        has_told = candidate.has_told_thoughts
-        made = parts_of_details(signed, shows=has_told)
-        return [{**part, "text": ""} if part.get("thought") and has_told else part for part in made]
+        thoughts = [one.whole() for one in details.values()]
+        signed = [one for one in thoughts if one.get("data") or one.get("signature")]
+        has_sent = candidate.has_told_thoughts
+        made = parts_of_details(signed, shows=has_sent)
+        return [{**part, "text": ""} if part.get("thought") and has_sent else part for part in made]
 
     def _end(self) -> bytes:
         """Tells why each candidate ended, if all did."""
@@ -499,7 +499,7 @@ class ChatAsGenerate(ConvertingReader):
         Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
         """
         self._is_over = True
-        return b"data: %b\n\n" % error_json(generate_error(error) if self._has_told else error)
+        return b"data: %b\n\n" % error_json(generate_error(error) if self._has_sent else error)
 
 
 def _gather(details: dict[int, _Detail], detail: Json) -> None:

@@ -40,7 +40,7 @@ AT_TOP: Final[Mapping[str, tuple[How, str]]] = {
     "modelArmorConfig": (How.DROPPED, _HINT),
 }
 """Top-level fields that are never said."""
-_SAID_AT_TOP: Final = frozenset(
+_SUPPORTED_AT_TOP: Final = frozenset(
     ("model", "stream", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "serviceTier")
 )
 IN_CONFIG: Final[Mapping[str, tuple[How, str]]] = {
@@ -54,7 +54,7 @@ IN_CONFIG: Final[Mapping[str, tuple[How, str]]] = {
     "translationConfig": (How.DROPPED, _HINT),
 }
 """Fields of `generationConfig` that are never said."""
-_SAID_IN_CONFIG: Final = frozenset(
+_SUPPORTED_IN_CONFIG: Final = frozenset(
     (
         "temperature", "topP", "topK", "seed", "presencePenalty", "frequencyPenalty", "candidateCount", "maxOutputTokens",
         "stopSequences", "responseLogprobs", "logprobs", "thinkingConfig", "responseMimeType", "responseSchema",
@@ -67,7 +67,7 @@ _TOOLS: Final = frozenset(
         "enterpriseWebSearch", "retrieval", "mcpServers", "parallelAiSearch",
     )
 )  # fmt: skip
-_SAID_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "parametersJsonSchema", "behavior"))
+_SUPPORTED_OF_FUNCTIONS: Final = frozenset(("name", "description", "parameters", "parametersJsonSchema", "behavior"))
 _PARTS: Final = frozenset(
     (
         "text",
@@ -84,9 +84,9 @@ _OF_TURNS: Final = frozenset(("text", "functionCall", "functionResponse"))
 """What most parts are, and nothing else besides."""
 _BESIDE: Final = frozenset(("thought", "thoughtSignature", "videoMetadata", "mediaResolution"))
 """What a part may have besides what it is."""
-_SAID_OF_CALLING: Final = frozenset(("mode", "allowedFunctionNames"))
-_SAID_OF_CALLS: Final = frozenset(("id", "name", "args", "partialArgs"))
-_SAID_OF_RESULTS: Final = frozenset(("id", "name", "response", "parts"))
+_SUPPORTED_OF_CALLING: Final = frozenset(("mode", "allowedFunctionNames"))
+_SUPPORTED_OF_CALLS: Final = frozenset(("id", "name", "args", "partialArgs"))
+_SUPPORTED_OF_RESULTS: Final = frozenset(("id", "name", "response", "parts"))
 _SHOWN: Final = frozenset(("text", "inlineData", "fileData"))
 _UNSAID: Final[tuple[Any, ...]] = (None, [], {}, False)
 _NO_LEVEL: Final = "thinking_level_unspecified"
@@ -98,7 +98,7 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     given = camel(body)
     found: list[Gap] = []
     for name, value in given.items():
-        if name not in _SAID_AT_TOP and value not in _UNSAID:
+        if name not in _SUPPORTED_AT_TOP and value not in _UNSAID:
             how, why = AT_TOP.get(name, (How.DROPPED, _HINT))
             found.append(Gap(name if name in AT_TOP else "other", how, why))
     if given.get("serviceTier") and not (facts.takes_developer or facts.takes_details):
@@ -115,15 +115,15 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
     return found
 
 
-def _more(value: Json, said: Set[str]) -> bool:
+def _more(value: Json, supported: Set[str]) -> bool:
     """Whether an object says something besides."""
-    more = value.keys() - said
+    more = value.keys() - supported
     return bool(more) and any(value[name] not in _UNSAID for name in more)
 
 
 def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     for name, value in config.items():
-        if name not in _SAID_IN_CONFIG and value not in _UNSAID:
+        if name not in _SUPPORTED_IN_CONFIG and value not in _UNSAID:
             how, why = IN_CONFIG.get(name, (How.DROPPED, _HINT))
             found.append(Gap(f"generationConfig.{name if name in IN_CONFIG else 'other'}", how, why))
     if config.get("topK") is not None and not facts.takes_details:
@@ -177,7 +177,7 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
             found.append(GAP)
         if one.get("response") is not None or one.get("responseJsonSchema") is not None:
             found.append(Gap("tools.response", How.DROPPED, "what a tool answers is not described there"))
-        if any(name not in _SAID_OF_FUNCTIONS and not name.startswith("response") for name in one):
+        if any(name not in _SUPPORTED_OF_FUNCTIONS and not name.startswith("response") for name in one):
             found.append(Gap("tools.other", How.DROPPED, _HINT))
         if text_of(one.get("behavior")).upper() == "NON_BLOCKING":
             found.append(Gap("tools.behavior", How.DROPPED, _HINT))
@@ -187,7 +187,7 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
     if _more(config, {"retrievalConfig", "functionCallingConfig"}):
         found.append(Gap("toolConfig.other", How.DROPPED, _HINT))
     calling = inner(config, "functionCallingConfig")
-    if _more(calling, _SAID_OF_CALLING):
+    if _more(calling, _SUPPORTED_OF_CALLING):
         found.append(Gap("toolConfig.functionCallingConfig.other", How.DROPPED, _HINT))
     if facts.requires_all and text_of(calling.get("mode")).upper() == in_request.CHECKED:
         schemas = (in_request.parameters_of(one) for one in in_request.declarations(given))
@@ -228,12 +228,12 @@ def _add_rest(found: list[Gap], part: Json, facts: ServerFacts) -> None:
 def _add_call(found: list[Gap], call: Json) -> None:
     if call.get("partialArgs"):
         found.append(Gap("contents.functionCall.partialArgs", How.REFUSED, "calls are said whole"))
-    if _more(call, _SAID_OF_CALLS):
+    if _more(call, _SUPPORTED_OF_CALLS):
         found.append(Gap("contents.functionCall.other", How.DROPPED, _HINT))
 
 
 def _add_result(found: list[Gap], response: Json, facts: ServerFacts) -> None:
-    if _more(response, _SAID_OF_RESULTS):
+    if _more(response, _SUPPORTED_OF_RESULTS):
         found.append(Gap("contents.functionResponse.other", How.DROPPED, _HINT))
     if listed(response.get("parts")):
         why = "what a result shows stands behind the results"

@@ -128,14 +128,14 @@ class ContentsOfCaller:
                 if (text := _words_alone(part)) is not None:
                     self._turn.texts.append(text)
                 else:
-                    self._said(self._turn, camel(part), f"{place}.parts[{number}]")
+                    self._add_model_turn(self._turn, camel(part), f"{place}.parts[{number}]")
         elif role in _USERS:
             self._end_turn()
             for number, part in enumerate(parts):
                 if (text := _words_alone(part)) is not None:
                     self._later.append({"type": "text", "text": text})
                 else:
-                    self._heard(part, f"{place}.parts[{number}]")
+                    self._add_user_turn(part, f"{place}.parts[{number}]")
         else:
             raise InvalidRequest(f"'{place}.role' must be user or model.", param=f"{place}.role")
 
@@ -145,7 +145,7 @@ class ContentsOfCaller:
         self._end_user()
         return self._made
 
-    def _said(self, turn: _ModelsTurn, part: Json, place: str) -> None:
+    def _add_model_turn(self, turn: _ModelsTurn, part: Json, place: str) -> None:
         signature = text_of(part.get("thoughtSignature"))
         if "functionCall" in part:
             turn.calls.append(self._called(part, signature, place))
@@ -176,7 +176,7 @@ class ContentsOfCaller:
             made |= {"extra_content": extra} if extra else {}
         return made
 
-    def _heard(self, part: Any, place: str) -> None:
+    def _add_user_turn(self, part: Any, place: str) -> None:
         named = camel({"text": part} if isinstance(part, str) else part)
         if "functionResponse" in named:
             self._answered(inner(named, "functionResponse"), place)
@@ -187,16 +187,16 @@ class ContentsOfCaller:
         id, name = text_of(response.get("id")), text_of(response.get("name"))
         found = next((one for one in self._unanswered if (one[0] == id if id else one[1] == name)), None)
         if found is None:
-            told = (
+            message = (
                 f"'{place}' is the result of a call of '{name or id}', which no call of the turn before it waits for."
             )
-            raise InvalidRequest(told, param=place)
+            raise InvalidRequest(message, param=place)
         self._unanswered.remove(found)
-        said = response.get("response")
-        alone = said.get("output", said.get("result")) if isinstance(said, dict) and len(said) == 1 else None
-        content = alone if isinstance(alone, str) else orjson.dumps(said, option=orjson.OPT_NON_STR_KEYS).decode()
+        result = response.get("response")
+        alone = result.get("output", result.get("result")) if isinstance(result, dict) and len(result) == 1 else None
+        content = alone if isinstance(alone, str) else orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS).decode()
         made: Json = {"role": "tool", "tool_call_id": found[0], "content": content}
-        if self._facts.takes_details and isinstance(said, dict) and said.keys() == {"error"}:
+        if self._facts.takes_details and isinstance(result, dict) and result.keys() == {"error"}:
             made["is_error"] = True
         self._made.append(made)
         self._later += [
@@ -250,8 +250,8 @@ class _ModelsTurn:
             self._details.append(told_signature(signature, _GEMINI, len(self._details)))
             self._unsigned += [words] if words else []
         elif detail := object_of(held.get("detail")):
-            told = {"text": words} if words and detail.get("type") == "reasoning.text" else {}
-            self._details.append({**detail, **told, "index": len(self._details)})
+            part = {"text": words} if words and detail.get("type") == "reasoning.text" else {}
+            self._details.append({**detail, **part, "index": len(self._details)})
 
     def made(self, facts: ServerFacts) -> Json | None:
         """Returns the message; None: nothing of what it was can go back."""
@@ -414,8 +414,8 @@ def schema_asked(config: Json) -> Any:
 
 def modalities_of(config: Json) -> list[str]:
     """Returns how the model is to answer, in small letters; empty: with text."""
-    asked = [one.lower() for one in strings(config.get("responseModalities"))]
-    return [] if asked == ["text"] else asked
+    modalities = [one.lower() for one in strings(config.get("responseModalities"))]
+    return [] if modalities == ["text"] else modalities
 
 
 def _bounded(most: Any, facts: ServerFacts) -> Any:
@@ -430,10 +430,10 @@ def _messages(given: Json, facts: ServerFacts) -> list[Json]:
     contents = listed(given.get("contents"))
     if not contents:
         raise InvalidRequest("The field 'contents' must be a list with at least one content.", param="contents")
-    said = ContentsOfCaller(facts)
+    conversation = ContentsOfCaller(facts)
     for number, content in enumerate(contents):
-        said.take(content, f"contents[{number}]")
-    return system_of(given.get("systemInstruction"), facts) + said.all()
+        conversation.take(content, f"contents[{number}]")
+    return system_of(given.get("systemInstruction"), facts) + conversation.all()
 
 
 def _form(config: Json, facts: ServerFacts) -> Json:

@@ -77,10 +77,10 @@ class KeptTurn:
         if "content" in delta:
             self.say(delta["content"])
         for call in delta.get("tool_calls", ()):
-            said = call["function"]
-            self._calls.append((call["id"], said["name"], orjson.loads(said["arguments"])))
+            function = call["function"]
+            self._calls.append((call["id"], function["name"], orjson.loads(function["arguments"])))
             self._extras.append(call.get("extra_content"))
-            self._size += len(said["arguments"])
+            self._size += len(function["arguments"])
         self._details += (one for one in objects(delta.get("reasoning_details")) if "data" in one)
 
     def keep(self, memory: TurnMemory) -> None:
@@ -124,21 +124,21 @@ class Words:
             return
         for at in range(0, len(text), _STRETCH_CHARACTERS):
             stretch = text[at : at + _STRETCH_CHARACTERS]
-            told = stretch.encode(errors="replace")
-            self._wide_bytes += len(told)
+            data = stretch.encode(errors="replace")
+            self._wide_bytes += len(data)
             if self._wide_bytes <= MOST_WIDE_BYTES:
-                self._wide.append(told)
+                self._wide.append(data)
                 self._starts.append(self._bytes)
-                self._more.append(self._more[-1] + len(told) - len(stretch))
-            self._bytes += len(told)
+                self._more.append(self._more[-1] + len(data) - len(stretch))
+            self._bytes += len(data)
 
     def cited(self, grounding: Any) -> list[Json]:
         """Returns the citations of pages, one for each of those that a stretch of words is grounded in."""
-        told = object_of(grounding)
-        chunks = told.get("groundingChunks")
+        metadata = object_of(grounding)
+        chunks = metadata.get("groundingChunks")
         pages = [_page_in(object_of(one)) for one in chunks] if isinstance(chunks, list) else []
         found = []
-        for support in objects(told.get("groundingSupports")) if self._wide_bytes <= MOST_WIDE_BYTES else ():
+        for support in objects(metadata.get("groundingSupports")) if self._wide_bytes <= MOST_WIDE_BYTES else ():
             segment, places = object_of(support.get("segment")), support.get("groundingChunkIndices")
             start, end = _offset(segment.get("startIndex", 0)), _offset(segment.get("endIndex"))
             if start is None or end is None or not start <= end <= self._bytes:
@@ -271,7 +271,7 @@ FINISH: Final = {
 """The finish reason of a chat completion, by why a candidate ended; one that is not known, nor of GIVEN_UP, stays as it is."""
 _OF_CALLS: Final = ("TOO_MANY_TOOL_CALLS", "UNEXPECTED_TOOL_CALL")
 """Reasons that find fault with a call. Where it is there, its caller can answer it, and the model goes on."""
-_NOT_SAID: Final = ("", "FINISH_REASON_UNSPECIFIED")
+_INTERNAL_FIELDS: Final = ("", "FINISH_REASON_UNSPECIFIED")
 _TIERS: Final = {"standard": "default", "flex": "flex", "priority": "priority"}
 _MOST_QUOTED: Final = 200
 _CALLS_A_CANDIDATE: Final = 100
@@ -311,7 +311,7 @@ class Candidate:
     def hear_end(self, candidate: Json) -> None:
         """Takes note of why a candidate ended. Raises MalformedAnswer where that means that it has failed."""
         reason = text_of(candidate.get("finishReason"))
-        if reason in _NOT_SAID:
+        if reason in _INTERNAL_FIELDS:
             return
         self.message = text_of(candidate.get("finishMessage"))
         if reason in GIVEN_UP and not (reason in _OF_CALLS and self.calls):
@@ -428,13 +428,13 @@ def chat_of_generated(sent: ConvertedRequest, body: Json) -> Json:
     return made | ({"usage": chat_usage(usage)} if usage else {})
 
 
-def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
-    candidate = Candidate(sent, index_of(said, place))
+def _choice(sent: ConvertedRequest, place: int, source: Json) -> Json:
+    candidate = Candidate(sent, index_of(source, place))
     message: Json = {"role": "assistant", "content": "", "refusal": None}
-    message |= _merged(map(candidate.delta, objects(object_of(said.get("content")).get("parts"))))
-    if "groundingMetadata" in said and (cited := candidate.words.cited(said["groundingMetadata"])):
+    message |= _merged(map(candidate.delta, objects(object_of(source.get("content")).get("parts"))))
+    if "groundingMetadata" in source and (cited := candidate.words.cited(source["groundingMetadata"])):
         message["annotations"] = cited
-    candidate.hear_end(said)
+    candidate.hear_end(source)
     if not candidate.end and len(message) == 3 and not message["content"]:
         raise MalformedAnswer("the answer is empty, and has no end")
     candidate.remember()
@@ -446,7 +446,7 @@ def _choice(sent: ConvertedRequest, place: int, said: Json) -> Json:
     return {
         "index": candidate.index,
         "message": message,
-        "logprobs": logprobs_of(said),
+        "logprobs": logprobs_of(source),
         **finish_fields(sent, candidate.finish, has_calls=candidate.calls > 0),
     }
 
@@ -495,8 +495,8 @@ def blocked(body: Json) -> str | None:
     """Returns why a prompt was not answered; None: it was."""
     feedback = object_of(body.get("promptFeedback"))
     reason = text_of(feedback.get("blockReason"))
-    told = text_of(feedback.get("blockReasonMessage"))
-    return (f"{reason}: {told}" if told else reason) if reason else None
+    message = text_of(feedback.get("blockReasonMessage"))
+    return (f"{reason}: {message}" if message else reason) if reason else None
 
 
 def logprobs_of(candidate: Json) -> Json | None:
@@ -512,10 +512,10 @@ def logprobs_of(candidate: Json) -> Json | None:
     return {"content": content, "refusal": None} if content else None
 
 
-def _token(said: Json) -> Json:
-    token = text_of(said.get("token"))
+def _token(source: Json) -> Json:
+    token = text_of(source.get("token"))
     # Surrogates that stand for half a character have no bytes.
-    return {"token": token, "logprob": said.get("logProbability"), "bytes": list(token.encode(errors="replace"))}
+    return {"token": token, "logprob": source.get("logProbability"), "bytes": list(token.encode(errors="replace"))}
 
 
 # The stream of generateContent as the stream of a chat completion.
@@ -541,7 +541,7 @@ class GenerateAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._candidates: dict[int, Candidate] = {}
         self._before: dict[int, bytes] = {}
@@ -561,17 +561,17 @@ class GenerateAsChat(ConvertingReader):
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        return self._read_odd(event) if said is None or "error" in said else self._take(said)
+        parsed = json_object(data_of(event))
+        return self._read_odd(event) if parsed is None or "error" in parsed else self._take(parsed)
 
     def _read_odd(self, event: bytes) -> bytes:
         """Reads what is no event of the usual form: an error, a comment, nonsense."""
         if (error := error_in(event)) is not None:
             return self._fail(error)
         data = event_data(event).strip()
-        said = json_object(data)
-        if said is not None:
-            return self._take(said)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed)
         if data == DONE:  # which is told at the end of the stream, as the provider has it
             return b""
         if not data and is_silent(event):
@@ -579,28 +579,28 @@ class GenerateAsChat(ConvertingReader):
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, said: Json) -> bytes:
-        if (usage := said.get("usageMetadata")) is not None:
+    def _take(self, event: Json) -> bytes:
+        if (usage := event.get("usageMetadata")) is not None:
             self.reported = usage
         if self._head is None:
-            self._head = head(self._sent, said, "chat.completion.chunk")
-        candidates = said.get("candidates")
+            self._head = head(self._sent, event, "chat.completion.chunk")
+        candidates = event.get("candidates")
         if type(candidates) is not list or not candidates:
-            self._blocked = blocked(said) or self._blocked
+            self._blocked = blocked(event) or self._blocked
             return b""
         if len(candidates) == 1 and type(candidates[0]) is dict:
-            return self._hear(candidates[0], 0)
-        return b"".join([self._hear(one, place) for place, one in enumerate(objects(candidates))])
+            return self._read_candidate(candidates[0], 0)
+        return b"".join([self._read_candidate(one, place) for place, one in enumerate(objects(candidates))])
 
-    def _hear(self, said: Json, place: int) -> bytes:
+    def _read_candidate(self, source: Json, place: int) -> bytes:
         """Tells what is new of a candidate."""
         if self._is_over:  # another one has failed
             return b""
-        index = said.get("index", place)
+        index = source.get("index", place)
         before = self._before.get(index) if type(index) is int else None
-        content = said.get("content")
+        content = source.get("content")
         parts = content.get("parts") if type(content) is dict else None
-        if before is not None and type(parts) is list and len(parts) == 1 and said.keys() <= _MORE_WORDS:
+        if before is not None and type(parts) is list and len(parts) == 1 and source.keys() <= _MORE_WORDS:
             part = parts[0]
             text = part.get("text") if type(part) is dict else None
             if type(text) is str and text:
@@ -613,9 +613,9 @@ class GenerateAsChat(ConvertingReader):
                     return b'%b"content":%b%b' % (before, orjson.dumps(text), _AFTER)
                 if candidate.is_thinking and part.keys() == _THOUGHT and part["thought"] is True:
                     return _THINKS % (before, words := orjson.dumps(text), words, candidate.thought, _AFTER)
-        return self._hear_all(said, index_of(said, place), objects(parts))
+        return self._read_candidates(source, index_of(source, place), objects(parts))
 
-    def _hear_all(self, said: Json, index: int, parts: list[Json]) -> bytes:
+    def _read_candidates(self, event: Json, index: int, parts: list[Json]) -> bytes:
         made = bytearray()
         candidate = self._candidates.get(index)
         if candidate is None:
@@ -627,13 +627,13 @@ class GenerateAsChat(ConvertingReader):
                 delta = candidate.delta(part)
                 if delta:
                     made += b"%b%b%b" % (before, orjson.dumps(delta)[1:-1], _AFTER)
-            if "groundingMetadata" in said and (cited := candidate.words.cited(said["groundingMetadata"])):
+            if "groundingMetadata" in event and (cited := candidate.words.cited(event["groundingMetadata"])):
                 made += b"%b%b%b" % (before, orjson.dumps({"annotations": cited})[1:-1], _AFTER)
-            if "logprobsResult" in said and (logprobs := logprobs_of(said)) is not None:
+            if "logprobsResult" in event and (logprobs := logprobs_of(event)) is not None:
                 choice = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": None}
                 made += self._chunk({"choices": [choice]})
-            if "finishReason" in said:
-                candidate.hear_end(said)
+            if "finishReason" in event:
+                candidate.hear_end(event)
         except MalformedAnswer as error:
             made += self._fail({"message": str(error), "code": _MALFORMED})
         return bytes(made)
@@ -652,17 +652,17 @@ class GenerateAsChat(ConvertingReader):
         for index, candidate in self._candidates.items():
             candidate.remember()
             made += self._end(index, candidate.finish, candidate.refusal, has_calls=candidate.calls > 0)
-        if self._tells_usage and (usage := read_usage(object_of(self.reported))):
+        if self._includes_usage and (usage := read_usage(object_of(self.reported))):
             made += self._chunk({"choices": [], "usage": chat_usage(usage)})
         made += b"data: [DONE]\n\n"
         return bytes(made)
 
     def _end(self, index: int, finish: str, refusal: str | None, *, has_calls: bool = False) -> bytes:
-        told = b""
+        events = b""
         if refusal:
-            told = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), _AFTER)
+            events = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), _AFTER)
         ended = finish_fields(self._sent, finish, has_calls=has_calls)
-        return told + self._chunk({"choices": [{"index": index, "delta": {}, **ended}]})
+        return events + self._chunk({"choices": [{"index": index, "delta": {}, **ended}]})
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True

@@ -116,8 +116,8 @@ def _file(inner: Json, place: str) -> Json:
         return {"fileData": {"fileUri": data} | ({"mimeType": _AUDIO.get(kind, kind)} if kind else {})}
     media = file_of(data, name)
     if not media.type:
-        told = f"'{place}' needs a 'filename' with an ending, or 'file_data' as a 'data:' URL, that tells its type."
-        raise InvalidRequest(told, param=place)
+        message = f"'{place}' needs a 'filename' with an ending, or 'file_data' as a 'data:' URL, that tells its type."
+        raise InvalidRequest(message, param=place)
     return _inline(media)
 
 
@@ -312,9 +312,9 @@ def _search(offered: Json, body: Json, gaps: list[Gap]) -> list[Json]:
     if not is_search_alone(body.get("tools")) or body.get("functions") or kind != "text" or searches_offline(offered):
         gaps.append(NO_SEARCH)
         return []
-    asked = search_options(offered)
-    blocked = strings(asked.get("blocked_domains"))
-    if asked.keys() - {ONLINE} - ({"blocked_domains"} if blocked else set()):
+    options = search_options(offered)
+    blocked = strings(options.get("blocked_domains"))
+    if options.keys() - {ONLINE} - ({"blocked_domains"} if blocked else set()):
         gaps.append(LESS_SEARCH)
     return [{"googleSearch": {"excludeDomains": blocked} if blocked else {}}]
 
@@ -420,53 +420,53 @@ class GenerateOptions:
             self._config["stopSequences"] = given
 
     def _think(self) -> None:
-        asked, reasoning = self._body.get("reasoning_effort"), object_of(self._body.get("reasoning"))
+        effort, reasoning = self._body.get("reasoning_effort"), object_of(self._body.get("reasoning"))
         name = "reasoning_effort"
-        if asked is None and reasoning:
-            asked, name = reasoning.get("effort"), "reasoning"
-            if asked is None and reasoning.get("enabled") is False:
-                asked = "none"
+        if effort is None and reasoning:
+            effort, name = reasoning.get("effort"), "reasoning"
+            if effort is None and reasoning.get("enabled") is False:
+                effort = "none"
         budget = reasoning.get("max_tokens")
-        if asked is None and budget is None and not reasoning:
+        if effort is None and budget is None and not reasoning:
             return
-        told: Json = {}
-        if asked == "none":
-            self._think_nothing(name, told)
+        config: Json = {}
+        if effort == "none":
+            self._think_nothing(name, config)
         elif self._model.thinking == "none":
             self._lose(name, How.DROPPED, "the model does not think")
             return
-        elif asked is None and budget is not None and self._model.thinking == "budget":
-            told["thinkingBudget"] = budget
-        elif asked is None:
+        elif effort is None and budget is not None and self._model.thinking == "budget":
+            config["thinkingBudget"] = budget
+        elif effort is None:
             if budget is not None:
                 self._lose(name, How.DROPPED, "the model is told no number of tokens for thinking")
-        elif text_of(asked) not in _EFFORTS:
+        elif text_of(effort) not in _EFFORTS:
             self._lose(name, How.DROPPED, "there is no such effort")
             return
         elif self._model.thinking == "budget":
-            told["thinkingBudget"] = BUDGETS[asked]
+            config["thinkingBudget"] = BUDGETS[effort]
             self._lose(name, How.APPROXIMATED, "it becomes a number of tokens for thinking")
         elif self._model.efforts:
-            level = _nearest(asked, self._model.efforts)
-            told["thinkingLevel"] = level.upper()
-            if level != asked:
+            level = _nearest(effort, self._model.efforts)
+            config["thinkingLevel"] = level.upper()
+            if level != effort:
                 self._lose(name, How.APPROXIMATED, "the model has other levels")
-        if asked != "none" and reasoning.get("exclude") is not True:
-            told["includeThoughts"] = True
-        if told:
-            self._config["thinkingConfig"] = told
+        if effort != "none" and reasoning.get("exclude") is not True:
+            config["includeThoughts"] = True
+        if config:
+            self._config["thinkingConfig"] = config
 
-    def _think_nothing(self, name: str, told: Json) -> None:
+    def _think_nothing(self, name: str, config: Json) -> None:
         model = self._model
         if model.thinking == "none":
             return
         if model.thinking_off != "never":
-            told["thinkingBudget"] = 0
+            config["thinkingBudget"] = 0
             return
         if model.thinking == "budget":
-            told["thinkingBudget"] = BUDGETS["minimal"]
+            config["thinkingBudget"] = BUDGETS["minimal"]
         elif model.efforts:
-            told["thinkingLevel"] = model.efforts[0].upper()
+            config["thinkingLevel"] = model.efforts[0].upper()
         self._lose(name, How.APPROXIMATED, "the model always thinks: it thinks the least that it can")
 
     def _sample(self) -> None:
@@ -485,9 +485,9 @@ class GenerateOptions:
                 config["seed"] = seed
 
     def _form(self) -> None:
-        asked = self._body.get("response_format")
-        kind = text_of(asked.get("type")) if isinstance(asked, dict) else "text"
-        schema = described(object_of(object_of(asked).get("json_schema"))) if kind == "json_schema" else None
+        form = self._body.get("response_format")
+        kind = text_of(form.get("type")) if isinstance(form, dict) else "text"
+        schema = described(object_of(object_of(form).get("json_schema"))) if kind == "json_schema" else None
         modalities = strings(self._body.get("modalities"))
         if "image" in modalities:
             self._config["responseModalities"] = [one.upper() for one in modalities if one in ("text", "image")]
@@ -504,9 +504,9 @@ class GenerateOptions:
         elif is_call_forced(self._body) and self._model.forced_tools:
             self._lose(f"response_format.{kind}", How.DROPPED, FORM_GAP)
         elif self._facts.approximates or schema is None:
-            told = "it is told in words, at the end of the instructions"
+            loss = "it is told in words, at the end of the instructions"
             self.instruction = JSON_IN_WORDS if schema is None else SCHEMA_IN_WORDS + orjson.dumps(schema).decode()
-            self._lose(f"response_format.{kind}", How.APPROXIMATED, told)
+            self._lose(f"response_format.{kind}", How.APPROXIMATED, loss)
         else:
             self._lose(f"response_format.{kind}", How.REFUSED, why)
 
@@ -604,11 +604,11 @@ def generate_body(body: Json, facts: ServerFacts, settled: GenerateOptions) -> J
     for tool in settled.fields.get("tools", ()):
         if not all(isinstance(one["name"], str) and one["name"] for one in tool.get("functionDeclarations", ())):
             raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
-    said = _Contents(facts)
-    take = said.take
+    conversation = _Contents(facts)
+    take = conversation.take
     for turn in turns(body.get("messages")):
         take(turn)
-    system, contents = said.all()
+    system, contents = conversation.all()
     if settled.instruction is not None:
         system.append({"text": settled.instruction})
     made: Json = {"contents": contents}
@@ -641,21 +641,21 @@ class _Contents:
         role, message = turn.role, turn.message
         content = message.get("content")
         if role == "tool":
-            self._say("user", self._results(turn))
+            self._append("user", self._results(turn))
         elif role != "system" and type(content) is str and (role == "user" or _MORE.isdisjoint(message)):
             if content:
-                self._say(_ROLES[role], [{"text": content}])
+                self._append(_ROLES[role], [{"text": content}])
         elif role == "user":
-            self._say("user", parts_of(content, turn.place))
+            self._append("user", parts_of(content, turn.place))
         elif role == "assistant":
             self._answer(turn, content)
         elif not self._made:
             self._system += parts_of(content, turn.place, takes_media=False)
         elif parts := parts_of(content, turn.place, takes_media=False):
-            told = "\n".join(part["text"] for part in parts)
-            self._say("user", [{"text": f"<system>{told}</system>"}])
+            instruction = "\n".join(part["text"] for part in parts)
+            self._append("user", [{"text": f"<system>{instruction}</system>"}])
 
-    def _say(self, role: str, parts: list[Json]) -> None:
+    def _append(self, role: str, parts: list[Json]) -> None:
         if role == self._role:
             self._made[-1]["parts"] += parts
         elif parts:
@@ -689,7 +689,7 @@ class _Contents:
             parts.append(
                 {"functionCall": inner} if signature is None else {"functionCall": inner, "thoughtSignature": signature}
             )
-        self._say("model", parts)
+        self._append("model", parts)
 
     def _results(self, turn: Turn) -> list[Json]:
         """Returns the results of a turn; what is to be seen or heard of them stands behind them all."""

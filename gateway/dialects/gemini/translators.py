@@ -67,13 +67,13 @@ class CountsOfGenerate:
     """Asks the Gemini API; implements `base.Translator`."""
 
     def __init__(self) -> None:
-        self._said = ThroughChat(MessagesOverChat(), ChatOverGenerate())
+        self._request = ThroughChat(MessagesOverChat(), ChatOverGenerate())
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
         return ()
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        made = self._said.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
+        made = self._request.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
         counted: Json = {name: made[name] for name in _COUNTED if name in made}
         return ConvertedRequest(self._question(counted, body), body, new_id(), now)
 

@@ -27,9 +27,9 @@ def is_anthropics(request: Request) -> bool:
 
 def models_page(request: Request, names: Sequence[str], created: float) -> dict[str, Any]:
     """A page of these models, as the query asks for it. Raises InvalidRequest for a bad `limit`."""
-    asked = request.query_params
-    limit = asked.get("limit", "20")
+    params = request.query_params
+    limit = params.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= MOST_MODELS):
         raise InvalidRequest(f"The parameter 'limit' must be a number from 1 to {MOST_MODELS}.", param="limit")
     models = [(name, created) for name in names]
-    return shapes.model_page(models, limit=int(limit), after=asked.get("after_id"), before=asked.get("before_id"))
+    return shapes.model_page(models, limit=int(limit), after=params.get("after_id"), before=params.get("before_id"))

@@ -64,17 +64,17 @@ class TokenCounts:
                 return None
             if not self._admission.gates.line(target, call).gate.health.is_clear:
                 continue
-            told = await self._asked(call, target)
-            if told is not None and self._is_last_word(call, told):
-                outcome = "ok" if told.error_class is None else told.error_class
-                self._accounts.settle(call, told.status, outcome, target=target)
-                shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(told.headers)
+            answer = await self._fetch(call, target)
+            if answer is not None and self._is_last_word(call, answer):
+                outcome = "ok" if answer.error_class is None else answer.error_class
+                self._accounts.settle(call, answer.status, outcome, target=target)
+                shared = (self._returned if len(call.model.plan) == 1 else self._returned_by_many).keep(answer.headers)
                 return Reply(
-                    told.status, shared + answer_headers(call, self._clock.monotonic()), told.body, shared=shared
+                    answer.status, shared + answer_headers(call, self._clock.monotonic()), answer.body, shared=shared
                 )
         return None
 
-    async def _asked(self, call: Call, target: Target) -> FirstAnswer | None:
+    async def _fetch(self, call: Call, target: Target) -> FirstAnswer | None:
         """Returns the target's answer; None: there was none."""
         try:
             async with asyncio.timeout(WAIT_S):
@@ -83,11 +83,11 @@ class TokenCounts:
             return None
         return answer if answer.relay is None else None
 
-    def _is_last_word(self, call: Call, told: FirstAnswer) -> bool:
-        if told.status < 300 or told.status in CALLERS_FAULTS:
+    def _is_last_word(self, call: Call, answer: FirstAnswer) -> bool:
+        if answer.status < 300 or answer.status in CALLERS_FAULTS:
             return True
-        is_callers = call.credential is not None and not told.target.account
-        return is_callers and told.status in CREDENTIALS_FAULTS
+        is_callers = call.credential is not None and not answer.target.account
+        return is_callers and answer.status in CREDENTIALS_FAULTS
 
     def _estimated(self, call: Call) -> Reply:
         field = _QUESTIONS[call.endpoint.name]

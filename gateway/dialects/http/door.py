@@ -46,9 +46,9 @@ def is_googles(request: Request) -> bool:
     return path.startswith(_OWN) or (is_list and _KEY.decode() in request.headers)
 
 
-def take_key(index: dict[bytes, bytes], asked: Sequence[tuple[str, str]]) -> None:
+def take_key(index: dict[bytes, bytes], params: Sequence[tuple[str, str]]) -> None:
     """Puts a key from where Gemini's callers have it to where the gateway looks for one."""
-    key = index.get(_KEY) or next((value.encode() for name, value in asked if name == "key" and value), None)
+    key = index.get(_KEY) or next((value.encode() for name, value in params if name == "key" and value), None)
     if key is not None:
         index.setdefault(b"x-api-key", key)
 
@@ -113,15 +113,15 @@ class GenerateDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = scope["state"]["cycle"]
         cycle.endpoint = GENERATE  # of whatever is refused here
-        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        take_key(cycle.index, asked)
+        params = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        take_key(cycle.index, params)
         scope["query_string"] = cycle.query = b""  # it may hold the key
         model, verb = scope["path_params"]["name"], scope["path_params"]["verb"]
         error: NotFound | InvalidRequest | None = None
         if verb not in _VERBS:
-            told = f"'{verb[:100]}' is not served here; use {' or '.join(_VERBS)}."
-            error = NotFound(f"Unknown path {scope['path'][:200]}: {told}")
-        elif verb == _STREAM and ("alt", "sse") not in asked:
+            message = f"'{verb[:100]}' is not served here; use {' or '.join(_VERBS)}."
+            error = NotFound(f"Unknown path {scope['path'][:200]}: {message}")
+        elif verb == _STREAM and ("alt", "sse") not in params:
             error = InvalidRequest("Streams are sent as server-sent events alone; add '?alt=sse'.", param="alt")
         if error is not None:
             request_id = new_request_id()
@@ -150,8 +150,8 @@ def generate_routes(door: GenerateDoor, policies: Policies) -> list[BaseRoute]:
     async def show_model(request: Request) -> Response:
         return googles_model(request, policies.current)
 
-    asked = "/models/{name:path}:{verb}"
-    routes: list[BaseRoute] = [Route(version + asked, door, methods=["POST"]) for version in VERSIONS]
+    path = "/models/{name:path}:{verb}"
+    routes: list[BaseRoute] = [Route(version + path, door, methods=["POST"]) for version in VERSIONS]
     routes.append(Route("/v1beta/models", list_models, methods=["GET"]))
     routes.append(Route("/v1beta/models/{name:path}", show_model, methods=["GET"]))
     return routes

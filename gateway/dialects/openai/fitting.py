@@ -17,21 +17,21 @@ SAMPLING: Final = ("temperature", "top_p")
 NOT_SAMPLED: Final = "the model takes none"
 
 
-def effort_for(asked: str | None, model: ModelFacts) -> str | None:
+def effort_for(effort: str | None, model: ModelFacts) -> str | None:
     """Returns the effort of a model's that is nearest to this one and no more, if there is one; None: it is told none."""
-    if asked is None or asked in model.efforts or not model.efforts:
-        return asked if asked in model.efforts else None
-    most = EFFORTS.index(asked) if asked in EFFORTS else len(EFFORTS)
+    if effort is None or effort in model.efforts or not model.efforts:
+        return effort if effort in model.efforts else None
+    most = EFFORTS.index(effort) if effort in EFFORTS else len(EFFORTS)
     less = [name for name in model.efforts if name in EFFORTS and EFFORTS.index(name) <= most]
     return less[-1] if less else model.efforts[0]
 
 
-def how_fitted(asked: str | None, model: ModelFacts) -> How | None:
+def how_fitted(wanted: str | None, model: ModelFacts) -> How | None:
     """Returns what becomes of an effort; None: it is said as it was asked, or needs no word."""
-    told = effort_for(asked, model)
-    if told == asked or (asked == "none" and told is None and model.thinking == "none"):
+    effort = effort_for(wanted, model)
+    if effort == wanted or (wanted == "none" and effort is None and model.thinking == "none"):
         return None
-    return How.DROPPED if told is None else How.APPROXIMATED
+    return How.DROPPED if effort is None else How.APPROXIMATED
 
 
 def is_sampled(effort: str | None, facts: ServerFacts) -> bool:
@@ -48,13 +48,13 @@ def fitted(chat: Json, facts: ServerFacts) -> tuple[Json, list[Gap]]:
 
     Raises nothing.
     """
-    asked = text_of(chat.get("reasoning_effort")) or None
-    effort, lost = effort_for(asked, facts.model), list[Gap]()
+    wanted = text_of(chat.get("reasoning_effort")) or None
+    effort, lost = effort_for(wanted, facts.model), list[Gap]()
     made = chat
-    if effort != asked:
+    if effort != wanted:
         made = {name: value for name, value in chat.items() if name != "reasoning_effort"}
         made |= {"reasoning_effort": effort} if effort is not None else {}
-    if (how := how_fitted(asked, facts.model)) is not None:
+    if (how := how_fitted(wanted, facts.model)) is not None:
         lost.append(Gap("reasoning_effort", how, "the model has no such effort"))
     for name in ("max_completion_tokens", "max_tokens"):
         most, highest = chat.get(name), facts.model.max_output

@@ -67,7 +67,7 @@ SHARED: Final = frozenset(
     ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls", "top_logprobs", *OPENAIS_FIELDS)
 ) - {"verbosity"}
 """Top-level fields of a chat completion that Responses have, too, under the same name."""
-_SAID: Final = SHARED | frozenset(
+_SUPPORTED: Final = SHARED | frozenset(
     (
         "messages", "max_tokens", "max_completion_tokens", "response_format", "verbosity", "reasoning_effort", "tools",
         "tool_choice", "functions", "function_call", "logprobs", "stream_options",
@@ -117,8 +117,8 @@ def gaps_at_top(body: Json, facts: ServerFacts) -> list[Gap]:
     if facts.takes_details:  # what follows knows which others its target has
         return found
     found += [gap for gap in gaps_of_fields(body, ADDED) if gap.field not in facts.knows]
-    said = RESPONSES.fields.keys() | ADDED.keys() | facts.knows
-    if any(value is not None and name not in said for name, value in body.items()):
+    supported = RESPONSES.fields.keys() | ADDED.keys() | facts.knows
+    if any(value is not None and name not in supported for name, value in body.items()):
         found.append(Gap("other", How.DROPPED, _HINT))
     if object_of(body.get("text")).get("verbosity") not in (None, "medium") and "verbosity" not in facts.knows:
         found.append(Gap("text.verbosity", How.DROPPED, _HINT))
@@ -129,7 +129,7 @@ def gaps_of_chat_at_top(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a chat completion's top-level fields."""
     found = gaps_of_fields(body, CHAT_ONLY)
     for name, value in body.items():
-        if value is not None and name not in _SAID and name not in CHAT_ONLY and name not in facts.knows:
+        if value is not None and name not in _SUPPORTED and name not in CHAT_ONLY and name not in facts.knows:
             found.append(Gap(name if name in NAMED else "other", How.DROPPED, _HINT))
     return found
 
@@ -166,12 +166,12 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
     found = []
     has_begun = False  # something else than instructions stands before
     for item in objects(body.get("input")):
-        is_told = item.get("role") in _INSTRUCTORS
-        if is_told and has_begun and not facts.takes_developer:
+        is_instruction = item.get("role") in _INSTRUCTORS
+        if is_instruction and has_begun and not facts.takes_developer:
             found.append(
                 Gap("input.system", How.APPROXIMATED, "later instructions become a user's words, in their place")
             )
-        has_begun = has_begun or not is_told
+        has_begun = has_begun or not is_instruction
         kind = text_of(item.get("type") or ("item_reference" if is_reference(item) else "message"))
         if kind in PASSED_OVER:
             found.append(Gap(f"input.{kind}", How.DROPPED, PASSED_OVER[kind]))
@@ -189,8 +189,8 @@ def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
         for part in objects(content) if type(content) is list else ():
             if len(part) != 2 or part.get("type") not in _WORDS:
                 found += _gaps_of_part(part, facts, of_tool=of_tool)
-                if item.get("role") == "assistant" and (said := text_of(part.get("type", "text"))) not in SAID:
-                    name = f"input.{said}"[:MOST_NAMED]
+                if item.get("role") == "assistant" and (part_type := text_of(part.get("type", "text"))) not in SAID:
+                    name = f"input.{part_type}"[:MOST_NAMED]
                     found.append(Gap(name, How.REFUSED, "chat completions have no such part in what the model said"))
     return found
 
@@ -230,8 +230,8 @@ def _gaps_of_part(part: Json, facts: ServerFacts, *, of_tool: bool) -> list[Gap]
     if part.get("prompt_cache_breakpoint") and not facts.takes_developer:
         found.append(Gap("input.prompt_cache_breakpoint", How.DROPPED, _HINT))
     if kind == "output_text":
-        said = "chat completions say no such thing of what was said"
-        found += [Gap(f"input.{name}", How.DROPPED, said) for name in _OF_WORDS if part.get(name)]
+        loss = "chat completions say no such thing of what was said"
+        found += [Gap(f"input.{name}", How.DROPPED, loss) for name in _OF_WORDS if part.get(name)]
     return found
 
 

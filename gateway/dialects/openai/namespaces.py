@@ -123,8 +123,8 @@ def _flat_item(item: Any, flat: Mapping[_Qualified, str]) -> list[Any]:
         arguments = orjson.dumps(object_of(item.get("arguments")), option=orjson.OPT_NON_STR_KEYS).decode()
         return [{"type": "function_call", "name": flat["", TOOL_SEARCH], "arguments": arguments, **made}]
     found = [text_of(tool.get("name")) for group in objects(item.get("tools")) for tool in _ungrouped(group, flat)]
-    told = "These tools can be called now: " + ", ".join(filter(None, found)) if found else "No tool was found."
-    return [{"type": "function_call_output", "output": told, **made}]
+    text = "These tools can be called now: " + ", ".join(filter(None, found)) if found else "No tool was found."
+    return [{"type": "function_call_output", "output": text, **made}]
 
 
 def _add(qualified: _Qualified, flat: dict[_Qualified, str], taken: set[str]) -> None:
@@ -152,8 +152,8 @@ def _ungrouped(tool: Any, flat: Mapping[_Qualified, str]) -> list[Any]:
         for one in objects(tool.get("tools"))
     ]
     if about and made:
-        told = f"About the tools of {namespace}: {about}"
-        made[0]["description"] = "\n\n".join(filter(None, (text_of(made[0].get("description")), told)))
+        text = f"About the tools of {namespace}: {about}"
+        made[0]["description"] = "\n\n".join(filter(None, (text_of(made[0].get("description")), text)))
     return made
 
 
@@ -198,8 +198,8 @@ def qualified(item: Json, names: Mapping[str, _Qualified]) -> Json:
     if found is None:
         return item
     if found == ("", TOOL_SEARCH):
-        said = item.get("arguments", item.get("input"))
-        arguments = json_object(said.encode(errors="replace")) if isinstance(said, str) else None
+        given = item.get("arguments", item.get("input"))
+        arguments = json_object(given.encode(errors="replace")) if isinstance(given, str) else None
         kept: Json = {name: item[name] for name in ("id", "status", "call_id") if name in item}
         return {**kept, "type": "tool_search_call", "execution": "client", "arguments": arguments or {}}
     return {**item, "namespace": found[0], "name": found[1]}

@@ -56,9 +56,9 @@ def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     return ended(sent, response(sent, body), items, finish_in(choice), usage_of_answer(body))
 
 
-def response(sent: ConvertedRequest, said: Json) -> Json:
-    """Returns a response that has just begun; `said` is a chat completion or a piece of one."""
-    created = said.get("created")
+def response(sent: ConvertedRequest, chunk: Json) -> Json:
+    """Returns a response that has just begun; `chunk` is a chat completion or a piece of one."""
+    created = chunk.get("created")
     made: Json = {
         "id": f"resp_{sent.id}",
         "object": "response",
@@ -67,18 +67,18 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "model": said.get("model") or sent.asked.get("model"),
+        "model": chunk.get("model") or sent.asked.get("model"),
         "output": [],
         "usage": None,
     }
     for name, usual in ECHOED.items():
-        asked = sent.asked.get(name)
-        made[name] = usual if asked is None else asked
+        value = sent.asked.get(name)
+        made[name] = usual if value is None else value
     for name in ("reasoning", "text"):
         made[name] = {**ECHOED[name], **object_of(made[name])}
     made["tools"] = [_UNSAID | tool if tool.get("type") == "function" else tool for tool in objects(made["tools"])]
     made["store"] = False  # nobody keeps it
-    made["service_tier"] = said.get("service_tier") or sent.asked.get("service_tier") or "default"
+    made["service_tier"] = chunk.get("service_tier") or sent.asked.get("service_tier") or "default"
     return made
 
 
@@ -102,9 +102,9 @@ def ended(sent: ConvertedRequest, begun: Json, items: list[Json], finish: str, u
     }
 
 
-def first_choice(said: Json) -> Json:
+def first_choice(chunk: Json) -> Json:
     """Returns the first choice, which is all that a response has; empty where there is none."""
-    return next((choice for choice in objects(said.get("choices")) if not choice.get("index")), {})
+    return next((choice for choice in objects(chunk.get("choices")) if not choice.get("index")), {})
 
 
 def words_in(message: Json) -> tuple[str, str]:
@@ -118,8 +118,8 @@ def words_in(message: Json) -> tuple[str, str]:
         return thought, content if isinstance(content, str) else ""
     parts = objects(content)
     thoughts = [inner for part in parts if part.get("type") == "thinking" for inner in objects(part.get("thinking"))]
-    said = [text_of(part.get("text")) for part in parts if part.get("type") in ("text", "output_text")]
-    return thought + "".join(text_of(one.get("text")) for one in thoughts), "".join(said)
+    texts = [text_of(part.get("text")) for part in parts if part.get("type") in ("text", "output_text")]
+    return thought + "".join(text_of(one.get("text")) for one in thoughts), "".join(texts)
 
 
 def pieces_in(message: Json) -> list[Json]:
@@ -136,22 +136,22 @@ def named_in(call: Json) -> Json:
 
 def argument_in(named: Json) -> str:
     """Returns what a tool is called with; some servers send the object instead of its text."""
-    said = named.get("input") if "input" in named else named.get("arguments")
-    return orjson.dumps(said).decode() if isinstance(said, dict) else text_of(said)
+    arguments = named.get("input") if "input" in named else named.get("arguments")
+    return orjson.dumps(arguments).decode() if isinstance(arguments, dict) else text_of(arguments)
 
 
 def _called(sent: ConvertedRequest, call: Json, number: int, index: int) -> Json:
     """Returns a whole call as an item. Raises MalformedAnswer where it has no name."""
     named = named_in(call)
-    name, said, is_custom = text_of(named.get("name")), argument_in(named), "custom" in call
+    name, arguments, is_custom = text_of(named.get("name")), argument_in(named), "custom" in call
     if not name:
         raise MalformedAnswer("the answer calls a tool without a name")
-    if not is_custom and is_no_argument(said):
-        said = ""
+    if not is_custom and is_no_argument(arguments):
+        arguments = ""
     if name in sent.custom_tools and not is_custom:
-        is_custom, said = True, free_text(said)
+        is_custom, arguments = True, free_text(arguments)
     id = text_of(call.get("id")) or call_id(sent, number)
-    return call_item(sent, index, id, name, said, is_custom=is_custom)
+    return call_item(sent, index, id, name, arguments, is_custom=is_custom)
 
 
 def call_id(sent: ConvertedRequest, number: int) -> str:
@@ -182,13 +182,13 @@ def message_item(sent: ConvertedRequest, index: int, parts: list[Json]) -> Json:
     return made | {"content": parts}
 
 
-def call_item(sent: ConvertedRequest, index: int, id: str, name: str, said: str, *, is_custom: bool) -> Json:
-    """Returns a call; `said` is the free text or the arguments."""
+def call_item(sent: ConvertedRequest, index: int, id: str, name: str, text: str, *, is_custom: bool) -> Json:
+    """Returns a call; `text` is the free text or the arguments."""
     if is_custom:
         made = {"id": item_id(sent, "ctc", index), "type": "custom_tool_call", "status": "completed", "call_id": id}
-        return qualified(made | {"name": name, "input": said}, sent.namespaces)
+        return qualified(made | {"name": name, "input": text}, sent.namespaces)
     made = {"id": item_id(sent, "fc", index), "type": "function_call", "status": "completed", "call_id": id}
-    return qualified(made | {"name": name, "arguments": said or "{}"}, sent.namespaces)
+    return qualified(made | {"name": name, "arguments": text or "{}"}, sent.namespaces)
 
 
 def free_text(arguments: str) -> str:
@@ -349,8 +349,8 @@ class OpenCall(Growing):
         return item | {"status": "in_progress", **empty}
 
     def done(self) -> Json:
-        said = "".join(self.pieces)
-        text = free_text(said) if self.is_wrapped and not self.is_search else said
+        arguments = "".join(self.pieces)
+        text = free_text(arguments) if self.is_wrapped and not self.is_search else arguments
         return call_item(self._sent, self.place, self.id, self.name, text, is_custom=self.is_custom)
 
 
@@ -373,7 +373,7 @@ class ChatAsResponses(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._number = self._told = 0
+        self._number = self._events_sent = 0
         """Of the next event; and of the first one that the event of the provider's became which is being read."""
         self._begun: Json | None = None
         self._items: list[Json | None] = []
@@ -397,18 +397,18 @@ class ChatAsResponses(ConvertingReader):
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        if said is None or "error" in said:
+        parsed = json_object(data_of(event))
+        if parsed is None or "error" in parsed:
             return self._read_odd(event)
-        choices = said.get("choices")
+        choices = parsed.get("choices")
         if type(choices) is not list or not choices:
             return self._read_odd(event)
         choice = choices[0]
-        if len(choices) == 1 and type(choice) is dict and not (choice.get("finish_reason") or said.get("usage")):
+        if len(choices) == 1 and type(choice) is dict and not (choice.get("finish_reason") or parsed.get("usage")):
             grown, piece = self._more_of(choice)
             if grown is not None and piece:
                 return self._more(grown, piece)
-        return self._read_odd(event) if first_choice(said).get("finish_reason") else self._take(said)
+        return self._read_odd(event) if first_choice(parsed).get("finish_reason") else self._take(parsed)
 
     def _more_of(self, choice: Json) -> tuple[Growing | None, str]:
         """Returns what a piece only brings more of, and the piece; None: it says something else, or other things, too."""
@@ -438,19 +438,19 @@ class ChatAsResponses(ConvertingReader):
         data = event_data(event).strip()
         if data == DONE:
             return self._end()
-        said = json_object(data)
-        if said is not None:
-            return self._take(said)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed)
         if not data and is_silent(event):
             return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, said: Json) -> bytes:
-        self._told = self._number
-        made = [] if self._begun is not None else self._begin(said)
-        self.reported = usage_of_answer(said) or self.reported
-        choice = first_choice(said)
+    def _take(self, chunk: Json) -> bytes:
+        self._events_sent = self._number
+        made = [] if self._begun is not None else self._begin(chunk)
+        self.reported = usage_of_answer(chunk) or self.reported
+        choice = first_choice(chunk)
         delta = choice.get("delta")
         if isinstance(delta, dict):
             thought, text = words_in(delta)
@@ -473,8 +473,8 @@ class ChatAsResponses(ConvertingReader):
             self._finish = finish_in(choice)
         return b"".join(made)
 
-    def _begin(self, said: Json) -> list[bytes]:
-        self._begun = response(self._sent, said)
+    def _begin(self, chunk: Json) -> list[bytes]:
+        self._begun = response(self._sent, chunk)
         return [self._event(f"response.{kind}", response=self._begun) for kind in ("created", "in_progress")]
 
     def _part_of(self, made: list[bytes], item: str, kind: str) -> OpenPart:
@@ -511,8 +511,8 @@ class ChatAsResponses(ConvertingReader):
         part, self._part = self._part, None
         if part is not None:
             whole = part.as_json("".join(part.pieces))
-            told = {name: whole[name] for name in ("text", "refusal", "logprobs") if name in whole}
-            made.append(self._event(f"response.{part.kind}.done", **part.where, **told))
+            fields = {name: whole[name] for name in ("text", "refusal", "logprobs") if name in whole}
+            made.append(self._event(f"response.{part.kind}.done", **part.where, **fields))
             made.append(self._event("response.content_part.done", **part.where, part=whole))
 
     def _close_open(self, made: list[bytes]) -> None:
@@ -578,8 +578,8 @@ class ChatAsResponses(ConvertingReader):
         text = done["input" if call.is_custom else "arguments"]
         if call.is_wrapped or not call.pieces:  # nothing was told yet: deltas and whole are equal
             made.append(self._event(f"response.{call.telling}.delta", **call.where, delta=text))
-        said = {"input": text} if call.is_custom else {"name": done["name"], "arguments": text}
-        made.append(self._event(f"response.{call.telling}.done", **call.where, **said))
+        fields = {"input": text} if call.is_custom else {"name": done["name"], "arguments": text}
+        made.append(self._event(f"response.{call.telling}.done", **call.where, **fields))
         made.append(self._event("response.output_item.done", output_index=call.place, item=done))
 
     def _ended(self, item: Json, place: int) -> Json:
@@ -594,7 +594,7 @@ class ChatAsResponses(ConvertingReader):
         if not all(call.name for call in self._calls):
             return self._fail({"message": "the provider called a tool without a name", "code": "malformed_response"})
         made: list[bytes] = []
-        self._told = self._number
+        self._events_sent = self._number
         self._close_open(made)
         for call in self._calls:
             self._close_call(made, call)
@@ -609,25 +609,25 @@ class ChatAsResponses(ConvertingReader):
         """Tells what the provider has reported; nothing follows."""
         self._is_over = True
         code = error.get("code") or error.get("type")
-        said = {
+        failure = {
             "code": str(code) if code else None,
             "message": str(error.get("message") or "the provider reported an error"),
         }
         # Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
         raw = {} if self._items or self._calls else {"error": error}
         try:
-            return self._event("error", **said, param=error.get("param"), **raw)
+            return self._event("error", **failure, param=error.get("param"), **raw)
         except orjson.JSONEncodeError:  # nested too deeply to be said again
-            return self._event("error", **said, param=None)
+            return self._event("error", **failure, param=None)
 
-    def _unsayable(self) -> bytes:
-        self._number = self._told
-        return super()._unsayable()
+    def _fail_unconvertible(self) -> bytes:
+        self._number = self._events_sent
+        return super()._fail_unconvertible()
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        told = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
+        data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), told)
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 def _number(index: Any) -> int:

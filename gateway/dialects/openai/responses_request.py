@@ -87,13 +87,13 @@ class _Messages:
         """The calls whose results have to come next: their ids, and where they stand."""
         if body.get("instructions"):
             self._made.append({"role": system, "content": _text_at(body["instructions"], "instructions")})
-        asked = body.get("input")
-        if isinstance(asked, str):
-            self._made.append({"role": "user", "content": asked})
-        elif isinstance(asked, list):
-            for number, item in enumerate(asked):
+        given = body.get("input")
+        if isinstance(given, str):
+            self._made.append({"role": "user", "content": given})
+        elif isinstance(given, list):
+            for number, item in enumerate(given):
                 self._take(item, f"input[{number}]")
-        elif asked is not None:
+        elif given is not None:
             raise InvalidRequest("The field 'input' must be a string or a list of items.", param="input")
 
     def all(self) -> list[Json]:
@@ -124,13 +124,13 @@ class _Messages:
     def _message(self, item: Json, place: str) -> None:
         role = item.get("role")
         if role == "assistant":
-            said = _said(item.get("content"), place)
+            written = _assistant_fields(item.get("content"), place)
             turn = self._open_turn()
             if "content" in turn and "tool_calls" not in turn:
                 turn = self._open_turn(is_new=True)
             # Words behind calls are of the same message, for the results have to follow the calls.
-            turn["content"] = "".join(filter(None, (turn.get("content"), said.pop("content")))) or None
-            turn |= said
+            turn["content"] = "".join(filter(None, (turn.get("content"), written.pop("content")))) or None
+            turn |= written
             return
         if role not in ("user", "system", "developer"):
             raise InvalidRequest(f"'{place}.role' must be user, assistant, system or developer.", param=f"{place}.role")
@@ -148,8 +148,8 @@ class _Messages:
         if not self._made or self._made[-1]["role"] == self._system:
             self._made.append({"role": self._system, "content": content})
         else:
-            told = "".join(part["text"] for part in _as_parts(content) if part["type"] == "text")
-            self._made.append({"role": "user", "content": f"<system>{told}</system>"})
+            text = "".join(part["text"] for part in _as_parts(content) if part["type"] == "text")
+            self._made.append({"role": "user", "content": f"<system>{text}</system>"})
 
     def _reasoning(self, item: Json) -> None:
         """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's, or ours."""
@@ -173,13 +173,15 @@ class _Messages:
         name, id = item.get("name"), item.get("call_id")
         if not isinstance(name, str) or not isinstance(id, str):
             raise InvalidRequest(f"'{place}' needs a 'name' and a 'call_id'.", param=place)
-        said = text_of(item.get("input" if is_custom else "arguments"))
+        given = text_of(item.get("input" if is_custom else "arguments"))
         calls = self._open_turn().setdefault("tool_calls", [])
         self._unanswered[id] = place
         if is_custom and self._facts.takes_custom_tools:
-            calls.append({"id": id, "type": "custom", "custom": {"name": name, "input": said}})
+            calls.append({"id": id, "type": "custom", "custom": {"name": name, "input": given}})
             return
-        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else "{}" if is_no_argument(said) else said
+        arguments = (
+            orjson.dumps({INPUT_NAME: given}).decode() if is_custom else "{}" if is_no_argument(given) else given
+        )
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def _result(self, item: Json, place: str) -> None:
@@ -244,19 +246,19 @@ def _with_one_instruction(messages: list[Json]) -> list[Json]:
     texts = [content for message in first if isinstance(content := message["content"], str)]
     # Texts are one text up to the first that has parts, from where on all are parts.
     begin = next((number for number, one in enumerate(first) if not isinstance(one["content"], str)), len(first))
-    told: Any = "\n\n".join(texts[:begin])
+    instruction: Any = "\n\n".join(texts[:begin])
     if begin < len(first):
-        told = _as_parts(told) if begin else []
+        instruction = _as_parts(instruction) if begin else []
         for message in first[begin:]:
-            told += _as_parts(message["content"])
-    return [{"role": "system", "content": told}, *messages[len(first) :]]
+            instruction += _as_parts(message["content"])
+    return [{"role": "system", "content": instruction}, *messages[len(first) :]]
 
 
 def _as_parts(content: Any) -> list[Json]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _said(content: Any, place: str) -> Json:
+def _assistant_fields(content: Any, place: str) -> Json:
     """Returns what an assistant said, as fields of its message."""
     if not isinstance(content, list):
         return {"content": _text_at(content, f"{place}.content")}
@@ -340,8 +342,8 @@ def _tool(tool: Json, facts: ServerFacts) -> Json:
             )
             return {"type": "custom", "custom": named | ({"format": shape} if grammar else {})}
         if grammar.get("type") == "grammar":
-            told = f"The input follows this {rules['syntax']} grammar:\n{rules['definition']}"
-            named["description"] = "\n\n".join(filter(None, (text_of(named.get("description")), told)))
+            hint = f"The input follows this {rules['syntax']} grammar:\n{rules['definition']}"
+            named["description"] = "\n\n".join(filter(None, (text_of(named.get("description")), hint)))
         return {"type": "function", "function": {**named, "parameters": _FREE_TEXT}}
     kept = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}

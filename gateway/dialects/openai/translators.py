@@ -109,13 +109,13 @@ class CountsOfResponses:
     """Asks OpenAI; implements `base.Translator`."""
 
     def __init__(self) -> None:
-        self._said = ThroughChat(MessagesOverChat(), HubOverResponses())
+        self._request = ThroughChat(MessagesOverChat(), HubOverResponses())
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
         return ()
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
-        made = self._said.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
+        made = self._request.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
         return ConvertedRequest({name: made[name] for name in _COUNTED if name in made}, body, new_id(), now)
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:

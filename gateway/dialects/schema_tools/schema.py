@@ -54,13 +54,13 @@ def size_of(schema: Any) -> Size:
     return Size(optional, unions)
 
 
-def described(asked: Json) -> Any:
+def described(form: Json) -> Any:
     """Returns the schema of a `json_schema` format with what the format says of it besides, which its model would read, too."""
-    schema, told = asked.get("schema"), asked.get("description")
-    if not isinstance(schema, dict) or not isinstance(told, str) or not told:
+    schema, description = form.get("schema"), form.get("description")
+    if not isinstance(schema, dict) or not isinstance(description, str) or not description:
         return schema
     own = schema.get("description")
-    return {**schema, "description": f"{told}\n\n{own}" if isinstance(own, str) and own else told}
+    return {**schema, "description": f"{description}\n\n{own}" if isinstance(own, str) and own else description}
 
 
 JSON_IN_WORDS: Final = "Answer with one JSON object and nothing else."
@@ -105,8 +105,8 @@ def requested_form(
             except SchemaTooDeep:
                 why = "the schema refers to itself"
             else:
-                told = Gap("response_format.json_schema", How.APPROXIMATED, "what cannot be checked is told in words")
-                return RequestedForm(closed, gaps=() if closed == schema else (told,))
+                gap = Gap("response_format.json_schema", How.APPROXIMATED, "what cannot be checked is told in words")
+                return RequestedForm(closed, gaps=() if closed == schema else (gap,))
         if is_call_forced and facts.model.forced_tools:
             return RequestedForm(gaps=(Gap("response_format.json_schema", How.DROPPED, FORM_GAP),))
         if not facts.approximates:
@@ -142,8 +142,8 @@ def _strict(schema: Any, depth: int) -> Any:
         return made | {"$ref": ref}
     kinds = _take_kind(left, made, depth)
     for name in ("description", "title"):
-        if (told := left.pop(name, None)) is not None:
-            made[name] = told
+        if (dropped := left.pop(name, None)) is not None:
+            made[name] = dropped
     if "object" in kinds:
         _take_object(left, made, depth)
     if "array" in kinds:
@@ -151,7 +151,7 @@ def _strict(schema: Any, depth: int) -> Any:
     if "string" in kinds and text_of(left.get("format")) in _FORMATS:
         made["format"] = left.pop("format")
     if left:
-        rest = "{" + ", ".join(f"{name}: {_told(value)}" for name, value in left.items()) + "}"
+        rest = "{" + ", ".join(f"{name}: {_as_text(value)}" for name, value in left.items()) + "}"
         made["description"] = f"{made['description']}\n\n{rest}" if made.get("description") else rest
     return made
 
@@ -192,7 +192,7 @@ def _take_array(left: Json, made: Json, depth: int) -> None:
         made["minItems"] = left.pop("minItems")
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

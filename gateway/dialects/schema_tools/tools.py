@@ -104,8 +104,8 @@ def with_own_names(answer: Json, names: Mapping[str, str]) -> Json:
 def with_own_name(call: Json, names: Mapping[str, str]) -> Json:
     """Returns a call, or what begins one, under the caller's own name of its tool."""
     for kind in ("function", "custom"):
-        if isinstance(said := call.get(kind), dict) and said.get("name") in names:
-            said["name"] = names[said["name"]]
+        if isinstance(named := call.get(kind), dict) and named.get("name") in names:
+            named["name"] = names[named["name"]]
     return call
 
 
@@ -128,8 +128,8 @@ def _names_in(body: Json) -> dict[str, None]:
 
 def _name_of(tool: Json) -> str | None:
     """Returns the name of a tool, a choice or a call, in any of the forms that these have; None: it has none."""
-    said = tool.get("function") or tool.get("custom") or tool.get("function_call")
-    name = said.get("name") if type(said) is dict else tool.get("name")
+    named = tool.get("function") or tool.get("custom") or tool.get("function_call")
+    name = named.get("name") if type(named) is dict else tool.get("name")
     return name if type(name) is str and name else None
 
 
@@ -138,8 +138,8 @@ def _renamed(tool: Any, changed: Mapping[str, str]) -> Any:
     if name is None or name not in changed:
         return tool
     for kind in ("function", "custom"):
-        if isinstance(said := tool.get(kind), dict):
-            return {**tool, kind: {**said, "name": changed[name]}}
+        if isinstance(named := tool.get(kind), dict):
+            return {**tool, kind: {**named, "name": changed[name]}}
     return {**tool, "name": changed[name]}
 
 
@@ -268,19 +268,19 @@ def turns(messages: Any) -> Iterator[Turn]:
         raise InvalidRequest("The field 'messages' must be a list.", param="messages")
     run: list[ToolResult] = []
     wanted: dict[str, str] = {}  # the names of the tools whose results have to come next, by the calls' ids
-    asked = -1  # the last message with calls
+    calling = -1  # the last message with calls
     for number, message in enumerate(messages):
         if type(message) is not dict:
             place = f"messages[{number}]"
             raise InvalidRequest(f"'{place}' must be an object.", param=place)
         role = message.get("role")
         if role == "tool" or role == "function":
-            old_id = f"{_OF_OLD}{asked}" if role == "function" and asked >= 0 else None
+            old_id = f"{_OF_OLD}{calling}" if role == "function" and calling >= 0 else None
             id = message.get("tool_call_id") if role == "tool" else old_id
             run.append(_result(message, id, wanted, number))
             continue
         if wanted:
-            _want_none(wanted, asked)
+            _want_none(wanted, calling)
         if run:
             yield _TURN(("tool", {}, run[0].number, (), run))
             run = []
@@ -289,14 +289,14 @@ def turns(messages: Any) -> Iterator[Turn]:
         elif role == "assistant":
             calls: Sequence[ToolCall] = ()
             if "tool_calls" in message or "function_call" in message:
-                calls, asked = _calls(message, wanted, number), number
+                calls, calling = _calls(message, wanted, number), number
             yield _TURN((role, message, number, calls, ()))
         elif role == "system" or role == "developer":
             yield _TURN(("system", message, number, (), ()))
         else:
-            told = f"'messages[{number}].role' must be system, developer, user, assistant or tool."
-            raise InvalidRequest(told, param=f"messages[{number}].role")
-    _want_none(wanted, asked)
+            problem = f"'messages[{number}].role' must be system, developer, user, assistant or tool."
+            raise InvalidRequest(problem, param=f"messages[{number}].role")
+    _want_none(wanted, calling)
     if run:
         yield _TURN(("tool", {}, run[0].number, (), run))
 
@@ -311,10 +311,10 @@ def safe_id(id: str, allowed: re.Pattern[str]) -> str:
     return f"call_{blake2b(id.encode(errors='surrogatepass'), digest_size=_ID_DIGEST_BYTES).hexdigest()}"
 
 
-def _want_none(wanted: dict[str, str], asked: int) -> None:
+def _want_none(wanted: dict[str, str], calling: int) -> None:
     """Raises InvalidRequest where a call has no result."""
     for id in wanted:
-        place = f"messages[{asked}]"
+        place = f"messages[{calling}]"
         raise InvalidRequest(f"No result of call '{id}' follows '{place}' before the next message.", param=place)
 
 
@@ -323,10 +323,12 @@ def _result(message: Json, id: Any, wanted: dict[str, str], number: int) -> Tool
     if name is not None:
         return _TOOL_RESULT((id, name, message, number))
     place = f"messages[{number}]"
-    told = f"'{place}.tool_call_id' must name the call that this is the result of."
+    problem = f"'{place}.tool_call_id' must name the call that this is the result of."
     if isinstance(id, str) and id:
-        told = f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
-    raise InvalidRequest(told, param=f"{place}.tool_call_id")
+        problem = (
+            f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
+        )
+    raise InvalidRequest(problem, param=f"{place}.tool_call_id")
 
 
 def _calls(message: Json, wanted: dict[str, str], turn: int) -> list[ToolCall]:
@@ -351,9 +353,9 @@ def _calls(message: Json, wanted: dict[str, str], turn: int) -> list[ToolCall]:
 
 def _call(call: Any, turn: int, number: int | None) -> ToolCall:
     """Returns one of a turn's calls; `number` is None for the old form."""
-    said = call.get("function") if type(call) is dict else None
-    if type(said) is dict:
-        id, name, arguments = call.get("id"), said.get("name"), said.get("arguments")
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is dict:
+        id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
         if type(id) is str and id and type(name) is str and name:
             given = _input(arguments)
             if type(given) is dict:

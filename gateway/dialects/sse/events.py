@@ -108,7 +108,7 @@ class ConvertingReader(ABC):
             try:
                 made.append(self._read(event))
             except orjson.JSONEncodeError:
-                made.append(self._unsayable())
+                made.append(self._fail_unconvertible())
         return made[0] if len(made) == 1 else b"".join(made)
 
     def close(self, *, is_clean: bool) -> bytes:
@@ -118,13 +118,13 @@ class ConvertingReader(ABC):
                 made = self._read(rest)
             return made + self._at_end(is_clean=is_clean)
         except orjson.JSONEncodeError:
-            return made + self._unsayable()
+            return made + self._fail_unconvertible()
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         """Returns what follows the last event. Where a stream has an event as its end, nothing: one without it was cut."""
         return b""
 
-    def _unsayable(self) -> bytes:
+    def _fail_unconvertible(self) -> bytes:
         """Ends the stream at an event that was not told, for what is in it cannot be written again."""
         return self._fail(UNSAYABLE)
 

@@ -60,8 +60,8 @@ def for_generate(status: int, body: bytes, code: str | None, headers: RawHeaders
         return None
     error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers) or error_object(body) or {}
     own_code = text_of(error.get("code")) or code
-    told = client_status(status, code)
-    return orjson.dumps(shapes.error("generate", _words(error, status), status=told, code=own_code))
+    status_for_client = client_status(status, code)
+    return orjson.dumps(shapes.error("generate", _words(error, status), status=status_for_client, code=own_code))
 
 
 def for_openai(
@@ -73,16 +73,16 @@ def for_openai(
     any shape.
     """
     error = _of_anthropic(body) or _of_google(body) or _of_bedrock(body, headers)
-    if error is None and is_converted and (told := error_object(body)) is not None:
-        error = None if told.keys() >= _OF_OPENAI and told["type"] != "error" else told
+    if error is None and is_converted and (original := error_object(body)) is not None:
+        error = None if original.keys() >= _OF_OPENAI and original["type"] != "error" else original
     return None if error is None else openai_error(status, error, code)
 
 
 def openai_error(status: int, error: Json, code: str | None) -> bytes:
     """Returns an error of any shape in OpenAI's."""
     message, status = _words(error, status), client_status(status, code)
-    told = {"message": message, "type": shapes.openai_type(status), "param": None, "code": code}
-    return orjson.dumps({"error": told})
+    fields = {"message": message, "type": shapes.openai_type(status), "param": None, "code": code}
+    return orjson.dumps({"error": fields})
 
 
 def _of_anthropic(body: bytes) -> Json | None:
@@ -120,15 +120,15 @@ def says_path_is_unknown(body: bytes, status: int) -> bool:
     """
     if status == 400:
         return _USE_OTHER_PATH.search(body) is not None
-    said = json_object(body)
-    if said is None:
+    parsed = json_object(body)
+    if parsed is None:
         return True
-    error = said.get("error")
+    error = parsed.get("error")
     if isinstance(error, dict):
         message = text_of(error.get("message")).lower()
         words = f"{text_of(error.get('code')).lower()} {message}"
         return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
-    words = f"{said.get('detail')} {said.get('message')} {error}".lower()
+    words = f"{parsed.get('detail')} {parsed.get('message')} {error}".lower()
     return not any(word in words for word in _MODEL_WORDS)
 
 
@@ -137,8 +137,8 @@ def unknown_path(provider: str, status: int, body: bytes) -> bytes | None:
 
     The path is the operator's to mend. What speaks of a model is not: OpenAI says so of models that have another endpoint.
     """
-    said = _words(error_object(body) or {}, status)[:_MOST_QUOTED]
-    if not says_path_is_unknown(body, status) or any(word in said.lower() for word in _MODEL_WORDS):
+    words = _words(error_object(body) or {}, status)[:_MOST_QUOTED]
+    if not says_path_is_unknown(body, status) or any(word in words.lower() for word in _MODEL_WORDS):
         return None
-    told = f"{_NO_PATH.format(provider)} It answered with status {status}: {said}"
-    return openai_error(status, {"message": told}, "not_found")
+    message = f"{_NO_PATH.format(provider)} It answered with status {status}: {words}"
+    return openai_error(status, {"message": message}, "not_found")

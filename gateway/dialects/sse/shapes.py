@@ -80,8 +80,8 @@ def error(
         if retry_after_s is not None:
             made.setdefault("details", []).append(retry_info(retry_after_s))
         return {"error": made}
-    told = type or ("invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": told, "param": param, "code": code}}
+    kind = type or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def retry_info(delay_s: float) -> Json:
@@ -91,13 +91,13 @@ def retry_info(delay_s: float) -> Json:
 
 def with_retry_info(body: bytes, delay_s: float) -> bytes:
     """Returns an error of Google's with its RetryInfo; one that has it already, or is none of Google's, as it is."""
-    said = answer_object(body)
-    error = None if said is None else said.get("error")
+    parsed = answer_object(body)
+    error = None if parsed is None else parsed.get("error")
     if not isinstance(error, dict) or not isinstance(details := error.get("details", []), list):
         return body
     if any(isinstance(one, dict) and one.get("@type") == _RETRY_INFO for one in details):
         return body
-    return orjson.dumps({**(said or {}), "error": {**error, "details": [*details, retry_info(delay_s)]}})
+    return orjson.dumps({**(parsed or {}), "error": {**error, "details": [*details, retry_info(delay_s)]}})
 
 
 def whole_ms(delay_s: float) -> int:
@@ -137,8 +137,8 @@ def message_error(raw: Mapping[str, Any]) -> Json:
 
 def generate_error(raw: Mapping[str, Any]) -> Json:
     """Returns a provider's error, of which any form is known, as the one of a stream of Gemini's (AIP-193)."""
-    told = chat_error(raw)
-    made: Json = error("generate", told["message"], status=_status_of(raw), code=told["code"])["error"]
+    inner = chat_error(raw)
+    made: Json = error("generate", inner["message"], status=_status_of(raw), code=inner["code"])["error"]
     return made
 
 

@@ -68,7 +68,7 @@ class BlobTrouble:
         self._folder = folder
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
-        self._told: int | None = None
+        self._logged: int | None = None
         """The error number that the log has told of."""
 
     def from_error(self, error: OSError, doing: str) -> JobsUnavailable:
@@ -92,15 +92,15 @@ class BlobTrouble:
 
     def over(self) -> None:
         """Something was written again."""
-        if self._told is not None:
+        if self._logged is not None:
             with self._lock:
-                was, self._told = self._told, None
+                was, self._logged = self._logged, None
             if was is not None:
                 log.warning("the folder of files %s can be written again.", self._folder)
 
     def _tell(self, number: int, what: str) -> None:
         with self._lock:
-            was, self._told = self._told, number
+            was, self._logged = self._logged, number
         if was != number:
             log.error("the folder of files %s %s. %s", self._folder, what, _WHAT_WAITS)
 

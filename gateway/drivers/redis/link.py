@@ -163,12 +163,12 @@ class Link:
         """Closes the connections; commands under way fail, and no listener hears of it."""
         await self._store.aclose()
 
-    async def subscribe(self, channel: bytes, heard: Callable[[bytes], None], joined: Callable[[], None]) -> None:
-        """Passes the channel's messages to `heard`, over a connection of its own, until it is cancelled.
+    async def subscribe(self, channel: bytes, on_message: Callable[[bytes], None], joined: Callable[[], None]) -> None:
+        """Passes the channel's messages to `on_message`, over a connection of its own, until it is cancelled.
 
         `joined` is called after every subscription: messages between two subscriptions are missed.
         """
-        subscriber = Subscriber(self._connect, channel, heard, joined, lambda: self.is_up)
+        subscriber = Subscriber(self._connect, channel, on_message, joined, lambda: self.is_up)
         self._subscribers.append(subscriber)
         try:
             await subscriber.run()

@@ -80,7 +80,7 @@ def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) 
         return db, _begin(db, version, kind.migrations)
     except (sqlite3.Error, OSError) as error:
         _close(db)
-        raise StoreUnusable(f"{kind.name} {path}: {_said(error)}. {_remedy(path, kind, error)}") from error
+        raise StoreUnusable(f"{kind.name} {path}: {_reason_of(error)}. {_remedy(path, kind, error)}") from error
     except BaseException:
         _close(db)
         raise
@@ -210,7 +210,7 @@ def _look_through(db: sqlite3.Connection, path: str) -> None:
             raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
 
 
-def _said(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 

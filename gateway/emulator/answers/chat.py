@@ -418,10 +418,10 @@ async def _misframe(call: EmulatedCall, reply: EmulatedReply, kind: str) -> None
         await call.write(reply.body[: len(reply.body) // 2])
         await call.close()
         return
-    told = max(1, len(reply.body) - 16)
-    await call.start(reply, told)
-    await call.finish(reply.body[:told])
-    call.smuggle(reply.body[told:])
+    length = max(1, len(reply.body) - 16)
+    await call.start(reply, length)
+    await call.finish(reply.body[:length])
+    call.smuggle(reply.body[length:])
 
 
 def _whole(answer: EmulatedReply | Stream) -> EmulatedReply:

@@ -70,6 +70,6 @@ class UnannouncedAccount:
     def _refuse(self, dimension: str, limit: int, wait_s: float) -> EmulatedRefusal:
         if self._language == "generate":
             # Rounded up to the millisecond, so that waiting as told is enough.
-            told_s = math.ceil(wait_s * 1000 - 1e-6) / 1000
-            return EmulatedRefusal(google_quota(self._model, dimension, limit, told_s))
+            shown_wait_s = math.ceil(wait_s * 1000 - 1e-6) / 1000
+            return EmulatedRefusal(google_quota(self._model, dimension, limit, shown_wait_s))
         return EmulatedRefusal(EmulatedProblem(429, f"Too many {dimension}, please wait before trying again."))

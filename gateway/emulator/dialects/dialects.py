@@ -48,9 +48,9 @@ def key_of(call: EmulatedCall) -> str:
     own = call.header(_OWN.get(call.dialect, b""))
     if own:
         return own.decode("latin-1")
-    asked = dict(parse_qsl(call.scope.get("query_string", b"").decode("latin-1")))
-    if call.dialect == "generate" and asked.get("key"):
-        return str(asked["key"])
+    params = dict(parse_qsl(call.scope.get("query_string", b"").decode("latin-1")))
+    if call.dialect == "generate" and params.get("key"):
+        return str(params["key"])
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else ""
 
 
@@ -74,16 +74,16 @@ def signature_of(call: EmulatedCall, secret: str, scope: str, names: Sequence[st
         return ""
     headers = "".join(f"{name}:{' '.join(call.header(name.encode()).decode('latin-1').split())}\n" for name in names)
     query = sorted(parse_qsl(call.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    asked = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)
+    canonical_query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)
     path = quote(call.scope.get("raw_path", b"").decode("latin-1").partition("?")[0], safe="/-_.~")
     digest = hashlib.sha256(call.body).hexdigest()
-    request = "\n".join((call.method, path, asked, headers, ";".join(names), digest))
+    request = "\n".join((call.method, path, canonical_query, headers, ";".join(names), digest))
     when = call.header(b"x-amz-date").decode("latin-1")
-    told = "\n".join(("AWS4-HMAC-SHA256", when, scope, hashlib.sha256(request.encode()).hexdigest()))
+    text_to_sign = "\n".join(("AWS4-HMAC-SHA256", when, scope, hashlib.sha256(request.encode()).hexdigest()))
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, told.encode(), "sha256").hex()
+    return hmac.digest(key, text_to_sign.encode(), "sha256").hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,8 +403,8 @@ def frame_of(headers: Mapping[str, str], payload: bytes) -> bytes:
         for name, value in headers.items()
     )
     prelude = struct.pack("!II", 16 + len(head) + len(payload), len(head))
-    told = prelude + struct.pack("!I", crc32(prelude)) + head + payload
-    return told + struct.pack("!I", crc32(told))
+    frame = prelude + struct.pack("!I", crc32(prelude)) + head + payload
+    return frame + struct.pack("!I", crc32(frame))
 
 
 # The headers by which each provider tells who it is, and what it calls a request.
@@ -521,8 +521,8 @@ def sign(issuer: bytes, text: str) -> str:
 
 def is_gemini(signature: str, text: str) -> bool:
     """Tells whether Gemini takes `signature` for `text`; it is bytes in proto-JSON, so both alphabets of base64 will do."""
-    told = signature.translate(_URL_SAFE)
-    return told in (sign(GEMINI, text), b64encode(UNCHECKED.encode()).decode()) or signature == UNCHECKED
+    encoded = signature.translate(_URL_SAFE)
+    return encoded in (sign(GEMINI, text), b64encode(UNCHECKED.encode()).decode()) or signature == UNCHECKED
 
 
 _URL_SAFE = str.maketrans("-_", "+/")

@@ -70,20 +70,20 @@ def lowered(
     bounds = [field for field in BOUNDS if parsed.get(field) is not None]
     for field, value in rules.set.items():
         if isinstance(value, str):
-            said = _said(parsed, inside.get(field), field)
+            wanted = _value_in(parsed, inside.get(field), field)
             word = value
             if endpoint == "messages":
-                said, word = said or "", max(value, LEAST_OF_MESSAGES, key=SCALES["reasoning_effort"].index)
-            if field in allowed and _is_above(field, said, word):
+                wanted, word = wanted or "", max(value, LEAST_OF_MESSAGES, key=SCALES["reasoning_effort"].index)
+            if field in allowed and _is_above(field, wanted, word):
                 changed[field] = word
         elif bounds:
             above = {one: value for one in bounds if isinstance(parsed[one], int) and parsed[one] > value}
             changed.update(above if endpoint != "messages" or value > _thinks_for(parsed) else {})
         elif field in allowed and not any(one in changed for one in BOUNDS):
             changed[field] = value
-    own_bound, told = OWN_BOUND.get(endpoint), [value for value in rules.set.values() if isinstance(value, int)]
-    if own_bound is not None and told and not bounds and not any(one in changed for one in BOUNDS):
-        changed[own_bound] = min(told)
+    own_bound, limits = OWN_BOUND.get(endpoint), [value for value in rules.set.values() if isinstance(value, int)]
+    if own_bound is not None and limits and not bounds and not any(one in changed for one in BOUNDS):
+        changed[own_bound] = min(limits)
     for field, value in changed.items():
         name, new = field, orjson.dumps(value)
         if field in inside:
@@ -98,7 +98,7 @@ def lowered(
     return LoweredCall(body, fields, min([*now, *([] if max_tokens is None else [max_tokens])], default=None))
 
 
-def _said(parsed: Mapping[str, Any], path: tuple[str, str] | None, field: str) -> object:
+def _value_in(parsed: Mapping[str, Any], path: tuple[str, str] | None, field: str) -> object:
     """Returns the word that a body has; what cannot be read as one is no word of the scale, and is left alone."""
     if path is None:
         return parsed.get(field)
@@ -113,7 +113,7 @@ def _thinks_for(parsed: Mapping[str, Any]) -> int:
     return budget if isinstance(budget, int) else 0
 
 
-def _is_above(field: str, said: object, value: str) -> bool:
+def _is_above(field: str, word: object, value: str) -> bool:
     """Tells whether a word is more than that; one that is not known is left alone."""
-    scale, asked = SCALES[field], USUAL if said is None else said
-    return asked in scale and scale.index(str(asked)) > scale.index(value)
+    scale, rank = SCALES[field], USUAL if word is None else word
+    return rank in scale and scale.index(str(rank)) > scale.index(value)

@@ -40,18 +40,18 @@ class AnswerPart(NamedTuple):
 
 def read_group_input(parsed: dict[str, Any]) -> GroupInput | None:
     """Returns the inputs of a body; None: it is to be sent as it is, such as one that has pictures, or is not right."""
-    said = parsed.get("input")
+    given = parsed.get("input")
     items: list[Any]
-    if isinstance(said, str):
-        items, kind = [said], "text"
-    elif not isinstance(said, list) or not said:
+    if isinstance(given, str):
+        items, kind = [given], "text"
+    elif not isinstance(given, list) or not given:
         return None
-    elif all(type(one) is str for one in said):
-        items, kind = said, "text"
-    elif all(type(one) is int for one in said):
-        items, kind = [said], "tokens"
-    elif all(type(one) is list for one in said):
-        items, kind = said, "tokens"
+    elif all(type(one) is str for one in given):
+        items, kind = given, "text"
+    elif all(type(one) is int for one in given):
+        items, kind = [given], "tokens"
+    elif all(type(one) is list for one in given):
+        items, kind = given, "tokens"
     else:
         return None
     if parsed.get("stream"):
@@ -91,10 +91,10 @@ def split_answer(
         at += count
         if field == "data":
             mine = [{**entry, "index": number} for number, entry in enumerate(mine)]
-        told = {**answer, field: mine}
+        part = {**answer, field: mine}
         if own is not None and isinstance(answer.get("usage"), dict):
-            told["usage"] = {**answer["usage"], "prompt_tokens": own.input, "total_tokens": own.input}
-        parts.append(AnswerPart(orjson.dumps(told), own))
+            part["usage"] = {**answer["usage"], "prompt_tokens": own.input, "total_tokens": own.input}
+        parts.append(AnswerPart(orjson.dumps(part), own))
     return parts
 
 

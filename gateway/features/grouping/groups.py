@@ -61,9 +61,9 @@ class Member:
 
     __slots__ = ("asked", "call", "done", "tokens")
 
-    def __init__(self, call: Call, asked: GroupInput, tokens: int) -> None:
+    def __init__(self, call: Call, input: GroupInput, tokens: int) -> None:
         self.call = call
-        self.asked = asked
+        self.asked = input
         self.tokens = tokens
         self.done: asyncio.Future[FirstAnswer | None] = asyncio.get_running_loop().create_future()
 
@@ -166,13 +166,13 @@ class Groups:
         """Returns what `Attempts.first_answer` would, from a group's answer where the call can be in one."""
         rules = GroupRules(LINES_WINDOW_S, call.group_most) if call.group_most else call.model.grouping
         parsed = call.parsed or json_object(call.body)
-        asked = None
+        input = None
         if rules is not None and parsed is not None and call.endpoint.name in RESULTS:
-            asked = None if call.large is not None or call.objects is not None else read_group_input(parsed)
-        if rules is None or asked is None or len(asked.items) >= rules.most:
+            input = None if call.large is not None or call.objects is not None else read_group_input(parsed)
+        if rules is None or input is None or len(input.items) >= rules.most:
             return await self._attempts.first_answer(call)
         await self._admission.ask_key(call)
-        member = Member(call, asked, max(1, estimate_of(call)))
+        member = Member(call, input, max(1, estimate_of(call)))
         call.parsed = None
         group, leave = self._join(member, rules)
         timer = None
@@ -194,7 +194,7 @@ class Groups:
 
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""
-        call, asked = member.call, member.asked
+        call, input = member.call, member.asked
         like: Hashable = (
             *(
                 call.policy.version,
@@ -206,7 +206,7 @@ class Groups:
                 call.key.name,
             ),
             *(call.tenant, call.lane, call.credential, tuple(shared_headers(call.headers)), rules.most),
-            *(call.query, asked.kind, asked.rest),
+            *(call.query, input.kind, input.rest),
         )
         group = self._open.get(like)
         if group is not None and not group.fits(member, rules.most, most_tokens(call.model.targets)):
@@ -269,9 +269,9 @@ class Groups:
             self._admission.costs.price_unfinished(call, self._clock.monotonic())
             raise
         except Exception as defect:  # noqa: BLE001  # the members get it, and log it
-            told = InternalError()
-            told.__cause__ = defect
-            self._refuse(group, told)
+            internal = InternalError()
+            internal.__cause__ = defect
+            self._refuse(group, internal)
         finally:
             self._admission.outcomes.settle(call, usage)
 

@@ -52,10 +52,10 @@ class CompiledOutput(NamedTuple):
     """Its path, and the digest of what it holds; None: there is none."""
 
 
-def check_output(document: Document, name: str, said: object, models: object) -> CompiledOutput | None:
-    """Returns the rule of a model, `said` being what its entry has; None: it has none, or none that can be used."""
+def check_output(document: Document, name: str, value: object, models: object) -> CompiledOutput | None:
+    """Returns the rule of a model, `value` being what its entry has; None: it has none, or none that can be used."""
     path: Path = ("models", name, "output")
-    if said is None:
+    if value is None:
         return None
     entry = check(OutputEntry, document, path)
     on_invalid = check_part(OnInvalidEntry, document, (*path, "on_invalid"))

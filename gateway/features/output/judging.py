@@ -388,12 +388,12 @@ class CheckerProcess:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            told, _ = await child.communicate(schema.source + text)
+            verdicts, _ = await child.communicate(schema.source + text)
         finally:
             if child.returncode is None:
                 child.kill()
                 await asyncio.shield(child.wait())
-        lines = told.splitlines()  # the verdict first, then its place, for which there may not have been time
+        lines = verdicts.splitlines()  # the verdict first, then its place, for which there may not have been time
         if not lines:
             log.warning("a check of %d bytes was given up: the process ended with %s", len(text), child.returncode)
             raise CheckFailed("no verdict")
@@ -443,15 +443,15 @@ class Schemas:
         parsed = None if call.large is not None else call.parsed
         if parsed is None and len(call.body) <= MOST_BODY:
             parsed = json_object(call.body)
-        asked = None if parsed is None else _asked_schema(call.endpoint.name, parsed)
-        if parsed is not None and asked is None:
+        form = None if parsed is None else _requested_schema(call.endpoint.name, parsed)
+        if parsed is not None and form is None:
             return None
-        schema = None if asked is None else self._compiled(asked)
+        schema = None if form is None else self._compiled(form)
         return OutputResult.SKIPPED if schema is None else schema
 
-    def _compiled(self, asked: Any) -> OutputSchema | None:
+    def _compiled(self, form: Any) -> OutputSchema | None:
         try:
-            source = orjson.dumps(asked)
+            source = orjson.dumps(form)
         except TypeError:
             return None  # too deep
         if len(source) > MOST_BYTES:
@@ -473,19 +473,19 @@ class Schemas:
         return schema
 
 
-def _asked_schema(endpoint: str, parsed: dict[str, Any]) -> Any:
+def _requested_schema(endpoint: str, parsed: dict[str, Any]) -> Any:
     """Returns the schema that a request names; None: it names none."""
     if endpoint == "responses":
         text = parsed.get("text")
-        asked = text.get("format") if isinstance(text, dict) else None
-        inner = asked
+        form = text.get("format") if isinstance(text, dict) else None
+        inner = form
     elif endpoint == "messages":
         config = parsed.get("output_config")
-        inner = asked = config.get("format") if isinstance(config, dict) else None
+        inner = form = config.get("format") if isinstance(config, dict) else None
     else:
-        asked = parsed.get("response_format")
-        inner = asked.get("json_schema") if isinstance(asked, dict) else None
-    if not isinstance(asked, dict) or asked.get("type") != "json_schema" or not isinstance(inner, dict):
+        form = parsed.get("response_format")
+        inner = form.get("json_schema") if isinstance(form, dict) else None
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(inner, dict):
         return None
     return inner.get("schema")
 
@@ -528,13 +528,13 @@ class Judge:
         """Returns the verdict; None: it would take long."""
         if not texts:
             return OutputVerdict(OutputResult.SKIPPED)
-        asked = [one for one in texts if one.excuse is None]
-        if not asked:
+        checked = [one for one in texts if one.excuse is None]
+        if not checked:
             is_refused = any(one.excuse is OutputResult.REFUSED for one in texts)
             return OutputVerdict(OutputResult.REFUSED if is_refused else OutputResult.SKIPPED)
-        written = [one.text.encode("utf-8", "surrogatepass") for one in asked]
+        written = [one.text.encode("utf-8", "surrogatepass") for one in checked]
         if sum(map(len, written)) > INLINE_BYTES or any(map(schema.is_dear, written)):
             return None
-        found = [(one, violation_of(schema, text)) for one, text in zip(asked, written, strict=True)]
+        found = [(one, violation_of(schema, text)) for one, text in zip(checked, written, strict=True)]
         bad = [BadText(one, violation) for one, violation in found if violation is not None]
         return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)

@@ -191,39 +191,39 @@ def _texts_of_response(answer: Json) -> Iterator[OutputText]:
 
 def with_texts(endpoint: str, answer: Json, texts: dict[int, str], usage: Json | None) -> Json:
     """Returns the answer with other texts at these places, and another usage (None: its own), else as it is."""
-    told = copy.deepcopy(answer)
+    replaced = copy.deepcopy(answer)
     for place, text in texts.items():
         if endpoint == "responses":
-            parts = told["output"][place].get("content") or []
+            parts = replaced["output"][place].get("content") or []
             others = [part for part in parts if part.get("type") != "output_text"]
-            told["output"][place]["content"] = [
+            replaced["output"][place]["content"] = [
                 *others,
                 {"type": "output_text", "text": text, "annotations": [], "logprobs": []},
             ]
         elif endpoint == "messages":
             others = [
-                block for block in told["content"] if not (isinstance(block, dict) and block.get("type") == "text")
+                block for block in replaced["content"] if not (isinstance(block, dict) and block.get("type") == "text")
             ]
-            told["content"] = [*others, {"type": "text", "text": text}]
+            replaced["content"] = [*others, {"type": "text", "text": text}]
         else:
-            choice = told["choices"][place]
+            choice = replaced["choices"][place]
             choice["message"]["content"] = text
             if choice.get("logprobs") is not None:
                 choice["logprobs"] = None  # they were another text's
-    if endpoint == "responses" and isinstance(told.get("output_text"), str):
-        told["output_text"] = "".join(one.text for one in _texts_of_response(told))
+    if endpoint == "responses" and isinstance(replaced.get("output_text"), str):
+        replaced["output_text"] = "".join(one.text for one in _texts_of_response(replaced))
     if usage is not None:
-        told["usage"] = usage
-    return told
+        replaced["usage"] = usage
+    return replaced
 
 
-def added_usage(endpoint: str, told: Any, input_tokens: int, output_tokens: int) -> Json | None:
+def added_usage(endpoint: str, first: Any, input_tokens: int, output_tokens: int) -> Json | None:
     """Returns an answer's usage with the tokens that were used besides; None: it tells none."""
-    if not isinstance(told, dict):
+    if not isinstance(first, dict):
         return None
     is_chat = endpoint not in ("responses", "messages")
     names = ("prompt_tokens", "completion_tokens") if is_chat else ("input_tokens", "output_tokens")
-    usage = dict(told)
+    usage = dict(first)
     for name, more in zip(
         (*names, "total_tokens"), (input_tokens, output_tokens, input_tokens + output_tokens), strict=True
     ):
@@ -283,8 +283,8 @@ _TASK = (
 def repair_request(model: str, schema: bytes, violation: Violation, text: str) -> bytes:
     """Returns the body of a chat completion that asks for the corrected text."""
     where = "It is not valid JSON." if violation.rule == "json" else f"It violates {violation}."
-    asked = f"JSON Schema:\n{schema.decode()}\n\n{where}\n\nDocument:\n{text}"
-    messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": asked}]
+    prompt = f"JSON Schema:\n{schema.decode()}\n\n{where}\n\nDocument:\n{text}"
+    messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": prompt}]
     return orjson.dumps({"model": model, "messages": messages})
 
 
@@ -380,10 +380,10 @@ class StreamedTexts:
             self._message = _Message()
         if b"text_delta" not in event and b"stop_reason" not in event and b"content_block_start" not in event:
             return
-        told = event_json(event) or {}
-        inner = told.get("content_block") if told.get("type") == "content_block_start" else told.get("delta")
+        parsed = event_json(event) or {}
+        inner = parsed.get("content_block") if parsed.get("type") == "content_block_start" else parsed.get("delta")
         inner = inner if isinstance(inner, dict) else {}
-        if told.get("type") == "message_delta":
+        if parsed.get("type") == "message_delta":
             self._message.stop_reason = inner.get("stop_reason") or self._message.stop_reason
         elif inner.get("type") in ("text", "text_delta") and isinstance(inner.get("text"), str):
             self._message.parts.append(inner["text"])
@@ -391,14 +391,14 @@ class StreamedTexts:
 
     def _read_response(self, event: bytes) -> None:
         if b"response.output_item.done" in event:
-            told = event_json(event) or {}
-            if type(told.get("output_index")) is int:
-                self._items[told["output_index"]] = told.get("item")
+            parsed = event_json(event) or {}
+            if type(parsed.get("output_index")) is int:
+                self._items[parsed["output_index"]] = parsed.get("item")
                 self._size += len(event)
         elif any(b'"%b"' % name.encode() in event for name in _LAST):
-            told = event_json(event) or {}
-            if told.get("type") in _LAST and isinstance(told.get("response"), dict):
-                self._response = told["response"]
+            parsed = event_json(event) or {}
+            if parsed.get("type") in _LAST and isinstance(parsed.get("response"), dict):
+                self._response = parsed["response"]
 
 
 class _Message:

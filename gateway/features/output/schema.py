@@ -72,9 +72,9 @@ def _patterns(schema: Any) -> Iterator[str]:
     while todo:
         part = todo.pop()
         if isinstance(part, dict):
-            said, named = part.get("pattern"), part.get("patternProperties")
-            if isinstance(said, str):
-                yield said
+            pattern, named = part.get("pattern"), part.get("patternProperties")
+            if isinstance(pattern, str):
+                yield pattern
             if isinstance(named, dict):
                 yield from named
             todo.extend(part.values())

@@ -43,11 +43,11 @@ def object_routes(policies: Policies, objects: ObjectAdmin) -> list[BaseRoute]:
 
     async def claim(request: Request) -> Response:
         require_admin(policies, request)
-        asked = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
+        fields = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
         policy = policies.current
         rules = _rules(policy)
-        tenant, ids, moves = _what(asked, rules)
-        provider = _provider(asked, policy)
+        tenant, ids, moves = _what(fields, rules)
+        provider = _provider(fields, policy)
         owners = await objects.claim(rules, provider, tenant, ids, moves=moves)
         others = {id: owner for id, owner in zip(ids, owners, strict=True) if owner != tenant}
         claimed = len(ids) - len(others)
@@ -63,10 +63,10 @@ def _rules(policy: PolicySnapshot) -> ObjectRules:
     return policy.objects
 
 
-def _what(asked: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str], bool]:
+def _what(fields: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str], bool]:
     """Reads the tenant, the ids, and whether ids of another tenant are meant, too. Raises InvalidRequest."""
-    refuse_unknown(asked, _FIELDS)
-    tenant, ids, moves = asked.get("tenant"), asked.get("ids"), asked.get("move", False)
+    refuse_unknown(fields, _FIELDS)
+    tenant, ids, moves = fields.get("tenant"), fields.get("ids"), fields.get("move", False)
     if not isinstance(tenant, str) or not rules.knows(tenant):
         close = get_close_matches(str(tenant), rules.tenants, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(rules.tenants)[:20])}."
@@ -78,9 +78,9 @@ def _what(asked: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str],
     return tenant, list(dict.fromkeys(ids)), moves
 
 
-def _provider(asked: Mapping[str, Any], policy: PolicySnapshot) -> str:
+def _provider(fields: Mapping[str, Any], policy: PolicySnapshot) -> str:
     """Returns the provider of the objects: the one named, that of `passthrough`, or the only one. Raises InvalidRequest."""
-    named = asked.get("provider")
+    named = fields.get("provider")
     if named is None and policy.passthrough is not None:
         return policy.passthrough.provider
     known = {provider.group or name for name, provider in policy.providers.items()}

@@ -18,12 +18,12 @@ GENERATIONS = 16
 class MemoryObjects:
     """Implements `gateway.core.ports.Objects`."""
 
-    __slots__ = ("_bound", "_generations", "_has_warned", "_names", "_says", "lost")
+    __slots__ = ("_bound", "_generations", "_has_warned", "_is_logged", "_names", "lost")
 
-    def __init__(self, bound: int, *, says: bool = True) -> None:
-        """`says`: the first eviction is logged."""
+    def __init__(self, bound: int, *, is_logged: bool = True) -> None:
+        """`is_logged`: the first eviction is logged."""
         self._bound = bound
-        self._says = says
+        self._is_logged = is_logged
         self._has_warned = False
         self._generations: deque[dict[bytes, str]] = deque([{}])
         self._names: dict[str, str] = {}
@@ -92,15 +92,15 @@ class MemoryObjects:
             if oldest:
                 oldest.popitem()
                 self.lost += 1
-                self._say()
+                self._warn()
             if not oldest and len(self._generations) > 1:
                 self._generations.popleft()
         while len(self._generations) > 1 and not self._generations[0]:
             self._generations.popleft()
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         """Logs the first eviction."""
-        if self._says and not self._has_warned:
+        if self._is_logged and not self._has_warned:
             self._has_warned = True
             say_that_objects_go(self._bound)
 

@@ -47,7 +47,7 @@ class RedisObjects:
         for part in range(PARTS):
             base = link.key("objects", str(part))
             self._keys.append((base + b":owners", base + b":used"))
-        self._local = MemoryObjects(min(bound, LOCAL), says=False)
+        self._local = MemoryObjects(min(bound, LOCAL), is_logged=False)
         self._owed: dict[bytes, str | None] = {}
         """The owners that the store still has to take; None: the object's owner is removed."""
         self._counts = [0] * PARTS
@@ -99,7 +99,7 @@ class RedisObjects:
                 if tenant is None:
                     await self._run(DISOWN, some)
                 else:
-                    self._learn(some, await self._told(some, tenant))
+                    self._learn(some, await self._owners_of(some, tenant))
                 for other in some:
                     if self._owed.get(other, one) == tenant:
                         del self._owed[other]
@@ -108,7 +108,7 @@ class RedisObjects:
 
     async def _own(self, objects: Sequence[bytes], tenant: str) -> Sequence[str]:
         try:
-            owners = await self._told(objects, tenant)
+            owners = await self._owners_of(objects, tenant)
         except StoreGone:
             return self._own_here(objects, tenant)
         self._learn(objects, owners)
@@ -154,7 +154,7 @@ class RedisObjects:
             if len(self._owed) < LOCAL:
                 self._owed[one] = tenant
 
-    async def _told(self, objects: Sequence[bytes], tenant: str) -> list[str]:
+    async def _owners_of(self, objects: Sequence[bytes], tenant: str) -> list[str]:
         found = await self._run(OWN, objects, self._now(), max(1, self._bound // PARTS), tenant)
         return [found[one].decode() for one in objects]
 

@@ -120,14 +120,14 @@ def _listed(value: Any) -> list[Any]:
 class Announcements:
     """Reads from a stream of events, as its bytes go by, the ids that it makes its caller's."""
 
-    __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_told")
+    __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_logged")
 
     def __init__(self, concern: ObjectAccess) -> None:
         self._concern = concern
         self._held = b""
         self._events = 0
         self._has_items = concern.place is not None and concern.place.kind == RESPONSES.kind
-        self._told = set[str]()
+        self._logged = set[str]()
         self._is_begun = False
         """The created object is known; ids that come into being later are reported when they do."""
 
@@ -136,8 +136,8 @@ class Announcements:
         ids = [] if self._is_begun else self._begin(block)
         if self._has_items and (b'"item"' in block or b'"output"' in block):
             later = dict.fromkeys(id for event in _events(block) for id in self._later(event))
-            ids += [id for id in later if id not in self._told]
-            self._told.update(later)
+            ids += [id for id in later if id not in self._logged]
+            self._logged.update(later)
         return ids
 
     def _begin(self, block: bytes) -> list[str]:
@@ -224,11 +224,11 @@ class Filling:
     """One page of the caller's own objects, filled from a provider's pages."""
 
     def __init__(self, query: bytes) -> None:
-        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-        limit = asked.get("limit", "")
+        params = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+        limit = params.get("limit", "")
         self._limit = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 9 else None
-        self._goes_back = "before" in asked and "after" not in asked
-        self._asked = asked
+        self._goes_back = "before" in params and "after" not in params
+        self._params = params
         self._first: Page | None = None
         self._last: Page | None = None
         self._own: list[Any] = []
@@ -256,8 +256,12 @@ class Filling:
         cursor = id_of(page.items[0 if self._goes_back else -1])
         if not cursor:
             return None
-        asked = {**self._asked, "limit": str(max(PAGE, self._limit)), "before" if self._goes_back else "after": cursor}
-        return urlencode(asked).encode()
+        params = {
+            **self._params,
+            "limit": str(max(PAGE, self._limit)),
+            "before" if self._goes_back else "after": cursor,
+        }
+        return urlencode(params).encode()
 
     def body(self) -> bytes:
         """Returns the page for the caller: `has_more`, `first_id` and `last_id` are those of its own objects."""
@@ -270,7 +274,7 @@ class Filling:
         own = self._own[-limit:] if self._goes_back and limit else self._own[:limit]
         if "has_more" not in first.whole:
             own = self._own  # what was left out could not be asked for
-        told = {**first.whole, "data": own}
+        page = {**first.whole, "data": own}
         for name, value in (
             ("has_more", last.has_more or len(self._own) > len(own)),
             ("first_id", id_of(own[0]) if own else None),
@@ -278,9 +282,9 @@ class Filling:
             ("total", len(own)),
             ("total_count", len(own)),
         ):
-            if name in told:
-                told[name] = value
-        return orjson.dumps(told)
+            if name in page:
+                page[name] = value
+        return orjson.dumps(page)
 
 
 def list_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -386,10 +390,10 @@ class Ownership:
         """
         keys = [key_of(rules.scopes[provider], id) for id in ids]
         if moves and not await result_or_default(self._objects.disown(keys), False):
-            raise _cannot_say()
+            raise _owner_unknown()
         owners = await result_or_default(self._objects.own(keys, tenant), None)
         if owners is None:
-            raise _cannot_say()
+            raise _owner_unknown()
         return [*owners]
 
     # --- asking ---
@@ -412,7 +416,7 @@ class Ownership:
     async def _owners(self, scope: bytes, ids: Sequence[str]) -> Sequence[str | None]:
         owners = await result_or_default(self._objects.owners([key_of(scope, id) for id in ids]), None)
         if owners is None:
-            raise _cannot_say()
+            raise _owner_unknown()
         return owners
 
     # --- learning ---
@@ -511,7 +515,7 @@ def _not_yours(field: str) -> NotFound:
     return NotFound(_NOT_YOURS, param=field or None, code="object_not_found")
 
 
-def _cannot_say() -> OwnerUnknown:
+def _owner_unknown() -> OwnerUnknown:
     return OwnerUnknown(
         "Whose this object is cannot be said while the gateway's store is out of reach; try again soon."
     )

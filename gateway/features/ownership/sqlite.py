@@ -33,7 +33,7 @@ class SqliteObjects:
         self._file = file
         self._wall = wall
         self._bound = bound
-        self._front = MemoryObjects(min(bound, FRONT), says=False)
+        self._front = MemoryObjects(min(bound, FRONT), is_logged=False)
         self._has_warned = False
         self.lost = 0
 

@@ -165,8 +165,8 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
         if request.method != "POST":
             return json_response(_recalled(savings, request.query_params.get("request", "")))
         server = policies.current.server
-        asked = await read_object(request, server, server.most_bytes(), WHY_EXAMPLE)
-        endpoint, body, tenant = _question(policies.current, asked)
+        fields = await read_object(request, server, server.most_bytes(), WHY_EXAMPLE)
+        endpoint, body, tenant = _question(policies.current, fields)
         replay = await cache.explain(endpoint, body, tenant)
         return json_response({"endpoint": endpoint.name, "tenant": tenant, **show_replay(replay)})
 
@@ -198,11 +198,11 @@ def _whose(found: Recollection) -> dict[str, str]:
     return {"endpoint": found.endpoint, "model": found.model, "key": found.key, "tenant": found.tenant}
 
 
-def _selection(asked: Mapping[str, Any]) -> tuple[bytes | None, str | None, str | None]:
+def _selection(fields: Mapping[str, Any]) -> tuple[bytes | None, str | None, str | None]:
     """Reads what is to be forgotten: key, model, tenant. Raises InvalidRequest."""
-    refuse_unknown(asked, (*SELECTORS, "all"))
-    named = {name: _text_of(asked, name) for name in SELECTORS}
-    is_all = asked.get("all", False)
+    refuse_unknown(fields, (*SELECTORS, "all"))
+    named = {name: _text_of(fields, name) for name in SELECTORS}
+    is_all = fields.get("all", False)
     if not isinstance(is_all, bool):
         raise InvalidRequest("The field 'all' must be true or false.", param="all")
     if is_all and any(named.values()):
@@ -235,17 +235,17 @@ def _named(key: bytes | None, model: str | None, tenant: str | None) -> str:
     return ", ".join(f"{name} {value!r}" for name, value in given.items() if value) or "everything"
 
 
-def _question(policy: PolicySnapshot, asked: Mapping[str, Any]) -> tuple[Endpoint, dict[str, Any], str]:
+def _question(policy: PolicySnapshot, fields: Mapping[str, Any]) -> tuple[Endpoint, dict[str, Any], str]:
     """Reads a request that was not made: its endpoint, body and tenant. Raises InvalidRequest."""
-    refuse_unknown(asked, ("body", "endpoint", "tenant"))
-    body = asked.get("body")
+    refuse_unknown(fields, ("body", "endpoint", "tenant"))
+    body = fields.get("body")
     if not isinstance(body, dict):
         raise InvalidRequest(f"The field 'body' must be a request's JSON object: {WHY_EXAMPLE}.", param="body")
-    name = _text_of(asked, "endpoint") or "chat"
+    name = _text_of(fields, "endpoint") or "chat"
     endpoints = {endpoint.name: endpoint for endpoint in ENDPOINTS if endpoint.request == "json"}
     if name not in endpoints:
         raise InvalidRequest(f"The field 'endpoint' must be one of: {', '.join(endpoints)}.", param="endpoint")
-    return endpoints[name], body, _text_of(asked, "tenant") or _only_tenant(policy)
+    return endpoints[name], body, _text_of(fields, "tenant") or _only_tenant(policy)
 
 
 def _only_tenant(policy: PolicySnapshot) -> str:
@@ -259,8 +259,8 @@ def _only_tenant(policy: PolicySnapshot) -> str:
     return tenants[0]
 
 
-def _text_of(asked: Mapping[str, Any], name: str) -> str | None:
-    value = asked.get(name)
+def _text_of(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
     if value is not None and (not isinstance(value, str) or not value):
         raise InvalidRequest(f"The field '{name}' must be a string that is not empty.", param=name)
     return value

@@ -57,19 +57,19 @@ class CacheInspector:
         Calls with a credential of their own, or with headers that change the question, have other keys.
         """
         call = self._call(endpoint, body, tenant)
-        asked = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
+        plan = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
         replay = call.replay or CacheOutcome("bypass")
-        if asked is None:
+        if plan is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")
             return replay
-        self._explain_flight(asked, replay)
-        if asked.is_kept:
-            found = await result_or_default(self._store.answers.get(asked.exact, asked.caching.name), None)
-            self._explain_exact(call, found, replay, asked.caching.exact)
+        self._explain_flight(plan, replay)
+        if plan.is_kept:
+            found = await result_or_default(self._store.answers.get(plan.exact, plan.caching.name), None)
+            self._explain_exact(call, found, replay, plan.caching.exact)
         else:
             replay.why.append("exact: no answer is kept of such a request (exact.requests in cache.yaml)")
-        if asked.semantic is not None and self._replays.layers.semantic is not None:
-            self._explain_meaning(await self._replays.layers.semantic.explain(call, asked.semantic), replay)
+        if plan.semantic is not None and self._replays.layers.semantic is not None:
+            self._explain_meaning(await self._replays.layers.semantic.explain(call, plan.semantic), replay)
         return replay
 
     def _explain_meaning(self, found: Explained, replay: CacheOutcome) -> None:
@@ -85,11 +85,11 @@ class CacheInspector:
         if match is not None and not replay.layer:
             replay.result, replay.layer, replay.similarity = "semantic", "semantic", match.similarity
 
-    def _explain_flight(self, asked: ReusePlan, replay: CacheOutcome) -> None:
-        if not asked.flight:
+    def _explain_flight(self, plan: ReusePlan, replay: CacheOutcome) -> None:
+        if not plan.flight:
             replay.why.append("single_flight: such a request is not shared (coalesce in cache.yaml)")
             return
-        flight = self._replays.single_flight.get(asked.flight)
+        flight = self._replays.single_flight.get(plan.flight)
         replay.tried.append(("single_flight", "miss" if flight is None else "hit"))
         if flight is None:
             replay.why.append("single_flight: nobody asks the same at this moment")
@@ -184,7 +184,7 @@ MOST_REMEMBERED = 1_000
 SHOWN_CHARACTERS = 100
 """The characters kept of a model's name, which the client chooses where the config has a pattern."""
 
-_TOLD = (
+_SHOWN = (
     "result",
     "layer",
     "key",
@@ -199,7 +199,7 @@ _TOLD = (
     "why",
 )
 """The fields kept of a replay: all but the answer that it may hold, which would take much memory a thousand times."""
-_STORY_OF = attrgetter(*_TOLD)
+_STORY_OF = attrgetter(*_SHOWN)
 
 
 @dataclass(slots=True)
@@ -246,15 +246,15 @@ class Savings:
         rows = self._rows.get(names)
         if rows is None:
             rows = self._rows[names] = {}
-        asked = set()
+        layers = set()
         for layer, result in replay.tried:
             if result != "bypass":
-                asked.add(layer)
+                layers.add(layer)
         if replay.layer:
-            asked.add(replay.layer)  # a stale answer may come from where nobody was to look at first
+            layers.add(replay.layer)  # a stale answer may come from where nobody was to look at first
         elif call.attempts:
             _row(rows, PROVIDER).answered += 1
-        for layer in asked:
+        for layer in layers:
             _row(rows, layer).asked += 1
         if replay.layer:
             _add(rows[replay.layer], replay)
@@ -273,7 +273,7 @@ class Savings:
         if found is None:
             return None
         story, *whose = found
-        return Recollection(CacheOutcome(**dict(zip(_TOLD, story, strict=True))), *whose)
+        return Recollection(CacheOutcome(**dict(zip(_SHOWN, story, strict=True))), *whose)
 
     def _remember(self, call: Call, replay: CacheOutcome) -> None:
         last = self._last

@@ -54,20 +54,20 @@ class Replays:
             self._accounts.settle(call, reply.status, "ok")
         return reply
 
-    async def serve(self, call: Call, asked: ReusePlan) -> Reply:
+    async def serve(self, call: Call, plan: ReusePlan) -> Reply:
         """Returns the first answer that a layer, an equal call or the provider has; the account is settled in any case.
 
         Raises as the pipeline does.
         """
         try:
             while True:
-                shared = self._joinable(call, asked) if asked.record or asked.flight else None
+                shared = self._joinable(call, plan) if plan.record or plan.flight else None
                 if shared is None:
-                    reply = self.layers.in_memory(call, asked)
+                    reply = self.layers.in_memory(call, plan)
                     if reply is not None:
                         self._accounts.settle(call, reply.status, call.outcome)
                         return reply
-                    shared = self._lead(call, asked)
+                    shared = self._lead(call, plan)
                 joined = await self.single_flight.join(call, shared)
                 if joined is not None:
                     return joined
@@ -77,23 +77,23 @@ class Replays:
         except Exception as defect:
             raise self._accounts.settle_failed(call, defect) from defect
 
-    def _joinable(self, call: Call, asked: ReusePlan) -> SharedAnswer | None:
+    def _joinable(self, call: Call, plan: ReusePlan) -> SharedAnswer | None:
         """Returns the answer in the making that the call can join. Raises KeyReused, or KeyInUse for one that is closed."""
-        if not asked.record:
-            return self._shared(call, asked)
+        if not plan.record:
+            return self._shared(call, plan)
         # A call with a record joins only the holder of that record: else its own record would never be completed.
-        shared = self.single_flight.get(asked.record)
+        shared = self.single_flight.get(plan.record)
         if shared is None:
             return None
-        if shared.fingerprint != asked.fingerprint:
+        if shared.fingerprint != plan.fingerprint:
             raise key_reused(call)
         if not shared.takes_readers:
             raise key_in_use()
         return shared
 
-    def _shared(self, call: Call, asked: ReusePlan) -> SharedAnswer | None:
+    def _shared(self, call: Call, plan: ReusePlan) -> SharedAnswer | None:
         """Returns an equal call's answer in the making that comes no later than the call's own would."""
-        shared = self.single_flight.get(asked.flight) if asked.flight else None
+        shared = self.single_flight.get(plan.flight) if plan.flight else None
         if shared is None or not shared.takes_readers or shared.call is call:
             return None
         # A leader in a lower lane may still have to wait behind other calls of that lane.
@@ -103,38 +103,38 @@ class Replays:
 
     # --- leading ---
 
-    def _lead(self, call: Call, asked: ReusePlan) -> SharedAnswer:
+    def _lead(self, call: Call, plan: ReusePlan) -> SharedAnswer:
         """Starts the call's own answer, in a task of its own."""
-        own = SharedAnswer(call, entries.room_of(asked.caching, is_keyed=bool(asked.record)))
-        own.fingerprint = asked.fingerprint
-        own.keys = (asked.record,) if asked.record else ()
-        if asked.record:  # without a record, `_joinable` has looked for an equal call already
-            asked.concurrent_leader = self._shared(call, asked)
-        if asked.flight and not asked.waits and asked.concurrent_leader is None:
-            self._offer(own, asked)
-        self.single_flight.start(own, self._run_leader(own, asked))
+        own = SharedAnswer(call, entries.room_of(plan.caching, is_keyed=bool(plan.record)))
+        own.fingerprint = plan.fingerprint
+        own.keys = (plan.record,) if plan.record else ()
+        if plan.record:  # without a record, `_joinable` has looked for an equal call already
+            plan.concurrent_leader = self._shared(call, plan)
+        if plan.flight and not plan.waits and plan.concurrent_leader is None:
+            self._offer(own, plan)
+        self.single_flight.start(own, self._run_leader(own, plan))
         return own
 
-    def _offer(self, own: SharedAnswer, asked: ReusePlan) -> None:
+    def _offer(self, own: SharedAnswer, plan: ReusePlan) -> None:
         """Lets equal calls join: from here on the answer is sure to be a new one."""
-        self.single_flight.offer(own, asked.flight)
+        self.single_flight.offer(own, plan.flight)
         note(own.call, "single_flight", "miss")
 
-    async def _run_leader(self, own: SharedAnswer, asked: ReusePlan) -> None:
+    async def _run_leader(self, own: SharedAnswer, plan: ReusePlan) -> None:
         """Gets the answer, from a store or the provider, up to its last byte and what is stored of it."""
         call = own.call
         lease: RecordClaim | None = None
         try:
-            reply = await self.layers.stored(call, asked)
+            reply = await self.layers.stored(call, plan)
             if reply is not None:
                 self._accounts.settle(call, reply.status, call.outcome)
-                await self._carry(own, asked, reply)
+                await self._carry(own, plan, reply)
                 return
-            if asked.fence and not self._store.is_local:
-                lease = RecordClaim(self._clock, self._store, asked)
-            if asked.directives.only_if_cached:
+            if plan.fence and not self._store.is_local:
+                lease = RecordClaim(self._clock, self._store, plan)
+            if plan.directives.only_if_cached:
                 raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
-            await self._carry(own, asked, await self._origin(own, asked))
+            await self._carry(own, plan, await self._origin(own, plan))
         except StreamBroken as broken:
             own.end(broken)
         except asyncio.CancelledError as stopped:
@@ -145,18 +145,18 @@ class Replays:
         finally:
             if lease is not None:
                 lease.end()
-            if asked.fence:
-                self._store.records.release(asked.record, asked.fence)
+            if plan.fence:
+                self._store.records.release(plan.record, plan.fence)
             self.single_flight.forget(own)
 
-    async def _origin(self, own: SharedAnswer, asked: ReusePlan) -> Reply:
+    async def _origin(self, own: SharedAnswer, plan: ReusePlan) -> Reply:
         """Returns the answer of an equal call that is being answered, else the provider's."""
-        call, leader = own.call, asked.concurrent_leader
-        asked.concurrent_leader = None
-        while asked.flight and asked.flight not in own.keys:
-            shared = self._shared(call, asked) or leader
+        call, leader = own.call, plan.concurrent_leader
+        plan.concurrent_leader = None
+        while plan.flight and plan.flight not in own.keys:
+            shared = self._shared(call, plan) or leader
             if shared is None or not shared.takes_readers or shared.error is not None:
-                self._offer(own, asked)
+                self._offer(own, plan)
                 break
             leader = None
             reply = await self.single_flight.join(call, shared)
@@ -164,10 +164,10 @@ class Replays:
                 return reply
         return await self._answer(call)
 
-    async def _carry(self, own: SharedAnswer, asked: ReusePlan, reply: Reply) -> None:
+    async def _carry(self, own: SharedAnswer, plan: ReusePlan, reply: Reply) -> None:
         """Passes the answer on to all readers, and stores it."""
 
         async def keep(reply: Reply, body: bytes) -> None:
-            await self.layers.keep(own.call, asked, reply, body)
+            await self.layers.keep(own.call, plan, reply, body)
 
-        await self.single_flight.carry(own, reply, keep, is_recorded=asked.fence > 0)
+        await self.single_flight.carry(own, reply, keep, is_recorded=plan.fence > 0)

@@ -100,16 +100,16 @@ class RedisRuns:
             if place is None:
                 return RunPage([], has_more=False)
             before = f"({place.decode()}"
-        asked = range(self._partitions.number)
+        numbers = range(self._partitions.number)
         whose = ""
         if query.tenant is not None:
-            asked = range(self._partitions.of_tenant(query.tenant), self._partitions.of_tenant(query.tenant) + 1)
+            numbers = range(self._partitions.of_tenant(query.tenant), self._partitions.of_tenant(query.tenant) + 1)
             whose = tenant_token(query.tenant)
         found: list[StoredRun] = []
         while True:
             rows: list[tuple[int, StoredRun]] = []
             rest: list[int] = []
-            for partition in asked:
+            for partition in numbers:
                 _, _, last, some = await self._partitions.run(PAGE, partition, whose, before, ROWS_AT_ONCE)
                 rows += [(int(row[1]), _stored(row[2:])) for row in some]
                 rest += [int(last)] if last else []
@@ -148,28 +148,28 @@ class RedisRuns:
         about, body = step
         partition, id_ = self._place(about.tenant, about.run)
         record = encode_run(begun(about.tenant, about.run, step_change(about)))
-        told = (id_, about.step, int(replaces), repr(about.keep_until), about.size, encode_step(about), record)
+        arguments = (id_, about.step, int(replaces), repr(about.keep_until), about.size, encode_step(about), record)
         mark = self._partitions.mark(partition)
         _, _, is_kept, rest, first, gone = await self._partitions.run(
-            KEEP, partition, *told, self._room.bytes, body, mark=mark
+            KEEP, partition, *arguments, self._room.bytes, body, mark=mark
         )
         await self._partitions.settle([mark])
         self._room.note(gone)
         return step if is_kept else StoredStep(decode_step(about.tenant, about.run, about.step, rest), first)
 
-    async def _change(self, asked: RunToChange) -> RunChanged | None:
+    async def _change(self, wanted: RunToChange) -> RunChanged | None:
         self._refuse_if_unfit()
         writer = token_hex(8)
         done: list[RunChanged] = []
         return await self._partitions.retry_until_known(
-            lambda is_again: self._write(asked, writer, done, is_again=is_again)
+            lambda is_again: self._write(wanted, writer, done, is_again=is_again)
         )
 
     async def _write(
-        self, asked: RunToChange, writer: str, done: list[RunChanged], *, is_again: bool
+        self, wanted: RunToChange, writer: str, done: list[RunChanged], *, is_again: bool
     ) -> RunChanged | None:
         """Writes a change over the record that it was made of; `done` are the attempts whose answers were not heard."""
-        partition, id_ = self._place(asked.tenant, asked.run)
+        partition, id_ = self._place(wanted.tenant, wanted.run)
         key = self._partitions.key(partition, f"rn:{id_}")
         for _ in range(MOST_TRIES):
             raw, writes, writers = await self._partitions.command(b"HMGET", key, b"r", b"w", b"x")
@@ -178,14 +178,14 @@ class RedisRuns:
                 await self._settle_read(partition, mark)
                 return done[-1]
             kept = None if raw is None else decode_run(raw)
-            result = changed(kept, asked)
+            result = changed(kept, wanted)
             if result is None or result.after == kept:
                 return result
             done.append(result)
-            told = (id_, b"" if writes is None else writes, writer, encode_run(result.after), self._room.bytes)
-            _, _, is_written, gone = await self._partitions.run(WRITE, partition, *told, mark=mark)
+            arguments = (id_, b"" if writes is None else writes, writer, encode_run(result.after), self._room.bytes)
+            _, _, is_written, gone = await self._partitions.run(WRITE, partition, *arguments, mark=mark)
             if is_written:
-                asked.written()
+                wanted.written()
                 await self._partitions.settle([mark])
                 self._room.note(gone)
                 return done[-1]

@@ -260,11 +260,11 @@ def told(
     )
 
 
-def newer_than(known: LastWrite[T] | None, said: LastWrite[T] | None) -> LastWrite[T] | None:
+def newer_than(known: LastWrite[T] | None, write: LastWrite[T] | None) -> LastWrite[T] | None:
     """Returns a word as said later than the one that is known; the same again is no later word."""
-    if said is None or known is None or said.at_ms > known.at_ms or said.word == known.word:
-        return said
-    return LastWrite(known.at_ms + 1, said.word)
+    if write is None or known is None or write.at_ms > known.at_ms or write.word == known.word:
+        return write
+    return LastWrite(known.at_ms + 1, write.word)
 
 
 def _later(one: W | None, other: W | None) -> W | None:
@@ -321,7 +321,7 @@ def _change(change: RunChange) -> list[Any]:
         first_ms,
         change.last_ms - first_ms,
         {name: _task(task, first_ms) for name, task in change.tasks.items()},
-        *([] if not any(words) else [_said(word, first_ms) for word in words]),
+        *([] if not any(words) else [_packed_write(word, first_ms) for word in words]),
     ]
 
 
@@ -337,13 +337,13 @@ def _task(task: TaskSum, first_ms: int) -> list[Any]:
     return [*numbers, last.at_ms - first_ms, *([] if last.is_ok else [last.error_class])]
 
 
-def _said(said: LastWrite[Any] | None, first_ms: int) -> list[Any] | None:
-    return None if said is None else [said.at_ms - first_ms, said.word]
+def _packed_write(write: LastWrite[Any] | None, first_ms: int) -> list[Any] | None:
+    return None if write is None else [write.at_ms - first_ms, write.word]
 
 
-def _read_change(told: list[Any]) -> RunChange:
-    first_ms, span_ms, tasks, *words = told
-    workflow, outcome, usable, value_usd = (_read_said(word, first_ms) for word in words or [None] * 4)
+def _read_change(fields: list[Any]) -> RunChange:
+    first_ms, span_ms, tasks, *words = fields
+    workflow, outcome, usable, value_usd = (_read_write(word, first_ms) for word in words or [None] * 4)
     return RunChange(
         first_ms,
         first_ms + span_ms,
@@ -368,8 +368,8 @@ def _read_task(task: list[Any], first_ms: int) -> TaskSum:
     )
 
 
-def _read_said(said: list[Any] | None, first_ms: int) -> LastWrite[Any] | None:
-    return None if said is None else LastWrite(first_ms + said[0], said[1])
+def _read_write(fields: list[Any] | None, first_ms: int) -> LastWrite[Any] | None:
+    return None if fields is None else LastWrite(first_ms + fields[0], fields[1])
 
 
 # Workflows and their runs as data: the rules of a workflow, what becomes of a run, and which part of one a call is.

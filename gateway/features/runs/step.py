@@ -69,10 +69,10 @@ def run_words(index: Mapping[bytes, bytes], metadata: object = None) -> RunWords
         words = words._replace(task=task_of_step(_name(STEP, step)))
     baggage = index.get(BAGGAGE)
     if baggage is not None and _OWN_MEMBER.search(baggage) is not None:
-        words = RunWords(*(said or found for said, found in zip(words, _in_baggage(baggage), strict=True)))
+        words = RunWords(*(header or found for header, found in zip(words, _in_baggage(baggage), strict=True)))
     if isinstance(metadata, dict) and not all(words):
         words = RunWords(
-            *(said or _in_metadata(metadata, name) for said, name in zip(words, words._fields, strict=True))
+            *(header or _in_metadata(metadata, name) for header, name in zip(words, words._fields, strict=True))
         )
     return words
 
@@ -89,10 +89,10 @@ def part_of(words: RunWords, workflows: Workflows, fixed: str = "") -> RunPart |
 
 def outcome_said(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
     """Returns the outcome that a call's header gives its run; empty: none. Raises InvalidRequest."""
-    said = index.get(OUTCOME)
-    if said is None:
+    value = index.get(OUTCOME)
+    if value is None:
         return ""
-    outcome = read_outcome(said.decode("latin-1"), "header 'x-gateway-run-outcome'")
+    outcome = read_outcome(value.decode("latin-1"), "header 'x-gateway-run-outcome'")
     if part is None or not part.run:
         raise InvalidRequest(
             "The header 'x-gateway-run-outcome' needs the run of which it speaks: send 'x-gateway-run', too.",
@@ -102,11 +102,11 @@ def outcome_said(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
     return outcome
 
 
-def read_outcome(said: object, said_by: str) -> RunOutcome:
+def read_outcome(value: object, source: str) -> RunOutcome:
     """Returns the outcome that a caller tells. Raises InvalidRequest, naming what said it."""
-    outcome = next((one for one in TOLD_OUTCOMES if one == said), None)
+    outcome = next((one for one in TOLD_OUTCOMES if one == value), None)
     if outcome is None:
-        raise InvalidRequest(f"The {said_by} must be 'succeeded' or 'failed'.", param="outcome", code="invalid_value")
+        raise InvalidRequest(f"The {source} must be 'succeeded' or 'failed'.", param="outcome", code="invalid_value")
     return outcome
 
 
@@ -293,12 +293,12 @@ def step_change(about: StepAbout) -> RunChange:
     return RunChange(at_ms, at_ms)
 
 
-def changed(kept: RunRecord | None, asked: RunToChange) -> RunChanged | None:
+def changed(kept: RunRecord | None, wanted: RunToChange) -> RunChanged | None:
     """Returns what becomes of a run that is kept as `kept`; None: it is not there, and nothing is added that begins it."""
     before = kept
-    if asked.change is not None:
-        before = begun(asked.tenant, asked.run, asked.change) if kept is None else merged(kept, asked.change)
-    return None if before is None else RunChanged(before, asked.close(before) or before)
+    if wanted.change is not None:
+        before = begun(wanted.tenant, wanted.run, wanted.change) if kept is None else merged(kept, wanted.change)
+    return None if before is None else RunChanged(before, wanted.close(before) or before)
 
 
 def is_wanted(record: RunRecord, query: RunQuery) -> bool:

@@ -97,8 +97,8 @@ def _counts(usage: Usage) -> list[int]:
 
 def decode_step(tenant: str, run: str, step: str, raw: bytes) -> StepAbout:
     """Returns the step that was written so."""
-    told: Sequence[Any] = orjson.loads(raw)
-    fingerprint, status, headers, is_stream, endpoint, usage, *rest = told
+    fields: Sequence[Any] = orjson.loads(raw)
+    fingerprint, status, headers, is_stream, endpoint, usage, *rest = fields
     return StepAbout(
         tenant,
         run,
@@ -169,7 +169,7 @@ class MemoryRuns:
 
     async def change(self, changes: Sequence[RunToChange]) -> Sequence[RunChanged | None]:
         """Adds to the records of runs, and closes those that have ended."""
-        return [self._change(asked) for asked in changes]
+        return [self._change(wanted) for wanted in changes]
 
     async def find(self, tenant: str, run: str) -> tuple[StoredRun, Sequence[StepAbout]] | None:
         """Returns a run with its steps."""
@@ -199,11 +199,11 @@ class MemoryRuns:
         found = kept.steps.get(step)
         return found if found is not None and found.about.keep_until > self._wall() else None
 
-    def _change(self, asked: RunToChange) -> RunChanged | None:
-        id_ = asked.tenant, asked.run
+    def _change(self, wanted: RunToChange) -> RunChanged | None:
+        id_ = wanted.tenant, wanted.run
         kept = self._runs.get(id_)
-        result = changed(None if kept is None else kept.record, asked)
-        asked.written()
+        result = changed(None if kept is None else kept.record, wanted)
+        wanted.written()
         if result is not None and (kept is None or result.after != kept.record):
             self._touched(result.after).record = result.after
             self._make_room(id_)

@@ -101,9 +101,9 @@ class ConfigEmbedder:
         return read_embedding(body)
 
     def _call_for(self, text: str, call: Call, model: Model) -> Call:
-        asked: dict[str, Any] = {"model": self._model, "input": text, "encoding_format": "base64"}
+        body: dict[str, Any] = {"model": self._model, "input": text, "encoding_format": "base64"}
         if self._dimensions is not None:
-            asked["dimensions"] = self._dimensions
+            body["dimensions"] = self._dimensions
         now = self._clock.monotonic()
         bound = model.model_for_caller_credentials or model
         is_shown = call.credential is not None and _is_same_house(call, bound)
@@ -114,7 +114,7 @@ class ConfigEmbedder:
             key=call.key,
             model=bound if is_shown else model,
             model_name=self._model,
-            body=_json(asked),
+            body=_json(body),
             stream=False,
             stream_options=None,
             model_span=None,
@@ -126,7 +126,7 @@ class ConfigEmbedder:
             deadline_is_callers=False,
             path=EMBEDDINGS.path,
             tenant=call.tenant,
-            parsed=asked,
+            parsed=body,
         )
 
 
@@ -145,12 +145,12 @@ def read_embedding(body: bytes) -> Sequence[float]:
         raise EmbeddingFailed("the answer is not a list of embeddings") from error
 
 
-def _json(asked: dict[str, Any]) -> bytes:
+def _json(request: dict[str, Any]) -> bytes:
     """Encodes the request as JSON without lone surrogates, which cannot be sent as UTF-8."""
     try:
-        return orjson.dumps(asked)
+        return orjson.dumps(request)
     except TypeError:
-        return orjson.dumps({**asked, "input": asked["input"].encode("utf-8", "replace").decode()})
+        return orjson.dumps({**request, "input": request["input"].encode("utf-8", "replace").decode()})
 
 
 async def _body_of(reply: Reply) -> bytes:

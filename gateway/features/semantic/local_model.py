@@ -128,9 +128,9 @@ def _only_tensor(path: Path, header: bytes, length: int) -> tuple[str, str, list
     try:
         if len(header) < length:
             raise ValueError("the header is cut short")
-        tensors = {name: dict(told) for name, told in orjson.loads(header).items() if name != "__metadata__"}
-        told = [(n, str(t["dtype"]), [int(d) for d in t["shape"]], t["data_offsets"]) for n, t in tensors.items()]
-        found = [(name, kind, shape, (int(start), int(end))) for name, kind, shape, (start, end) in told]
+        tensors = {name: dict(fields) for name, fields in orjson.loads(header).items() if name != "__metadata__"}
+        fields = [(n, str(t["dtype"]), [int(d) for d in t["shape"]], t["data_offsets"]) for n, t in tensors.items()]
+        found = [(name, kind, shape, (int(start), int(end))) for name, kind, shape, (start, end) in fields]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
     if len(found) != 1:

@@ -159,7 +159,7 @@ class RedisVectors:
     def _lru(self, partition: bytes) -> SharedLru:
         return self._lrus.get(partition) or SharedLru(self._link, self._link.key("rows", partition), self._now)
 
-    def _told(self, partition: bytes, lru: SharedLru, entries: int, taken: int) -> None:
+    def _note_size(self, partition: bytes, lru: SharedLru, entries: int, taken: int) -> None:
         """Notes a partition's size; one with rows is known from now on."""
         if not entries:
             self._lrus.pop(partition, None)
@@ -180,7 +180,7 @@ class RedisVectors:
             )
         except StoreGone:
             return
-        self._told(row.partition, lru, *numbers)
+        self._note_size(row.partition, lru, *numbers)
 
     async def _load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
         lru, rows, before = self._lru(partition), list[VectorRow](), b""
@@ -203,13 +203,13 @@ class RedisVectors:
         try:
             for start in range(0, len(ids), ROWS_AT_ONCE):
                 numbers = await self._link.run(REMOVE, self._keys(lru), ids[start : start + ROWS_AT_ONCE])
-                self._told(partition, lru, *numbers)
+                self._note_size(partition, lru, *numbers)
         except StoreGone:
             pass  # they run out by themselves
 
     async def _sweep(self, partition: bytes) -> None:
         lru = self._lru(partition)
-        self._told(partition, lru, *await self._link.run(SWEEP, self._keys(lru), (self._now(), self._most)))
+        self._note_size(partition, lru, *await self._link.run(SWEEP, self._keys(lru), (self._now(), self._most)))
 
     async def _forget(self, selection: Selection) -> int:
         """Forgets in every partition that some replica has. Raises StoreGone."""
@@ -233,7 +233,7 @@ class RedisVectors:
             cursor, entries, taken, gone = await self._link.run(
                 FORGET, self._keys(lru), (model, tenant, selection.key or b"", cursor)
             )
-            self._told(partition, lru, entries, taken)
+            self._note_size(partition, lru, entries, taken)
             count += int(gone)
             if cursor == b"0":
                 return count

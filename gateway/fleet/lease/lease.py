@@ -28,7 +28,7 @@ SMOOTH_S = 1.0
 class Demand:
     """Counts the calls of one replica and what they take, and smooths both over `SMOOTH_S`."""
 
-    __slots__ = ("_cost", "_per_s", "_since", "_told", "calls", "used_at")
+    __slots__ = ("_cost", "_per_s", "_reported", "_since", "calls", "used_at")
 
     def __init__(self, now: float) -> None:
         self.calls = 0
@@ -37,7 +37,7 @@ class Demand:
         self._per_s = 0.0
         self._cost = 1.0
         self._since = now
-        self._told = 0.0
+        self._reported = 0.0
 
     def observe(self, used: float | None, now: float) -> None:
         """Takes the calls since the last time into account.
@@ -47,12 +47,12 @@ class Demand:
         if self.calls:
             self.used_at = now
             if used is not None:
-                self._cost += (max(0.0, used - self._told) / self.calls - self._cost) * 0.5
+                self._cost += (max(0.0, used - self._reported) / self.calls - self._cost) * 0.5
         span_s = now - self._since
         if span_s > 0:
             self._per_s += (self.calls / span_s - self._per_s) * min(1.0, span_s / SMOOTH_S)
             self.calls, self._since = 0, now
-        self._told = used or 0.0
+        self._reported = used or 0.0
 
     def ahead(self, capacity: float, now: float, *, is_whole: bool, keeps_warm: bool) -> float:
         """Returns how much to hold of a limit with this capacity: whole calls, because a part of one is of no use.

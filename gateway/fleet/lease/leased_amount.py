@@ -47,14 +47,13 @@ class LeasedAmount:
 
     __slots__ = (
         "__weakref__",
-        "_asked_at",
         "_away_rate_per_s",
         "_away_s",
         "_ceiling",
         "_ceiling_at",
         "_charged",
         "_charged_before",
-        "_charged_told",
+        "_charged_sent",
         "_demand",
         "_given",
         "_granted",
@@ -64,11 +63,12 @@ class LeasedAmount:
         "_is_whole",
         "_keep",
         "_lack",
+        "_lack_sent",
         "_low",
         "_own",
         "_replicas",
+        "_sent_at",
         "_store",
-        "_told_lack",
         "_wake",
         "capacity",
         "fails_closed",
@@ -125,18 +125,18 @@ class LeasedAmount:
         self._store = StoreView(kind)
         self._own: LocalShare | None = None  # exactly while it is `LOCAL`
         self._replicas = 1  # as told when it began to be on its own
-        self._told_lack = 0.0
+        self._lack_sent = 0.0
         self._lack = 0.0  # the most that a call asked for and did not get
         self._keep = 0.0
         self._ceiling = inf
         self._ceiling_at = now
         self._low = 0.0
         self._demand = Demand(now)
-        self._asked_at = now
+        self._sent_at = now
         self._is_unmet = False  # more was wanted than there was
         self._away_s = 0.0
         self._away_rate_per_s = 0.0
-        self._charged = self._charged_told = self._charged_before = 0.0
+        self._charged = self._charged_sent = self._charged_before = 0.0
 
     @property
     def is_asked(self) -> bool:
@@ -165,7 +165,7 @@ class LeasedAmount:
             self.state = LeaseState.ASKED
         held = self._held
         used = self._granted - self._given - held - self._in_use
-        self._asked_at = now
+        self._sent_at = now
         self._demand.observe(None if self.kind == "slots" else used, now)
         # A window must not begin without a call.
         ahead = self._demand.ahead(self.capacity, now, is_whole=self._is_whole, keeps_warm=self.kind != "window")
@@ -206,7 +206,7 @@ class LeasedAmount:
             incarnation=self.incarnation,
             lag_s=self.lag_s,
         )
-        self._told_lack, self._charged_told = self._lack, self._charged
+        self._lack_sent, self._charged_sent = self._lack, self._charged
         self._lack = self._keep = 0.0
         self._ceiling = inf
         return ask
@@ -219,10 +219,10 @@ class LeasedAmount:
         self._held += reply.granted - self._granted
         self._granted = reply.granted
         self._store.hear(reply, self.kind, now)
-        self._away_s, self._charged_before = 0.0, self._charged_told
+        self._away_s, self._charged_before = 0.0, self._charged_sent
         self.retry_at = now + reply.retry_s
         self._is_unmet = reply.retry_s > 0
-        most = max(reply.most, self._told_lack)
+        most = max(reply.most, self._lack_sent)
         if self.kind != "slots" and self._held > most:  # somebody's call needs all of the limit
             self._given += self._held - most
             self._held = most
@@ -235,12 +235,12 @@ class LeasedAmount:
         if self.is_asked:
             return False
         after_s = REPORT_S if self._demand.calls or self._is_unmet else REFRESH_S if self._held or self._in_use else inf
-        return now - self._asked_at >= after_s
+        return now - self._sent_at >= after_s
 
     def is_idle(self, now: float) -> bool:
         """Returns whether the store has nothing more to hear of it, and has forgotten it by now."""
         is_quiet = not self._held and not self._in_use and not self._demand.calls
-        return is_quiet and not self.is_asked and not self.needs_refill and now - self._asked_at > FORGOTTEN_S
+        return is_quiet and not self.is_asked and not self.needs_refill and now - self._sent_at > FORGOTTEN_S
 
     def leave(self) -> None:
         """Gives back all that is held, because this replica ends; the next `ask` tells the store."""

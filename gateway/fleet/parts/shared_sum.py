@@ -128,7 +128,6 @@ class FleetSum:
 
     __slots__ = (
         "__weakref__",
-        "_asked_at",
         "_counted",
         "_elsewhere",
         "_given",
@@ -136,7 +135,8 @@ class FleetSum:
         "_is_known",
         "_is_read",
         "_own",
-        "_told",
+        "_sent",
+        "_sent_at",
         "_wake",
         "is_alone",
         "is_asked",
@@ -158,13 +158,13 @@ class FleetSum:
         self.retry_at = -inf
         self._wake = wake
         self._own = 0.0
-        self._told = 0.0
+        self._sent = 0.0
         self._counted = 0.0  # of that, what the store has confirmed
         self._elsewhere = 0.0
         self._granted = 0.0
         self._given = 0.0
         self._is_known = self._is_read = False
-        self._asked_at = now
+        self._sent_at = now
 
     @property
     def is_known(self) -> bool:
@@ -195,7 +195,7 @@ class FleetSum:
     def ask(self, now: float, waiting: float) -> LeaseAsk:
         """Returns the message to the store, and begins an ask; `waiting` means nothing here."""
         self.is_asked, self.needs_refill = True, False
-        self._asked_at, self._told, self._is_read = now, self._own, False
+        self._sent_at, self._sent, self._is_read = now, self._own, False
         self._given += max(0.0, self._granted - self._own - self._given)
         return LeaseAsk(
             name=f"{self.owner}|{self.name}",
@@ -214,8 +214,8 @@ class FleetSum:
     def heard(self, reply: LeaseReply, now: float) -> None:
         """Takes the reply of the store in, which ends the ask."""
         self.is_asked, self._is_known = False, True
-        self._granted, self._counted = reply.granted, self._told
-        self._elsewhere = max(0.0, MOST - reply.level - self._told)
+        self._granted, self._counted = reply.granted, self._sent
+        self._elsewhere = max(0.0, MOST - reply.level - self._sent)
         self.retry_at = now + REPORT_S
 
     def go_local(self, replicas: int, now: float) -> None:
@@ -232,8 +232,8 @@ class FleetSum:
         """Returns whether there is something to tell, or to hear."""
         if self.is_asked:
             return False
-        after_s = REPORT_S if self._own != self._told else REFRESH_S if self._is_read else inf
-        return now - self._asked_at >= after_s
+        after_s = REPORT_S if self._own != self._sent else REFRESH_S if self._is_read else inf
+        return now - self._sent_at >= after_s
 
     def is_idle(self, now: float) -> bool:
         """Returns False: others may add to it at any time."""

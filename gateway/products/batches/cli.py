@@ -60,9 +60,9 @@ def _begin(client: CallerClient, options: argparse.Namespace, progress: Progress
         return patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
     progress.tell(f"uploading {safe(options.file)}")
     file = client.upload(options.file)
-    asked = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
+    body = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same batch
-    return patiently(lambda: client.ask("POST", "batches", asked, once).fields, progress)
+    return patiently(lambda: client.ask("POST", "batches", body, once).fields, progress)
 
 
 def _is_batch(file: Path) -> bool:

@@ -92,15 +92,15 @@ def _headers(filename: str) -> dict[str, str]:
 
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:
     """Returns the first byte and the one behind the last that are asked for; None: the file has none of them."""
-    asked = _RANGE.fullmatch((header or "").strip())
-    if asked is None or asked[0].endswith("=-"):
+    found = _RANGE.fullmatch((header or "").strip())
+    if found is None or found[0].endswith("=-"):
         return 0, size
-    if not asked[1]:
-        last = int(asked[2])
+    if not found[1]:
+        last = int(found[2])
         return (max(0, size - last), size) if last and size else None
-    start = int(asked[1])
-    end = int(asked[2]) + 1 if asked[2] else size
-    if asked[2] and end <= start:
+    start = int(found[1])
+    end = int(found[2]) + 1 if found[2] else size
+    if found[2] and end <= start:
         return 0, size
     return (start, min(end, size)) if start < size else None
 
@@ -335,12 +335,12 @@ class FileRoutes:
     async def list_files(self, request: Request) -> Response:
         """Lists the tenant's files, and behind them those it has at the provider of `passthrough`."""
         tenant = tenant_of(self._policies, request)
-        asked = request.query_params
-        order = asked.get("order", "desc")
+        params = request.query_params
+        order = params.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest("The parameter 'order' must be asc or desc.", param="order")
         limit = limit_of(request, MOST_LISTED, MOST_LISTED)
-        query = FileQuery(tenant, asked.get("purpose"), asked.get("after"), limit, is_newest_first=order == "desc")
+        query = FileQuery(tenant, params.get("purpose"), params.get("after"), limit, is_newest_first=order == "desc")
 
         async def own() -> OwnPage:
             found, has_more = await self._files.list_files(query)

@@ -91,9 +91,9 @@ class Brakes:
     async def note(self, store: JobStore, running: RunningWork) -> None:
         """Has the batch's marks say why it stands still, where that has changed: they are shown by any process."""
         brake = self.of(running.work.job)
-        if (told := (brake.error_class, brake.waits_for)) != brake.noted:
-            brake.noted = told
-            marks = {output.BRAKED_BY: told[0] or None, output.WAITS_FOR: told[1] or None}
+        if (error_class := (brake.error_class, brake.waits_for)) != brake.noted:
+            brake.noted = error_class
+            marks = {output.BRAKED_BY: error_class[0] or None, output.WAITS_FOR: error_class[1] or None}
             await running.write(lambda: store.note(running.work, marks))
 
     def forget(self, job_id: str) -> None:

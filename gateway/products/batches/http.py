@@ -110,8 +110,8 @@ class MergedLists:
             headers += self._account.keep(scope["headers"])
         lane, now = parse.choose_lane(key, index), self._clock.monotonic()
         deadline, _ = parse.deadline(policy, plan, lane, index, now)
-        asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        asked.pop("after", None)
+        params = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        params.pop("after", None)
         task = asyncio.current_task()
         return Call(
             id=new_request_id(),
@@ -132,7 +132,7 @@ class MergedLists:
             deadline_is_callers=True,
             method="GET",
             path=peek.passthrough_path(scope),
-            query=urlencode({**asked, "limit": str(limit)}).encode(),
+            query=urlencode({**params, "limit": str(limit)}).encode(),
             tenant=parse.choose_tenant(key, index),
             task=task,
             server=task,
@@ -253,11 +253,11 @@ class BatchRoutes:
             webhook=webhook,
         )
         body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)
-        asked = object_of(body, EXAMPLE)
-        file_id = asked.get(output.INPUT_FILE)
+        fields = object_of(body, EXAMPLE)
+        file_id = fields.get(output.INPUT_FILE)
         if self._policies.current.passthrough is not None and isinstance(file_id, str) and not is_ours(FILE, file_id):
             return RelayedResponse(self._relay, body)
-        return self._shown.response(await self._batches.create(owner, read_batch_request(asked, self._endpoints)))
+        return self._shown.response(await self._batches.create(owner, read_batch_request(fields, self._endpoints)))
 
     async def list_batches(self, request: Request) -> Response:
         """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""

@@ -287,24 +287,24 @@ class BatchRequest:
     """For how long its files are kept, where the caller says so."""
 
 
-def read_batch_request(asked: Mapping[str, Any], endpoints: Collection[str]) -> BatchRequest:
+def read_batch_request(fields: Mapping[str, Any], endpoints: Collection[str]) -> BatchRequest:
     """Reads the fields; `endpoints` are paths below the base URL. Raises InvalidRequest, naming the field and the remedy."""
-    unknown = next((name for name in asked if name not in FIELDS), None)
+    unknown = next((name for name in fields if name not in FIELDS), None)
     if unknown is not None:
         _refuse(unknown[:64], f"is unknown; known are {', '.join(FIELDS)}")
-    file_id = _text(asked, "input_file_id")
-    endpoint = _text(asked, "endpoint")
+    file_id = _text(fields, "input_file_id")
+    endpoint = _text(fields, "endpoint")
     path = endpoint.removeprefix("/v1")
     if path not in endpoints:
         _refuse("endpoint", f"must be one of {', '.join('/v1' + one for one in endpoints)}")
-    window = _text(asked, "completion_window")
+    window = _text(fields, "completion_window")
     return BatchRequest(
-        file_id, f"/v1{path}", window, _window_s(window), read_metadata(asked.get("metadata")), _life_s(asked)
+        file_id, f"/v1{path}", window, _window_s(window), read_metadata(fields.get("metadata")), _life_s(fields)
     )
 
 
-def _text(asked: Mapping[str, Any], name: str) -> str:
-    value = asked.get(name)
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     if value is None:
         raise InvalidRequest(f"Missing required parameter: '{name}'.", param=name)
     if not isinstance(value, str) or not 0 < len(value) <= 256:
@@ -320,11 +320,11 @@ def _window_s(window: str) -> float:
     return float(seconds)
 
 
-def _life_s(asked: Mapping[str, Any]) -> float | None:
-    said = asked.get("output_expires_after")
-    if said is None:
+def _life_s(fields: Mapping[str, Any]) -> float | None:
+    value = fields.get("output_expires_after")
+    if value is None:
         return None
-    seconds = said.get("seconds") if isinstance(said, dict) and said.get("anchor") == "created_at" else None
+    seconds = value.get("seconds") if isinstance(value, dict) and value.get("anchor") == "created_at" else None
     if type(seconds) is not int or not LEAST_LIFE_S <= seconds <= LONGEST_LIFE_S:
         _refuse(
             "output_expires_after",

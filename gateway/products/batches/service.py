@@ -92,19 +92,19 @@ class BatchService:
         self._rules = rules
         self._draw = draw
 
-    async def create(self, owner: BatchOwner, asked: BatchRequest) -> Job:
+    async def create(self, owner: BatchOwner, request: BatchRequest) -> Job:
         """Makes a durable batch. Raises InvalidRequest for a file that is not there, JobsUnavailable, TooManyJobs.
 
         With an idempotency key the batch that was made with it before is returned; DedupeConflict: it was another.
         """
         store = await self._open_store()
-        file = await store.files.find(asked.input_file_id, owner.tenant)
+        file = await store.files.find(request.input_file_id, owner.tenant)
         if file is None or file.purpose != "batch":
             why = "There is no such file" if file is None else f"The file was made for '{file.purpose}'"
             raise InvalidRequest(
                 f"{why}; upload the input with POST /v1/files and the purpose 'batch'.", param=output.INPUT_FILE
             )
-        (accepted,) = await store.accept([self._new_batch(owner, asked, file)])
+        (accepted,) = await store.accept([self._new_batch(owner, request, file)])
         _refuse_conflict(accepted)
         self._watchers.changed(accepted.job.id)
         return accepted.job
@@ -134,9 +134,9 @@ class BatchService:
             raise BatchNotCancellable(f"The batch has ended as '{batch_status(job)}' and cannot be cancelled any more.")
         return job
 
-    def _new_batch(self, owner: BatchOwner, asked: BatchRequest, file: StoredFile) -> NewJob:
+    def _new_batch(self, owner: BatchOwner, request: BatchRequest, file: StoredFile) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
-        told = {REQUEST_URL: owner.webhook} if owner.webhook else {}
+        webhook = {REQUEST_URL: owner.webhook} if owner.webhook else {}
         job = Job(
             id=new_id(BATCH, self._draw(DRAW_BYTES)),
             kind=JobKind.BATCH,
@@ -149,17 +149,17 @@ class BatchService:
             state=JobState.QUEUED,
             created_at=now,
             run_at=now,
-            deadline=now + asked.window_s,
+            deadline=now + request.window_s,
             max_attempts=rules.attempts,
             about={
-                output.ENDPOINT: asked.endpoint,
-                output.INPUT_FILE: asked.input_file_id,
+                output.ENDPOINT: request.endpoint,
+                output.INPUT_FILE: request.input_file_id,
                 output.INPUT: file.blob,
-                output.WINDOW: asked.window,
-                output.METADATA: dict(asked.metadata),
-                output.OUTPUT_LASTS_S: asked.output_lasts_s,
+                output.WINDOW: request.window,
+                output.METADATA: dict(request.metadata),
+                output.OUTPUT_LASTS_S: request.output_lasts_s,
                 output.BROUGHT_CREDENTIAL: owner.brought_credential,
-                **told,
+                **webhook,
             },
             stage=Stage.CHECK,
         )
@@ -169,7 +169,9 @@ class BatchService:
             first_piece=CHECK,
             reads=file.blob,
             fingerprint=sha256(
-                orjson.dumps([asked.endpoint, asked.input_file_id, asked.window, dict(asked.metadata), *told.values()])
+                orjson.dumps(
+                    [request.endpoint, request.input_file_id, request.window, dict(request.metadata), *webhook.values()]
+                )
             ).digest(),
             dedupe_key=sha256(orjson.dumps([owner.tenant, "batch"]) + key).digest() if key else b"",
             dedupe_until=now + rules.dedupe_for_s,

@@ -133,7 +133,7 @@ class SqliteJobFiles:
         await self._file.write(
             lambda db: add(db, file),
             undo=lambda db: take_back(db, file),
-            is_undone_unheard=True,
+            is_undone_unacknowledged=True,
         )
 
     async def find(self, file_id: str, tenant: str) -> StoredFile | None:

@@ -161,40 +161,40 @@ def batches_of_file(file_id: str) -> Sequence[tuple[str, Role]]:
 
 def derived_event_ids(job_id: str, endpoint: str) -> tuple[str, str]:
     """Returns the ids of the event of a job's end, and of its delivery to an endpoint, always the same."""
-    told = job_id.encode()
-    event = blake2b(told, digest_size=DRAW_BYTES, person=b"event").digest()
-    delivery = blake2b(told + b"\0" + endpoint.encode(), digest_size=DRAW_BYTES, person=b"delivery").digest()
+    source = job_id.encode()
+    event = blake2b(source, digest_size=DRAW_BYTES, person=b"event").digest()
+    delivery = blake2b(source + b"\0" + endpoint.encode(), digest_size=DRAW_BYTES, person=b"delivery").digest()
     return new_id(EVENT, event), new_id(DELIVERY, delivery)
 
 
 def derived_redelivery_id(delivery_id: str) -> str:
     """Returns the id of the delivery that is made in place of one that has ended, always the same."""
-    told = delivery_id.encode()
-    return new_id(DELIVERY, blake2b(told, digest_size=DRAW_BYTES, person=b"redelivery").digest())
+    source = delivery_id.encode()
+    return new_id(DELIVERY, blake2b(source, digest_size=DRAW_BYTES, person=b"redelivery").digest())
 
 
 def derived_replay_id(mark: Mark, letter_id: str, number: int) -> str:
     """Returns the id of the job that replays a dead letter for the `number`-th time, always the same."""
-    told = f"{letter_id}\0{number}".encode()
-    return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"replay").digest())
+    source = f"{letter_id}\0{number}".encode()
+    return new_id(mark, blake2b(source, digest_size=DRAW_BYTES, person=b"replay").digest())
 
 
 def derived_call_id(record: bytes, number: int) -> str:
     """Returns the id of the `number`-th job that stands for a call with an `Idempotency-Key`, always the same."""
-    told = record + b"\0%d" % number
-    return new_id(JOB, blake2b(told, digest_size=DRAW_BYTES, person=b"call").digest())
+    source = record + b"\0%d" % number
+    return new_id(JOB, blake2b(source, digest_size=DRAW_BYTES, person=b"call").digest())
 
 
 def derived_child_id(mark: Mark, run_id: str, step: str, attempt: int) -> str:
     """Returns the id of the job that is the `attempt`-th one of a run's step, always the same."""
-    told = f"{run_id}\0{step}\0{attempt}".encode()
-    return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"child").digest())
+    source = f"{run_id}\0{step}\0{attempt}".encode()
+    return new_id(mark, blake2b(source, digest_size=DRAW_BYTES, person=b"child").digest())
 
 
 def derived_response_id(tenant: str, provider_id: str) -> str:
     """Returns the id under which the gateway keeps a response that a provider calls `provider_id`, always the same."""
-    told = f"{len(tenant)}:{tenant}{provider_id}".encode()
-    return new_id(RESPONSE, blake2b(told, digest_size=DRAW_BYTES, person=b"response").digest())
+    source = f"{len(tenant)}:{tenant}{provider_id}".encode()
+    return new_id(RESPONSE, blake2b(source, digest_size=DRAW_BYTES, person=b"response").digest())
 
 
 def is_ours(mark: Mark, id: str) -> bool:

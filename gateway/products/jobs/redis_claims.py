@@ -82,7 +82,7 @@ class RedisSteps:
         self.letters = RedisLetters(partitions)
         self._known: dict[str, RedisJob] = {}
         """Jobs as they were last seen here: a step that begins with one needs no look, unless it was written since."""
-        self._unheard: set[tuple[str, str, int, int]] = set()
+        self._unacknowledged: set[tuple[str, str, int, int]] = set()
         """Writes about claims whose answers were lost."""
         self.workers = 1
         """How many gateways share the work, as of the last look."""
@@ -129,7 +129,7 @@ class RedisSteps:
         def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
             piece = job.kept.pieces.get(work.piece)
             if piece is None or piece.state != "claimed" or piece.fence != fence:
-                return written(job.kept.job) if mark in self._unheard and was_done(job) else NOT_OURS
+                return written(job.kept.job) if mark in self._unacknowledged and was_done(job) else NOT_OURS
             change(pieces, job.kept, now, effects)
             left = job.kept.pieces.get(work.piece)
             if left is not None:
@@ -142,19 +142,19 @@ class RedisSteps:
             partition, seen = self._partitions.of_work(work), self._known.get(work.job.id)
             result = await self._take(partition, work.job.id, changed, seen, is_durable=is_durable)
         except NotDurable:
-            self._unheard.discard(mark)
+            self._unacknowledged.discard(mark)
             raise
         except JobsUnavailable:
-            if len(self._unheard) >= MOST_KNOWN:
-                self._unheard.clear()
-            self._unheard.add(mark)
+            if len(self._unacknowledged) >= MOST_KNOWN:
+                self._unacknowledged.clear()
+            self._unacknowledged.add(mark)
             raise
-        self._unheard.discard(mark)
+        self._unacknowledged.discard(mark)
         return NOT_OURS if result is None else result
 
     def is_unheard(self, name: str, work: ClaimedWork) -> bool:
         """Tells whether the answer of such a write about the claim was lost, and it was not repeated since."""
-        return (name, work.job.id, work.piece, work.fence) in self._unheard
+        return (name, work.job.id, work.piece, work.fence) in self._unacknowledged
 
     async def state_of(self, work: ClaimedWork) -> WriteResult:
         """Returns what is asked of a job whose claim has ended as it should. Raises JobsUnavailable."""
@@ -225,9 +225,9 @@ class RedisSteps:
             if letter is not None:
                 effects.letters.append(LetterChange(letter))
             if replays is not None:
-                told = replayed(replays.letter, kept.job)
-                if told != replays.letter:
-                    effects.letters.append(LetterChange(told, replays.text))
+                updated = replayed(replays.letter, kept.job)
+                if updated != replays.letter:
+                    effects.letters.append(LetterChange(updated, replays.text))
             effects.following.extend(self._following(kept.job))
 
         return MemoryPieces(_nothing, _discarded, follow, self.workers)
@@ -385,14 +385,14 @@ class RedisClaims:
 
     async def _claim_from(self, partition: int, rooms: Counter[str], works: list[ClaimedWork]) -> None:
         """Adds to the works what a partition has, as far as there is room. Raises JobsUnavailable."""
-        while asked := _some(rooms):
+        while wanted := _some(rooms):
             before = len(works)
             try:
-                await self._look(partition, asked, works)
+                await self._look(partition, wanted, works)
             finally:
                 given = Counter(work.job.segment for work in works[before:])
                 rooms.subtract(given)
-            if all(given[ask.segment] < ask.most for ask in asked):
+            if all(given[ask.segment] < ask.most for ask in wanted):
                 break
 
     def _rests(self, partition: int) -> bool:
@@ -496,8 +496,8 @@ class RedisClaims:
             for first in range(0, len(places), RENEWED_AT_ONCE):
                 some = places[first : first + RENEWED_AT_ONCE]
                 claims = [part for place in some for part in self._partitions.claim_of(works[place])]
-                _, _, told = await self._partitions.run(RENEW, partition, self._replica, *claims)
-                for place, answer in zip(some, told, strict=True):
+                _, _, renewed = await self._partitions.run(RENEW, partition, self._replica, *claims)
+                for place, answer in zip(some, renewed, strict=True):
                     results[place] = read_result(answer)
         return results
 
@@ -508,11 +508,11 @@ def _some(rooms: Mapping[str, int]) -> list[ClaimAsk]:
     return [ClaimAsk(segment, min(room, max(8, CLAIMED_AT_ONCE // len(left)))) for segment, room in left.items()]
 
 
-def read_result(told: bytes) -> WriteResult:
+def read_result(reply: bytes) -> WriteResult:
     """Returns what a script says of a claim."""
-    if not told:
+    if not reply:
         return NOT_OURS
-    ends_as, paused = told.decode().split()
+    ends_as, paused = reply.decode().split()
     return WriteResult(True, None if ends_as == records.NONE else JobState(ends_as), paused == "1")
 
 

@@ -182,9 +182,9 @@ def select(condition: str) -> str:
 
 def _body(job: Job) -> bytes:
     error = None if job.last_error is None else list(job.last_error)
-    asked = [job.key, job.lane, job.segment, job.is_urgent, job.model, job.created_at, job.run_at, job.deadline]
+    fields = [job.key, job.lane, job.segment, job.is_urgent, job.model, job.created_at, job.run_at, job.deadline]
     now = [job.stage, job.ends_as, job.is_paused, job.attempts, job.started_at, list(job.tally), error, job.marks]
-    return orjson.dumps([*asked, job.max_attempts, job.about, *now, job.revision])
+    return orjson.dumps([*fields, job.max_attempts, job.about, *now, job.revision])
 
 
 def _due(job: Job) -> float | None:

@@ -280,7 +280,7 @@ class Watchers:
         cannot be read. It ends early where the process does: the next one goes on with the job.
         """
         revision, clock = after, self._clock
-        told_at = clock.monotonic()
+        sent_at = clock.monotonic()
         while not self._is_closing():
             try:
                 job = await self.look(store, job_id, tenant)
@@ -289,7 +289,7 @@ class Watchers:
             except JobsUnavailable:
                 job = None
             if job is not None and job.revision != revision:
-                revision, told_at = job.revision, clock.monotonic()
+                revision, sent_at = job.revision, clock.monotonic()
                 yield job
                 if job.state.is_end:
                     return
@@ -297,8 +297,8 @@ class Watchers:
                 continue
             if job is not None and job.state.is_end:
                 return
-            if clock.monotonic() - told_at >= SILENCE_S:
-                told_at = clock.monotonic()
+            if clock.monotonic() - sent_at >= SILENCE_S:
+                sent_at = clock.monotonic()
                 yield None
             await self.wait(job_id, LOOK_S)
 

@@ -76,11 +76,11 @@ def answer_body(endpoint: str, run_id: str, model: str, output: Any, tally: Tall
 
 def run_headers(run_id: str, steps: Mapping[str, StepState]) -> list[tuple[str, str]]:
     """Returns the headers that tell of a run: its id, and of each step how many answers it has come to."""
-    told = " ".join(f"{name}:{_told(state)}" for name, state in steps.items())
-    return [(RUN.decode(), run_id), (STEPS.decode(), told[:MOST_HEADER_CHARS])]
+    shown = " ".join(f"{name}:{_shown_state(state)}" for name, state in steps.items())
+    return [(RUN.decode(), run_id), (STEPS.decode(), shown[:MOST_HEADER_CHARS])]
 
 
-def _told(state: StepState) -> str:
+def _shown_state(state: StepState) -> str:
     if state.phase is StepPhase.RUNNING:
         return "stopped"
     if state.is_lost:
@@ -151,7 +151,7 @@ FIELD: Final = "metadata.input"
 
 def input_of(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
     """Returns the input of a run. Raises InvalidRequest, naming the field and the remedy."""
-    value = with_defaults(plan.input_schema, _said(plan, request))
+    value = with_defaults(plan.input_schema, _text_in(plan, request))
     misfit = None if plan.input_schema is None else misfit_of(plan.input_schema, value)
     if misfit is not None:
         where, why = misfit
@@ -165,7 +165,7 @@ def input_of(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
     return value
 
 
-def _said(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
+def _text_in(plan: PipelinePlan, request: Mapping[str, Any]) -> Any:
     metadata = request.get("metadata")
     if isinstance(metadata, dict) and "input" in metadata:
         value = metadata["input"]
@@ -209,10 +209,10 @@ def _wants_structure(plan: PipelinePlan) -> bool:
 
 def _last_text(request: Mapping[str, Any]) -> str | None:
     """Returns the last text of the user in a request of either form."""
-    said = request.get("messages", request.get("input"))
-    if isinstance(said, str):
-        return said
-    messages = [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    sent = request.get("messages", request.get("input"))
+    if isinstance(sent, str):
+        return sent
+    messages = [one for one in sent if isinstance(one, dict)] if isinstance(sent, list) else []
     last = next((one for one in reversed(messages) if one.get("role") == "user"), None)
     if last is None:
         return None

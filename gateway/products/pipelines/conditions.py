@@ -93,8 +93,8 @@ def read_condition(source: object, path: Path, problems: list[PlanProblem]) -> C
     try:
         parsed = jmespath.compile(source)
     except import_module("jmespath.exceptions").JMESPathError as error:
-        told = " ".join(str(error).split())[:200]
-        problems.append(PlanProblem(path, f"is not valid JMESPath: {told}"))
+        reason = " ".join(str(error).split())[:200]
+        problems.append(PlanProblem(path, f"is not valid JMESPath: {reason}"))
         return None
     except RecursionError:
         problems.append(PlanProblem(path, "is nested too deep"))

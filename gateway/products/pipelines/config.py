@@ -139,13 +139,13 @@ def compile_pipelines(documents: tuple[Document, ...], models: Mapping[str, obje
 
 def pipeline_notices(plans: Mapping[str, PipelinePlan], models: Mapping[str, Model]) -> list[str]:
     """Returns what is worth a word: money is bounded, and some model has no price."""
-    told = []
+    notices = []
     for plan in plans.values() if models else ():
         found = [models[name] for name in plan.models if name in models] if plan.usd_per_run is not None else []
         bare = [model.name for model in found if not any(_is_priced(target) for target in model.targets)]
         if bare:
-            told.append(f"{plan.model_name}: usd_per_run counts nothing for {', '.join(bare)}: there is no price")
-    return told
+            notices.append(f"{plan.model_name}: usd_per_run counts nothing for {', '.join(bare)}: there is no price")
+    return notices
 
 
 def _is_priced(target: Target) -> bool:
@@ -185,14 +185,14 @@ def _source(document: Document) -> dict[str, Any] | None:
         return None
     if entry.input is not None and (found := input_problem(entry.input)) is not None:
         document.complain(("input", *found[0]), found[1])
-    told = {
+    fields = {
         "description": entry.description,
         "input": entry.input,
         "usd_per_run": entry.usd_per_run,
         "steps": {name: _step(document, name) for name in entry.steps},
         "output": entry.output,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _step(document: Document, name: str) -> dict[str, Any] | None:
@@ -203,15 +203,15 @@ def _step(document: Document, name: str) -> dict[str, Any] | None:
         if entry is not None and given["call"] is None:
             document.complain((*path, "call"), "is empty: it needs a model and what it is asked")
         return None
-    told = entry.model_dump(include=entry.model_fields_set - {"choose", "on_failure", "output"})
+    fields = entry.model_dump(include=entry.model_fields_set - {"choose", "on_failure", "output"})
     if entry.choose is not None:
         branches = [check(BranchEntry, document, (*path, "choose", index)) for index in range(len(entry.choose))]
-        told["choose"] = [one.model_dump(exclude_none=True) for one in branches if one is not None]
+        fields["choose"] = [one.model_dump(exclude_none=True) for one in branches if one is not None]
     if entry.on_failure is not None:
-        told["on_failure"] = _on_failure(document, (*path, "on_failure"), entry.on_failure)
+        fields["on_failure"] = _on_failure(document, (*path, "on_failure"), entry.on_failure)
     if entry.output is not None:
-        told["output"] = _output(document, (*path, "output"))
-    return told
+        fields["output"] = _output(document, (*path, "output"))
+    return fields
 
 
 def _on_failure(document: Document, path: Path, given: object) -> Any:

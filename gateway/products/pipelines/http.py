@@ -79,10 +79,10 @@ class PipelineAnswers:
 def _unfinished(job: Job) -> Reply:
     """The answer to a caller whose time is over, or whose run was stopped."""
     if job.state.is_end:
-        told = f"The run has ended as '{job.state}', without an answer."
+        message = f"The run has ended as '{job.state}', without an answer."
     else:
-        told = f"The run is not at its end yet and goes on; GET /v1/jobs/{job.id}/result has its answer then."
-    late = PipelineUnfinished(told)
+        message = f"The run is not at its end yet and goes on; GET /v1/jobs/{job.id}/result has its answer then."
+    late = PipelineUnfinished(message)
     error = {**error_object(late), "run_id": job.id}
     headers = [
         (b"content-type", b"application/json"),
@@ -137,10 +137,10 @@ def part_of_step(policy: PolicySnapshot, step: StepOfRun) -> RunPart:
     return RunPart(step.workflow, step.run, step.step, labels, rules, is_durable=True)
 
 
-def _compiled(said: Mapping[str, Any]) -> OutputRule:
-    invalid = said.get("on_invalid") or {}
+def _compiled(fields: Mapping[str, Any]) -> OutputRule:
+    invalid = fields.get("on_invalid") or {}
     try:
-        schema = compile_schema(orjson.dumps(said["schema"]))
+        schema = compile_schema(orjson.dumps(fields["schema"]))
     except SchemaUnusable as error:
         raise InvalidRequest(f"The schema of the step cannot be used here: {error}", param="output") from None
     return OutputRule(

@@ -195,14 +195,14 @@ def _child(run: Job, start: StepStart, now: float, kind: JobKind) -> Job:
 
 def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:
     step = start.step
-    told: dict[str, Any] = {STEP: step.name, PART: int(start.part), MODEL: plan.model_name}
+    about: dict[str, Any] = {STEP: step.name, PART: int(start.part), MODEL: plan.model_name}
     if plan.usd_per_run is not None:
-        told[USD_PER_RUN] = plan.usd_per_run
+        about[USD_PER_RUN] = plan.usd_per_run
     if step.retries is not None:
-        told[RETRIES] = step.retries
+        about[RETRIES] = step.retries
     if step.output is not None and start.part is not StepPart.REPAIR:
-        told[OUTPUT] = step.output
-    return told
+        about[OUTPUT] = step.output
+    return about
 
 
 # How the steps of a run stand, read from its children, and what their answers say.
@@ -313,8 +313,8 @@ def _state_of_batch(step: Step, part: StepPart, child: Job, first: Job) -> StepS
     total = child.about[ITEMS]
     if BROKEN in child.marks and child.state is JobState.CANCELLED:
         such = next(iter(errors_in(step, child.marks[BROKEN].encode()).values()), None)
-        told = "more items have failed than the plan accepts, and the others were stopped"
-        why = StepError(TOO_MANY_FAILED, told + (f"; such as: {such.message}" if such else ""), step.name)
+        problem = "more items have failed than the plan accepts, and the others were stopped"
+        why = StepError(TOO_MANY_FAILED, problem + (f"; such as: {such.message}" if such else ""), step.name)
         if such is not None and such.error_class == RUN_BUDGET_EXCEEDED:
             why = such
         return StepState(part, StepPhase.FAILED, failed=total, total=total, error=why)

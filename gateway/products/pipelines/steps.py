@@ -125,8 +125,8 @@ def state_of_items(step: Step, state: StepState, answered: Sequence[bytes], fail
     """Returns a step with items as the files of answers and of errors of its parts have it, both in the order of the parts."""
     answers = [answers_in(lines) for lines in answered]
     errors = [errors_in(step, lines) for lines in failed]
-    asked = {number: body for part in (answers[:1] + answers[2:]) for number, body in part.items()}
-    left = [error for number, error in _last_first(errors) if number not in asked]
+    bodies = {number: body for part in (answers[:1] + answers[2:]) for number, body in part.items()}
+    left = [error for number, error in _last_first(errors) if number not in bodies]
     spent = (error for error in left if error.error_class == RUN_BUDGET_EXCEEDED)
     hopeful: Mapping[int, StepError] = {}
     if state.part is not StepPart.SECOND:
@@ -134,7 +134,7 @@ def state_of_items(step: Step, state: StepState, answered: Sequence[bytes], fail
     return StepState(
         state.part,
         state.phase,
-        values_of_items(step, asked, state),
+        values_of_items(step, bodies, state),
         state.failed,
         state.total,
         next(spent, None) or next(iter(left), state.error),
@@ -152,7 +152,7 @@ def _error_in(step: Step, line: Mapping[str, Any]) -> StepError | None:
 
 
 def _last_first(errors: Sequence[Mapping[int, StepError]]) -> Iterator[tuple[int, StepError]]:
-    return (told for part in reversed(errors) for told in part.items())
+    return (pair for part in reversed(errors) for pair in part.items())
 
 
 def step_of(job: Job) -> StepOfRun | None:

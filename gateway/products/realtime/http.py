@@ -219,8 +219,8 @@ def _reasons(call: Call) -> str:
     """Why, by provider: behind a colon, or nothing where there is none to tell of."""
     providers = call.policy.providers
     names = dict.fromkeys(target.provider for target in call.model.plan)
-    said = [f"the provider '{name}' {why_no_sessions(providers[name])}" for name in names]
-    return f": {'; '.join(said)}" if said and call.model.pipeline is None else ""
+    reasons = [f"the provider '{name}' {why_no_sessions(providers[name])}" for name in names]
+    return f": {'; '.join(reasons)}" if reasons and call.model.pipeline is None else ""
 
 
 log = logging.getLogger("gateway.edge")

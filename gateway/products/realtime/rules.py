@@ -82,15 +82,15 @@ def output_in(data: bytes | bytearray) -> Usage | None:
     return Usage(0, tokens, estimated=True, parts=UsageParts(audio_output=tokens))
 
 
-def usage_of_response(told: Usage | None, came: Usage | None, input_tokens: int) -> Usage | None:
+def usage_of_response(reported: Usage | None, came: Usage | None, input_tokens: int) -> Usage | None:
     """Returns what a response has used: as its provider tells it, else what has come of it.
 
     `came` is the estimate of that; None: nothing has. Of an input that no response can have had, that of the response before
     stands in, `input_tokens`: a session reads again what it has read.
     """
-    if told is None or told.doubt != ABSURD:
-        return told or came
-    usage = told if told.output or came is None else joined(told, came, max)
+    if reported is None or reported.doubt != ABSURD:
+        return reported or came
+    usage = reported if reported.output or came is None else joined(reported, came, max)
     return usage if usage.input else replace(usage, input=input_tokens)
 
 
@@ -110,8 +110,8 @@ def read_event(data: bytes | bytearray) -> ReadEvent | None:
     if kind.endswith(("session.created", "session.updated")):
         return ReadEvent(is_done=False, usage=None, error=None, transcriber=_transcriber(event.get("session")))
     if kind == "conversation.item.input_audio_transcription.completed":
-        told = event.get("usage")
-        read = read_usage(told) if isinstance(told, dict) else None
+        reported = event.get("usage")
+        read = read_usage(reported) if isinstance(reported, dict) else None
         used = None if read is None else certain_usage("transcriptions", read, b"", {})
         return ReadEvent(is_done=False, usage=None, error=None, transcribed=used)
     if kind != "response.done" or not isinstance(response, dict):

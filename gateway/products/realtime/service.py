@@ -38,11 +38,11 @@ STUCK_S = 60.0
 class Pulse:
     """One peer's signs of life."""
 
-    __slots__ = ("_is_asked", "_since", "_stuck", "heard_at")
+    __slots__ = ("_is_pinged", "_since", "_stuck", "heard_at")
 
     def __init__(self, now: float) -> None:
         self._since = now  # it was heard, or asked
-        self._is_asked = False  # and not heard since
+        self._is_pinged = False  # and not heard since
         self._stuck: tuple[int, float] | None = None  # while it takes nothing: what waits for it, and since when
         self.heard_at = now
 
@@ -58,11 +58,11 @@ class Pulse:
             self.heard_at = now
         if end.heard or end.reading_paused:
             end.heard = False
-            self._since, self._is_asked = now, False
+            self._since, self._is_pinged = now, False
         elif now - self._since >= PING_S:
-            if self._is_asked:
+            if self._is_pinged:
                 return True
-            self._since, self._is_asked = now, True
+            self._since, self._is_pinged = now, True
             end.ping()
         return False
 
@@ -206,11 +206,11 @@ class RealtimeSession:
     def _take(self, data: bytes | bytearray) -> None:
         """Reads an event that says what was used, or counts the output of one that says no more."""
         if is_read(data):
-            self._heard(read_event(data))
+            self._on_event(read_event(data))
         elif (output := output_in(data)) is not None:
             self.unfinished = output if self.unfinished is None else added(self.unfinished, output)
 
-    def _heard(self, event: ReadEvent | None) -> None:
+    def _on_event(self, event: ReadEvent | None) -> None:
         if event is None:
             return
         if event.error is not None:

@@ -79,15 +79,15 @@ class KeptEvents:
         return rest
 
     def _read(self, event: bytes) -> bytes:
-        said = event_json(event) if b'"response"' in event else None
-        response = None if said is None else said.get("response")
-        if said is None or not isinstance(response, dict):
+        parsed = event_json(event) if b'"response"' in event else None
+        response = None if parsed is None else parsed.get("response")
+        if parsed is None or not isinstance(response, dict):
             return event
-        said["response"] = self._own(response)
-        if said.get("type") in _LAST:
-            self._last, self.final = said, said["response"]
+        parsed["response"] = self._own(response)
+        if parsed.get("type") in _LAST:
+            self._last, self.final = parsed, parsed["response"]
             return b""
-        return _frame(said)
+        return _frame(parsed)
 
     def _own(self, response: dict[str, Any]) -> dict[str, Any]:
         id = derived_response_id(self._tenant, str(response.get("id")))
@@ -190,10 +190,10 @@ class OwnEvents:
         if not event.startswith(b'data: {"type":"%b"' % event[7:name_end], name_end + 1):
             return None
         before, _, behind = event.partition(b'"sequence_number":')
-        said = _DIGITS.match(behind)
-        if said is None or b'"sequence_number":' in behind:
+        digits = _DIGITS.match(behind)
+        if digits is None or b'"sequence_number":' in behind:
             return None
-        made = b'%b"sequence_number":%d%b' % (before, self.next_number, behind[said.end() :])
+        made = b'%b"sequence_number":%d%b' % (before, self.next_number, behind[digits.end() :])
         self.next_number += 1
         return made
 
@@ -224,19 +224,19 @@ class OwnEvents:
             made.append(b"event: %b\ndata: %b\n\n" % (kind[1], data))
             self.next_number += 1
             return
-        said = json_object(data)
-        if said is None or self.final is not None or self.error is not None:
+        parsed = json_object(data)
+        if parsed is None or self.final is not None or self.error is not None:
             return  # [DONE], as some send; the failed response behind an error; nonsense is found by the relay
-        kind = said.get("type")
-        if not isinstance(kind, str) or kind == "error" or "error" in said:
-            self.error = _error_in(said)
+        kind = parsed.get("type")
+        if not isinstance(kind, str) or kind == "error" or "error" in parsed:
+            self.error = _error_in(parsed)
             return
-        self._take(kind, said, made)
+        self._take(kind, parsed, made)
 
-    def _take(self, kind: str, said: dict[str, Any], made: list[bytes]) -> None:
-        response = said.get("response")
+    def _take(self, kind: str, event: dict[str, Any], made: list[bytes]) -> None:
+        response = event.get("response")
         if isinstance(response, dict):
-            self._response = said["response"] = {**response, **self._own}
+            self._response = event["response"] = {**response, **self._own}
         if kind in ENDS:
             self.final = self._finished(self._response)
             return
@@ -244,11 +244,11 @@ class OwnEvents:
             return
         if not self._has_begun:
             self._begin(made, is_running=kind != "response.in_progress")
-        if kind == "response.output_item.done" and isinstance(said.get("output_index"), int):
-            self._items[said["output_index"]] = said.get("item")
-        said.pop("type")
-        said.pop("sequence_number", None)
-        made.append(self._frame(kind, said))
+        if kind == "response.output_item.done" and isinstance(event.get("output_index"), int):
+            self._items[event["output_index"]] = event.get("item")
+        event.pop("type")
+        event.pop("sequence_number", None)
+        made.append(self._frame(kind, event))
 
     def _finished(self, response: dict[str, Any]) -> dict[str, Any]:
         """Some providers leave the output to the events before."""
@@ -269,9 +269,9 @@ class OwnEvents:
         return made
 
 
-def _error_in(said: dict[str, Any]) -> dict[str, Any]:
-    error = said.get("error")
-    inner = error if isinstance(error, dict) else said
+def _error_in(event: dict[str, Any]) -> dict[str, Any]:
+    error = event.get("error")
+    inner = error if isinstance(error, dict) else event
     message, code = inner.get("message"), inner.get("code") or inner.get("type")
-    told = message if isinstance(message, str) else "The provider reported an error."
-    return failure(told, str(code), str(inner.get("type")))
+    text = message if isinstance(message, str) else "The provider reported an error."
+    return failure(text, str(code), str(inner.get("type")))

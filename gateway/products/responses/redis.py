@@ -47,7 +47,7 @@ class RedisEventLogs:
         front = (bounds.log_bytes, self._channel, replica)
         self._appends = SharedScript(partitions, background, APPEND, MOST_WEIGHT, lambda: front)
         self._watchers = LogWatchers()
-        self._hearing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     @property
     def every_s(self) -> float:
@@ -65,8 +65,8 @@ class RedisEventLogs:
         """Returns the parts with events behind `after`, whole ones, at least one if there is any."""
         partition = self._partitions.of_tenant(tenant)
         reader = self._replica if self._watchers.has(job_id) else ""
-        asked = (job_id, records.tenant_token(tenant), after, most_bytes, reader)
-        _, _, state, log, found = await self._partitions.run(READ, partition, *asked)
+        arguments = (job_id, records.tenant_token(tenant), after, most_bytes, reader)
+        _, _, state, log, found = await self._partitions.run(READ, partition, *arguments)
         if not state:
             return None
         has_ended = JobState(state.decode()).is_end
@@ -85,19 +85,19 @@ class RedisEventLogs:
 
     def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Has `wake` called when a part of the job may have come, here or in another replica."""
-        if self._hearing is None:
-            self._hearing = asyncio.get_running_loop().create_task(
-                self._partitions.link.subscribe(self._channel, self._heard, self._watchers.wake_all)
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().create_task(
+                self._partitions.link.subscribe(self._channel, self._on_message, self._watchers.wake_all)
             )
         return self._watchers.watch(job_id, wake)
 
     async def aclose(self) -> None:
         """Hears nothing more."""
-        if self._hearing is not None:
-            self._hearing.cancel()
-            await asyncio.wait([self._hearing])
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
 
-    def _heard(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         sender, _, job_id = message.decode().rpartition(" ")
         if sender != self._replica:
             self._watchers.wake(job_id)
@@ -145,8 +145,8 @@ class RedisKeptResponses:
         partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
         found: dict[str, StoredResponse] = {}
         while response_id and len(found) < most and most_bytes >= 0 and response_id not in found:
-            asked = (token, response_id, most - len(found), min(most_bytes, BYTES_AT_ONCE))
-            _, _, behind, rows = await self._partitions.run(CHAIN, partition, *asked)
+            arguments = (token, response_id, most - len(found), min(most_bytes, BYTES_AT_ONCE))
+            _, _, behind, rows = await self._partitions.run(CHAIN, partition, *arguments)
             for row in rows:
                 response = _response(tenant, row)
                 if response.id in found:

@@ -254,9 +254,9 @@ class ResponseEnds:
         if running.ends_as is JobState.EXPIRED and state is JobState.FAILED:
             state = JobState.EXPIRED
         self._on_end(kept.id, kept.keep_until)
-        said, error = response.get("error"), None
-        if state is JobState.FAILED and isinstance(said, dict):
-            error = JobError(str(said.get("code")), str(said.get("message")), self._clock.wall())
+        parsed, error = response.get("error"), None
+        if state is JobState.FAILED and isinstance(parsed, dict):
+            error = JobError(str(parsed.get("code")), str(parsed.get("message")), self._clock.wall())
         # whose fault it was is known no more: a letter too many is better than one too few
         await self._finish(running, response, state, error, None, is_dead=error is not None)
 
@@ -280,10 +280,14 @@ class ResponseEnds:
 def _error_of(answer: bytes, error: JobError) -> dict[str, Any]:
     """Returns the error of a response: the words of the answer that refused it, else those of the job."""
     with suppress(ValueError):
-        said = orjson.loads(answer) if answer else None
-        told = said.get("error") if isinstance(said, dict) else None
-        if isinstance(told, dict) and isinstance(told.get("message"), str):
-            return failure(told["message"], str(told.get("code") or error.error_class), str(told.get("type")))
+        parsed = orjson.loads(answer) if answer else None
+        provider_error = parsed.get("error") if isinstance(parsed, dict) else None
+        if isinstance(provider_error, dict) and isinstance(provider_error.get("message"), str):
+            return failure(
+                provider_error["message"],
+                str(provider_error.get("code") or error.error_class),
+                str(provider_error.get("type")),
+            )
     return failure(error.message, error.error_class)
 
 

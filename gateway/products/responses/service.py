@@ -102,7 +102,7 @@ class ResponseService:
         self,
         call: Call,
         body: dict[str, Any],
-        asked: ResponseOptions,
+        options: ResponseOptions,
         webhook: str = "",
         priority: int = USUAL_PRIORITY,
     ) -> Job:
@@ -115,9 +115,9 @@ class ResponseService:
         refuse_request_url(webhook, self._rules(), call.key)
         items_of(body.get("input"))
         store = await self._engine.store()
-        if is_ours(RESPONSE, asked.previous_id):
-            await self.conversation(asked.previous_id, call.tenant)
-        (accepted,) = await store.accept([self._new_job(call, body, asked, webhook, priority)])
+        if is_ours(RESPONSE, options.previous_id):
+            await self.conversation(options.previous_id, call.tenant)
+        (accepted,) = await store.accept([self._new_job(call, body, options, webhook, priority)])
         if accepted.is_conflict:
             raise DedupeConflict(
                 "The Idempotency-Key belongs to a response with another request; use another key.",
@@ -263,11 +263,13 @@ class ResponseService:
         )
         return True
 
-    def _new_job(self, call: Call, body: dict[str, Any], asked: ResponseOptions, webhook: str, priority: int) -> NewJob:
+    def _new_job(
+        self, call: Call, body: dict[str, Any], options: ResponseOptions, webhook: str, priority: int
+    ) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
         query = call.query.decode("latin-1")
         key = call.idempotency_key
-        told = [call.lane, query, webhook]
+        call_facts = [call.lane, query, webhook]
         job = Job(
             id=new_id(RESPONSE, self._draw(DRAW_BYTES)),
             kind=JobKind.RESPONSE,
@@ -289,8 +291,8 @@ class ResponseService:
                 "headers": headers_to_keep(call),
                 ASKED: {
                     STREAMS: call.stream,
-                    STORES: asked.stores is True,
-                    PREVIOUS: asked.previous_id,
+                    STORES: options.stores is True,
+                    PREVIOUS: options.previous_id,
                     ECHO: echo_of(body),
                 },
                 **({REQUEST_URL: webhook} if webhook else {}),
@@ -300,7 +302,7 @@ class ResponseService:
         return NewJob(
             job=job,
             payload=bytes(call.body),
-            fingerprint=sha256(orjson.dumps(told) + b"\0" + canonical(call.body)).digest(),
+            fingerprint=sha256(orjson.dumps(call_facts) + b"\0" + canonical(call.body)).digest(),
             dedupe_key=b""
             if key is None
             else sha256(orjson.dumps([call.tenant, "response", key.decode("latin-1")])).digest(),
@@ -317,7 +319,7 @@ class ResponseService:
 
 LARGE_BYTES = 1_000_000
 """A larger body is parsed in a thread, so that others do not wait."""
-_TELLS = frozenset(("gateway", "off", "never"))
+_OUTCOME_HEADERS = frozenset(("gateway", "off", "never"))
 """Here no provider is asked to keep anything."""
 log = logging.getLogger("gateway.jobs")
 
@@ -330,19 +332,19 @@ class ForegroundResponses:
         self._service = service
         self._wall = wall
 
-    async def handle(self, call: Call, keeping: Keeping, asked: ResponseOptions) -> Reply:
+    async def handle(self, call: Call, keeping: Keeping, options: ResponseOptions) -> Reply:
         """Serves a call. Raises GatewayError, InvalidRequest where what it goes on from is not there."""
-        from_ours = is_ours(RESPONSE, asked.previous_id)
+        from_ours = is_ours(RESPONSE, options.previous_id)
         if keeping == "provider" and is_converted(call):
             keeping = "asked"
-        if asked.previous_id and not from_ours:
-            refuse_unknown(call, keeping, asked.previous_id)
-        is_kept = keeps(keeping, asked, goes_on_from_ours=from_ours)
-        if not (is_kept or from_ours or asked.in_background or keeping in _TELLS):
+        if options.previous_id and not from_ours:
+            refuse_unknown(call, keeping, options.previous_id)
+        is_kept = keeps(keeping, options, goes_on_from_ours=from_ours)
+        if not (is_kept or from_ours or options.in_background or keeping in _OUTCOME_HEADERS):
             return await self._serve(call)
-        before = Conversation([], asked.previous_id)
+        before = Conversation([], options.previous_id)
         if from_ours:
-            before = await self._service.conversation(asked.previous_id, call.tenant)
+            before = await self._service.conversation(options.previous_id, call.tenant)
             if before.previous_id:
                 refuse_unknown(call, keeping, before.previous_id)
         body = await body_of(call)
@@ -358,7 +360,7 @@ class ForegroundResponses:
             raise
         if not is_kept or reply.status != 200:
             return reply
-        events = KeptEvents(call.tenant, asked.previous_id)
+        events = KeptEvents(call.tenant, options.previous_id)
         if reply.chunks is None:
             return await self._kept_whole(call, events, own, reply)
         return self._kept_stream(call, events, own, reply, reply.chunks)
@@ -374,8 +376,8 @@ class ForegroundResponses:
         if is_stream(reply.headers):  # it was made before, and is given again in one piece
             made = self._kept_events(call, events, own, _in_one_piece(reply.body))
             return replace(reply, body=b"".join([block async for block in made]))
-        said = json_object(reply.body)
-        response = None if said is None else events.whole(said)
+        parsed = json_object(reply.body)
+        response = None if parsed is None else events.whole(parsed)
         if response is None:
             return reply
         if not await self._keep(call, response, own):
@@ -444,7 +446,7 @@ def is_converted(call: Call) -> bool:
 
 def refuse_unknown(call: Call, keeping: Keeping, previous_id: str) -> None:
     """Raises InvalidRequest where no provider can know a response that the gateway has not made."""
-    if keeping in _TELLS:
+    if keeping in _OUTCOME_HEADERS:
         raise previous_not_found(previous_id)
     if is_converted(call) or is_stateless(call.model):
         raise previous_not_found(

@@ -108,7 +108,7 @@ class ConversationMemory:
 
 MOST_WHOLE_BYTES = 16 * 1024 * 1024
 """Of an answer that is no stream of events."""
-_TOLD = (b"x-", b"retry-after", b"openai-", b"ratelimit")
+_SHOWN = (b"x-", b"retry-after", b"openai-", b"ratelimit")
 
 
 class TurnCycle(Cycle):
@@ -124,11 +124,11 @@ class TurnCycle(Cycle):
 class SocketTurn(ServedRequest):
     """One turn, from its event to the end of its response."""
 
-    __slots__ = ("_fields", "_head", "_reported", "_say", "response")
+    __slots__ = ("_fields", "_head", "_reported", "_send", "response")
 
-    def __init__(self, cycle: TurnCycle, lane: str | None, say: Callable[[bytes], None]) -> None:
+    def __init__(self, cycle: TurnCycle, lane: str | None, send: Callable[[bytes], None]) -> None:
         super().__init__(cycle)
-        self._say = say
+        self._send = send
         self._fields = lane_fields(lane)
         self._head = b""
         self._reported: dict[str, Any] = {}
@@ -145,7 +145,7 @@ class SocketTurn(ServedRequest):
 
     def say(self, data: bytes) -> None:
         """Sends an event."""
-        self._say(with_fields(data, self._fields + self._head))
+        self._send(with_fields(data, self._fields + self._head))
         self._head = b""
 
     def refuse(self, error: GatewayError, headers: RawHeaders) -> None:
@@ -234,12 +234,12 @@ def lane_fields(lane: str | None) -> bytes:
 
 def refusal_frame(error: GatewayError, headers: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
     """An error of ours as an event."""
-    told = _shown([*error_headers(error, 0), *headers])
-    return error_frame(error_object(error), status=error.status, headers=told)
+    shown = _shown([*error_headers(error, 0), *headers])
+    return error_frame(error_object(error), status=error.status, headers=shown)
 
 
 def _shown(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode(): value.decode("latin-1") for name, value in headers if name.startswith(_TOLD)}
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name.startswith(_SHOWN)}
 
 
 BINARY, CONTINUATION = 2, 0
@@ -307,7 +307,7 @@ class ResponseConnection(Serving):
         "_is_allowed",
         "_is_over",
         "_is_reading",
-        "_is_told",
+        "_is_refused",
         "_lanes",
         "_outline",
         "_parts",
@@ -353,7 +353,7 @@ class ResponseConnection(Serving):
         self._waiting = self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._ending: Ending | None = None
-        self._is_over = self._is_told = False
+        self._is_over = self._is_refused = False
 
     @property
     def is_over(self) -> bool:
@@ -426,11 +426,11 @@ class ResponseConnection(Serving):
         try:
             outline = await self._outline(data)
             lane = lane_of(data, outline)
-            asked = read_turn(data, outline)
-            if asked.kind == STEER:
+            turn = read_turn(data, outline)
+            if turn.kind == STEER:
                 self.say(with_fields(steer_failed(data), lane_fields(lane)))
             else:
-                self._queue(lane, WaitingTurn(data, outline, asked))
+                self._queue(lane, WaitingTurn(data, outline, turn))
                 return
         except GatewayError as error:
             self._queue(lane, WaitingRefusal(data, error))
@@ -473,7 +473,7 @@ class ResponseConnection(Serving):
         ending = self._ending
         if ending is None or ending.refusal is None:
             return None
-        self._is_told = True
+        self._is_refused = True
         return ending.refusal
 
     # Its end.
@@ -510,7 +510,7 @@ class ResponseConnection(Serving):
         ending = self._ending
         if self._is_over or ending is None or self._lanes or self._is_reading:
             return
-        if ending.refusal is not None and not self._is_told:
+        if ending.refusal is not None and not self._is_refused:
             self.say(refusal_frame(ending.refusal))
         self.client.close(ending.code, short_reason(ending.reason), at_once=self.stopped is not None)
         self._gone()

@@ -163,28 +163,28 @@ class ResponseSocketDoor:
             self._inflight.serving.discard(turn)
 
     async def _answer(self, connection: ResponseConnection, turn: SocketTurn, waiting: WaitingTurn) -> None:
-        asked, owner = waiting.asked, id(connection)
-        before = self.memory.find(owner, asked.previous_id) if asked.previous_id else None
+        wanted, owner = waiting.asked, id(connection)
+        before = self.memory.find(owner, wanted.previous_id) if wanted.previous_id else None
         turn.cycle.first, items = turn_body(waiting.data, waiting.outline, before)
-        if not asked.generates:
-            await self._warm(connection, turn, asked, items)
+        if not wanted.generates:
+            await self._warm(connection, turn, wanted, items)
             return
         reply = await self._edge.answer(turn)
         if turn.call is None:
             raise InternalError
         await turn.give(turn.call, reply, connection.drain)
         response = turn.response
-        if response is not None and not connection.is_over and _is_nobodys(turn, asked, response):
+        if response is not None and not connection.is_over and _is_nobodys(turn, wanted, response):
             self.memory.remember(owner, str(response.get("id")), with_output(items, response))
 
-    async def _warm(self, connection: ResponseConnection, turn: SocketTurn, asked: TurnAsked, items: bytes) -> None:
+    async def _warm(self, connection: ResponseConnection, turn: SocketTurn, wanted: TurnAsked, items: bytes) -> None:
         """Makes the input known to the turns behind it. No provider is asked."""
         intake = self._edge.intake
         call = intake.take(turn) or await intake.wait(turn)
         response_id = f"resp_warm_{getrandbits(128):032x}"
         if not connection.is_over:
             self.memory.remember(id(connection), response_id, items)
-        for event in warm_response(response_id, self._clock.wall(), call.model_name, asked.previous_id):
+        for event in warm_response(response_id, self._clock.wall(), call.model_name, wanted.previous_id):
             turn.say(orjson.dumps(event))
 
     def _refuse(self, connection: ResponseConnection, turn: SocketTurn, error: GatewayError) -> None:
@@ -231,7 +231,7 @@ def _account_headers(offered: Offered) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, _, value in parts]
 
 
-def _is_nobodys(turn: SocketTurn, asked: TurnAsked, response: dict[str, Any]) -> bool:
+def _is_nobodys(turn: SocketTurn, wanted: TurnAsked, response: dict[str, Any]) -> bool:
     """Whether nobody keeps a response, so that no request could go on from it unless its connection remembers."""
     call = turn.call
     if call is None or is_ours(RESPONSE, str(response.get("id"))):
@@ -239,4 +239,4 @@ def _is_nobodys(turn: SocketTurn, asked: TurnAsked, response: dict[str, Any]) ->
     keeping = turn.plan.keeping
     is_providers = keeping in (None, "provider") and len(call.model.plan) == 1
     is_providers = is_providers and not is_converted(call) and not is_stateless(call.model)
-    return asked.stores is False or not is_providers
+    return wanted.stores is False or not is_providers

@@ -75,16 +75,16 @@ def error_frame(
     `headers` stand beside the error, where Codex reads them, and in it. Of whether to try again its clients read the status
     alone: where `x-should-retry` says no it is 400, and the true one is the error's.
     """
-    told = {"type": "invalid_request_error" if status is None or status < 500 else "server_error", **error}
+    fields = {"type": "invalid_request_error" if status is None or status < 500 else "server_error", **error}
     event: dict[str, Any] = {"type": "error"}
     is_final = headers is not None and headers.get("x-should-retry") == "false"
     if status is not None:
         event["status"] = 400 if is_final and status != 429 else status
     if number is not None:
         event["sequence_number"] = number
-    if told["type"] in (None, "error"):
-        told["type"] = "server_error"
-    event["error"] = {name: told.get(name) for name in ("type", "code", "message", "param")}
+    if fields["type"] in (None, "error"):
+        fields["type"] = "server_error"
+    event["error"] = {name: fields.get(name) for name in ("type", "code", "message", "param")}
     if is_final and status is not None:
         event["error"]["status"] = status
     if headers:
@@ -233,8 +233,8 @@ def turn_body(data: bytes, outline: Outline, before: bytes | None) -> TurnBody:
 
 def with_output(items: bytes, response: dict[str, Any]) -> bytes:
     """Returns the items of a conversation behind those that a response has added."""
-    said = orjson.dumps(said_again(response.get("output")))[1:-1]
-    return b",".join([part for part in (items, said) if part])
+    output = orjson.dumps(said_again(response.get("output")))[1:-1]
+    return b",".join([part for part in (items, output) if part])
 
 
 def warm_response(id: str, now: float, model: str, previous_id: str) -> list[dict[str, Any]]:

@@ -101,12 +101,12 @@ def tenant_of(policies: Policies, request: Request) -> str:
 
 def limit_of(request: Request, usual: int, most: int) -> int:
     """Returns the length of a page that is asked for. Raises InvalidRequest."""
-    said = request.query_params.get("limit")
-    if said is None:
+    value = request.query_params.get("limit")
+    if value is None:
         return usual
-    if not said.isdecimal() or not said.isascii() or len(said) > 9 or not 1 <= int(said) <= most:
+    if not value.isdecimal() or not value.isascii() or len(value) > 9 or not 1 <= int(value) <= most:
         raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
-    return int(said)
+    return int(value)
 
 
 def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
@@ -118,8 +118,8 @@ def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
 
 def statuses_of(request: Request) -> list[str]:
     """Returns the statuses of jobs that a list is asked for; none: all. Raises InvalidRequest."""
-    asked = [one for one in request.query_params.get("status", "").split(",") if one]
+    wanted = [one for one in request.query_params.get("status", "").split(",") if one]
     known = [*JobState, *STATE_OF_STATUS]
-    if not set(asked) <= set(known):
+    if not set(wanted) <= set(known):
         raise InvalidRequest(f"The parameter 'status' takes {', '.join(known)}, divided by commas.", param="status")
-    return asked
+    return wanted

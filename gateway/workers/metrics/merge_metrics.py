@@ -80,25 +80,25 @@ class Fleet:
     """The metrics that all workers have reported."""
 
     def __init__(self) -> None:
-        self._told: dict[int, list[Family]] = {}
+        self._reports: dict[int, list[Family]] = {}
         self._departed: list[Family] = []
 
     def tell(self, number: int, families: list[Family]) -> None:
         """Takes the present metrics of a worker."""
-        self._told[number] = families
+        self._reports[number] = families
 
     def depart(self, number: int) -> None:
         """Keeps the totals of a worker that has died, whose successor begins at 0."""
-        totals = [family for family in self._told.pop(number, []) if family[2] in SUMMED]
+        totals = [family for family in self._reports.pop(number, []) if family[2] in SUMMED]
         self._departed = merge([self._departed, totals])
 
     def total(self, answered: Collection[int]) -> list[Family]:
         """Returns the merged metrics, without the gauges of workers that did not answer."""
-        told = (
+        counted = (
             families if number in answered else [family for family in families if family[2] in SUMMED]
-            for number, families in self._told.items()
+            for number, families in self._reports.items()
         )
-        return merge([*told, self._departed])
+        return merge([*counted, self._departed])
 
 
 class Gathered(Collector):

@@ -70,10 +70,10 @@ class MetricsRounds:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
-        asked = [place for place in self._places if place.is_ready]
+        ready = [place for place in self._places if place.is_ready]
         askers, self._scraped = self._scraped, []
-        self._round = Round(askers, {place.number for place in asked}, set(), now + ANSWER_S)
-        for place in asked:
+        self._round = Round(askers, {place.number for place in ready}, set(), now + ANSWER_S)
+        for place in ready:
             place.send({"do": "tell"})
 
     def _answer(self, done: Round) -> None:

@@ -36,21 +36,21 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.due_at = 0.0
-        self._asked_at: dict[int, float] = {}
+        self._sent_at: dict[int, float] = {}
         """The time of each worker's unanswered ping."""
         self._given_up: set[int] = set()
 
     def heard(self, number: int) -> None:
         """Notes any message of a worker as its answer."""
-        self._asked_at.pop(number, None)
+        self._sent_at.pop(number, None)
 
     def silent_s(self, number: int, now: float) -> float:
         """Returns the seconds for which a worker's ping is unanswered."""
-        return now - self._asked_at.get(number, now)
+        return now - self._sent_at.get(number, now)
 
     def ended(self, number: int) -> None:
         """Forgets a worker whose process has ended, because its number goes to the next one."""
-        self._asked_at.pop(number, None)
+        self._sent_at.pop(number, None)
         self._given_up.discard(number)
 
     def beat(
@@ -65,16 +65,16 @@ class Heartbeat:
         `grace_ends_at`: the end of the grace for running calls; None while the gateway is not stopping.
         """
         if now - self.due_at > LATE_S:
-            self._asked_at.clear()
+            self._sent_at.clear()
         is_grace_over = grace_ends_at is not None and now >= grace_ends_at
         silent_s, start_s = (LAST_SILENT_S, 0.0) if is_grace_over else (SILENT_S, START_S)
         orders: list[tuple[int, Order]] = [(number, "kill") for number in sorted(self._given_up)]
         for number in ready:
-            asked_at = self._asked_at.get(number)
-            if asked_at is None:
-                self._asked_at[number] = now
+            sent_at = self._sent_at.get(number)
+            if sent_at is None:
+                self._sent_at[number] = now
                 orders.append((number, "ask"))
-            elif now - asked_at >= silent_s:
+            elif now - sent_at >= silent_s:
                 orders.append((number, "give_up"))
         late = (number for number, since in starting if now - since >= start_s and number not in self._given_up)
         orders += [(number, "give_up") for number in late]

@@ -68,7 +68,7 @@ class Supervisor:
         self._has_started = False
         self._grace_ends_at: float | None = None
         """The time at which running calls have had their grace; None while the supervisor is not stopping."""
-        self._has_said_stopping = False
+        self._has_announced_stop = False
         self._is_hurried = False
         self._code = 0
         self._log_lock = make_lock()
@@ -79,7 +79,7 @@ class Supervisor:
         """Serves until SIGTERM or SIGINT; returns the exit code. Raises WorkerFailed when a worker cannot start."""
         gc.collect()
         gc.freeze()  # what is here already stays in the pages that all share
-        self._hear_signals()
+        self._open_signals()
         try:
             for place in self._places:
                 self._fill(place)
@@ -90,12 +90,12 @@ class Supervisor:
             self._kill_all()
         return self._code
 
-    def _hear_signals(self) -> None:
+    def _open_signals(self) -> None:
         for end in (self._awoken, self._waker):
             end.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, _heard)
+            signal.signal(number, _decode)
         self._selector.register(self._awoken, READ, lambda: self._obey(self._awoken.recv(4096)))
 
     def _obey(self, signals: bytes) -> None:
@@ -117,8 +117,8 @@ class Supervisor:
         """Sets the time by which running calls have to end; `server` is a worker's, which has seen every reload."""
         if self._grace_ends_at is not None and not self._is_hurried:
             self._grace_ends_at = max(self._grace_ends_at, time.monotonic() + _grace_s(server))
-        if not self._has_said_stopping:
-            self._has_said_stopping = True
+        if not self._has_announced_stop:
+            self._has_announced_stop = True
             say_stopping(server)
 
     def _hurry(self) -> None:
@@ -139,7 +139,7 @@ class Supervisor:
         for place in self._places:
             if place.channel is not None:
                 wanted = READ | WRITE if place.channel.has_unsent else READ
-                self._selector.modify(place.channel.socket, wanted, partial(self._hear, place))
+                self._selector.modify(place.channel.socket, wanted, partial(self._read_messages, place))
         due = [place.changed_at for place in self._places if not place.pid and self._grace_ends_at is None]
         ends_at = None if self._grace_ends_at is None else self._grace_ends_at + END_S
         due += [at for at in (self._metrics.due_at, ends_at, self._heartbeat.due_at) if at is not None]
@@ -196,7 +196,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         place.is_ready, place.changed_at, place.tended = False, time.monotonic(), []
-        self._selector.register(ours, READ, partial(self._hear, place))
+        self._selector.register(ours, READ, partial(self._read_messages, place))
 
     def _refill(self, place: ListenerPlace, now: float) -> None:
         try:
@@ -218,7 +218,7 @@ class Supervisor:
             if place.channel is not None:
                 place.channel.close()
 
-    def _hear(self, place: ListenerPlace) -> None:
+    def _read_messages(self, place: ListenerPlace) -> None:
         channel = place.channel
         if channel is None:
             return
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _empty(self, place: ListenerPlace, code: int) -> None:
         """Handles the end of a place's worker: reads its last messages, keeps its totals, and schedules the next one."""
-        self._hear(place)
+        self._read_messages(place)
         now = time.monotonic()
         place.pid, place.is_ready = 0, False
         self._metrics.died(place)
@@ -310,7 +310,7 @@ class Supervisor:
                 place.pid = 0
 
 
-def _heard(_number: int, _frame: object) -> None:
+def _decode(_number: int, _frame: object) -> None:
     """Does nothing: the signal arrives through the wakeup descriptor."""
 
 

@@ -111,12 +111,12 @@ class Worker:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._slot.channel, limit=MOST_UNREAD_BYTES)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         await self._gateway.start()
-        self._say({"say": "ready"})
+        self._send({"say": "ready"})
         listening = asyncio.create_task(self._obey_all(reader))
         await self._stopping.wait()
         with contextlib.suppress(asyncio.CancelledError):
             await self._gateway.drain(self._hurry)
-        self._say({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
+        self._send({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
         await self._gateway.stop()
         listening.cancel()  # only now: until then the supervisor is told that this worker does not hang
         return FAILED if self._hurry.is_set() else 0
@@ -127,7 +127,7 @@ class Worker:
             raise _changed()
         return listener.dup()
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._writer is not None:
             self._writer.write(pack(message))
 
@@ -145,18 +145,18 @@ class Worker:
             case "drain":
                 self._stopping.set()
                 server = self._gateway.policy.server
-                self._say({"say": "draining", "grace_s": server.grace_s, "notice_s": server.notice_s})
+                self._send({"say": "draining", "grace_s": server.grace_s, "notice_s": server.notice_s})
             case "hurry":
                 self._stopping.set()
                 self._hurry.set()
             case "reload":
                 self._gateway.reload()
             case "tell":
-                self._say({"say": "numbers", "families": dump(self._gateway.registry)})
+                self._send({"say": "numbers", "families": dump(self._gateway.registry)})
             case "show":
                 self._show(Gathered(families_of(message)))
             case "answer":
-                self._say({"say": "here"})
+                self._send({"say": "here"})
             case "accept_for":
                 self._gateway.accept_for({number: self._slot.listeners[number] for number in message["numbers"]})
 
@@ -173,7 +173,7 @@ class Worker:
             return self._gateway.registry
         coming: asyncio.Future[Collector] = asyncio.get_running_loop().create_future()
         self._awaited.add(coming)
-        self._say({"say": "scraped"})
+        self._send({"say": "scraped"})
         try:
             return await asyncio.wait_for(coming, SUM_S)
         except TimeoutError:

@@ -193,9 +193,9 @@ def _skipped(call: Call) -> str:
     skips = [*(call.skips or {}).values()]
     if len(skips) < 2:
         return ""
-    told = [f"{one.target} ({one.reason})" for one in skips[:MOST_TOLD]]
+    shown = [f"{one.target} ({one.reason})" for one in skips[:MOST_TOLD]]
     more = [f"+{len(skips) - MOST_TOLD} more"] if len(skips) > MOST_TOLD else []
-    return f" Skipped: {', '.join([*told, *more])}."
+    return f" Skipped: {', '.join([*shown, *more])}."
 
 
 def _ready_at(call: Call, option: Option, now: float) -> float:

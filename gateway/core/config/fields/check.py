@@ -41,7 +41,7 @@ _BOUNDS = {
 }
 
 
-_MEANT = {
+_SUGGESTIONS = {
     "claude": "anthropic",
     "messages": "anthropic",
     "google": "gemini",
@@ -120,7 +120,7 @@ def _fields(kind: type[Entry]) -> list[str]:
 
 def _elsewhere(kind: type[Entry], name: str | int) -> str:
     """Returns whose field it is, if it is one of another kind of entry."""
-    owners = [told for other, told in _ENTRIES.items() if name in _fields(other)] if kind in _ENTRIES else []
+    owners = [label for other, label in _ENTRIES.items() if name in _fields(other)] if kind in _ENTRIES else []
     return f" here: it is one of {' or '.join(owners)}" if owners else ""
 
 
@@ -132,8 +132,10 @@ def _in_words(detail: ErrorDetails, shown: str) -> str:
         return f"{shown} {context['message']}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        meant = _MEANT.get(str(detail["input"]).lower(), "")
-        known = f"; did you mean {quoted(meant)}?" if meant in choices else did_you_mean(detail["input"], choices)
+        suggestion = _SUGGESTIONS.get(str(detail["input"]).lower(), "")
+        known = (
+            f"; did you mean {quoted(suggestion)}?" if suggestion in choices else did_you_mean(detail["input"], choices)
+        )
         known = "" if shown.startswith("the value") else known
         return f"{shown} is not one of {', '.join(choices)}{known if 'did you' in known else ''}"
     if kind in _WANTED:

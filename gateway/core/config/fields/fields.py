@@ -81,8 +81,8 @@ class _Pass:
 
     def _lookup(self, match: re.Match[str], path: Path) -> str | None:
         if "${" in (match["default"] or ""):
-            told = f"the default of ${{{match['name']}}} cannot hold another variable; write it out, or set {match['name']}"
-            self._document.complain(path, told)
+            problem = f"the default of ${{{match['name']}}} cannot hold another variable; write it out, or set {match['name']}"
+            self._document.complain(path, problem)
             return None
         if match["odd"]:
             self._document.complain(path, "`${` needs a variable's name and a `}`; write `$${` for the characters")

@@ -73,14 +73,14 @@ def load_snapshot(
     version: int,
     now_wall: float,
     host: str | None = None,
-    told: ListedModels | None = None,
+    listed: ListedModels | None = None,
     wall: Callable[[], float] | None = None,
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 
     `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
     it what lets it serve calls in a language that it does not speak, `converse` what conversations need at it. `now_wall` is
-    in seconds; `host` is where the process listens whatever the file says; `told` is what providers tell of their models;
+    in seconds; `host` is where the process listens whatever the file says; `listed` is what providers tell of their models;
     `wall` is the clock that prices change by, None: they stay those of `now_wall`.
     Raises ConfigError with all problems, and nothing else.
     """
@@ -129,7 +129,7 @@ def load_snapshot(
     find_prices = cache(lambda group: price_finder(groups[group][0], wall or (lambda: now_wall)))
     tokenizers = _load_tokenizers(routes, policies)
     find_tokenizer = tokenizers.find if tokenizers else None
-    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, told)
+    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer, listed)
     models, sharing = build_models(routes, policies, parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)

@@ -106,8 +106,8 @@ def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Ta
 def _check_grouping(document: Document, name: str, entry: ModelEntry) -> GroupRules | None:
     if entry.group_embeddings is None:
         return None
-    said = check(GroupEntry, document, ("models", name, "group_embeddings"))
-    return None if said is None else GroupRules(said.window, said.most)
+    group = check(GroupEntry, document, ("models", name, "group_embeddings"))
+    return None if group is None else GroupRules(group.window, group.most)
 
 
 _NO_PRICE: Final = (
@@ -117,10 +117,10 @@ _NO_PRICE: Final = (
 
 
 def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
-    told = len(document.problems)
+    problems_before = len(document.problems)
     price = check(PriceEntry, document, (*path, "price")) if entry.price is not None else None
     # What is written wrong is there: that it is missing would be told of one mistake as a second.
-    if price is not None and stated_rates(price) is None and len(document.problems) == told:
+    if price is not None and stated_rates(price) is None and len(document.problems) == problems_before:
         document.complain((*path, "price", "input_usd_per_million"), _NO_PRICE)
     return TargetPlace(
         entry,
@@ -269,7 +269,7 @@ def _follow(
 # embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot have.
 
 
-_SAID_BY_NAMES: Final = (
+_KNOWN_BY_NAMES: Final = (
     ("embeddings", re.compile(r"text-embedding-|.*-embedding-\d|.*\.(titan-embed|embed)-|amazon\..*-embeddings$")),
     (
         "realtime",
@@ -303,8 +303,8 @@ class ConfigParts:
         provider, kind = group[0], self.kinds[place.entry.provider]
         declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
         speaks = languages_of(provider.dialect, kind, declared)
-        spoken = Spoken(kind, speaks, provider.dialect, self.policies.models.of).at(place.model or place.asked)
-        return why_never(endpoint, spoken, place.model)
+        language = Spoken(kind, speaks, provider.dialect, self.policies.models.of).at(place.model or place.asked)
+        return why_never(endpoint, language, place.model)
 
 
 def check_endpoints(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
@@ -317,8 +317,8 @@ def check_endpoints(document: Document, routes: Mapping[str, Route], parts: Conf
         if route.grouping is not None:
             whys = [parts.why_never("embeddings", one) and parts.why_never("moderations", one) for one in route.places]
             if whys and all(whys):
-                told = f"no target of the model has embeddings, or moderations: {whys[0]}"
-                document.complain(("models", name, "group_embeddings"), told)
+                problem = f"no target of the model has embeddings, or moderations: {whys[0]}"
+                document.complain(("models", name, "group_embeddings"), problem)
     _check_caches(routes, parts)
     _check_pipelines(routes, parts)
     _check_batches(document, routes, parts)
@@ -334,12 +334,12 @@ def _check_batches(document: Document, routes: Mapping[str, Route], parts: Confi
         found = {owner: group[0] for owner, group in owners.items() if group is not None}
         if found and len(found) == len(owners) and not any(map(has_batch_api, found.values())):
             named = ", ".join(f"{owner}: {provider.dialect}" for owner, provider in found.items())
-            told = (
+            problem = (
                 f"{document.show(('models', name, 'jobs'), route.entry.jobs)} has `batches.run: native`, and no provider of "
                 f"the model has a Batch API that is known here ({named}): pick a set with `run: here`, or add a target at a "
                 "provider of the dialect openai, azure or anthropic"
             )
-            document.complain(("models", name, "jobs"), told)
+            document.complain(("models", name, "jobs"), problem)
 
 
 def _check_languages(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
@@ -361,8 +361,8 @@ def _check_speaks(document: Document, path: Path, dialect: str, speaks: object) 
     if dialect in _OWN:
         document.complain(path, f"is not for the dialect {dialect}, which has a language of its own: leave it out")
     elif dialect == "anthropic" and "messages" not in speaks:
-        told = "lacks messages, which is the language of the dialect anthropic: add it, or use `dialect: openai`"
-        document.complain(path, told)
+        problem = "lacks messages, which is the language of the dialect anthropic: add it, or use `dialect: openai`"
+        document.complain(path, problem)
 
 
 def _check_name(document: Document, path: Path, names: tuple[str, str], place: TargetPlace, parts: ConfigParts) -> None:
@@ -379,7 +379,7 @@ def _check_name(document: Document, path: Path, names: tuple[str, str], place: T
 
 def _endpoints_of(model: str) -> Iterator[str]:
     name = name_in_cloud(model)
-    yield from (endpoint for endpoint, pattern in _SAID_BY_NAMES if pattern.match(name))
+    yield from (endpoint for endpoint, pattern in _KNOWN_BY_NAMES if pattern.match(name))
 
 
 def _check_caches(routes: Mapping[str, Route], parts: ConfigParts) -> None:
@@ -391,8 +391,8 @@ def _check_caches(routes: Mapping[str, Route], parts: ConfigParts) -> None:
             why = _why_none("embeddings", semantic.embeddings, routes, parts)
             if why is not None:
                 shown = quoted(semantic.embeddings)
-                told = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
-                cache.document.complain((name, "semantic", "embeddings"), told)
+                problem = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
+                cache.document.complain((name, "semantic", "embeddings"), problem)
 
 
 def _check_pipelines(routes: Mapping[str, Route], parts: ConfigParts) -> None:
@@ -403,8 +403,8 @@ def _check_pipelines(routes: Mapping[str, Route], parts: ConfigParts) -> None:
             for branch in step.branches:
                 why = _why_none(branch.call.endpoint, branch.call.model, routes, parts)
                 if why is not None:
-                    told = f"no target of the model {quoted(branch.call.model)} serves {branch.call.endpoint}: {why}"
-                    documents[name].complain(("steps", step.name, "call", "endpoint"), told)
+                    problem = f"no target of the model {quoted(branch.call.model)} serves {branch.call.endpoint}: {why}"
+                    documents[name].complain(("steps", step.name, "call", "endpoint"), problem)
 
 
 def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], parts: ConfigParts) -> str | None:

@@ -161,12 +161,12 @@ def share_limits(targets: Mapping[str, tuple[Target, ...]]) -> tuple[dict[str, t
 
 
 def _share(name: str, among: _Named, notices: list[str]) -> Target:
-    said = {
+    given = {
         field: {value for _, target in among if (value := getattr(target.limits, field)) is not None}
         for field in FIELDS
     }
-    smallest = {field: min(values) for field, values in said.items() if values}
-    disputed = [f"{FIELDS[field]} {value:.15g}" for field, value in smallest.items() if len(said[field]) > 1]
+    smallest = {field: min(values) for field, values in given.items() if values}
+    disputed = [f"{FIELDS[field]} {value:.15g}" for field, value in smallest.items() if len(given[field]) > 1]
     models = ", ".join(model for model, _ in among)
     if disputed:
         notices.append(

@@ -41,7 +41,7 @@ def as_wired(upstream: Upstream, _provider: Provider, _kind: Kind) -> Upstream:
     return upstream
 
 
-def as_it_is(_upstream: Upstream, _spoken: Spoken, _place: str) -> None:
+def as_it_is(_upstream: Upstream, _languages: Spoken, _place: str) -> None:
     """Converts nothing."""
 
 
@@ -120,7 +120,7 @@ def _build(
     timeouts = policies.timeouts[model.timeouts]
     declared = provider.speaks if entry.speaks is None else entry.speaks
     table = parts.models_of(provider, policies)
-    spoken = Spoken(
+    language = Spoken(
         kind,
         languages_of(provider.dialect, kind, declared),
         provider.dialect,
@@ -130,7 +130,7 @@ def _build(
         find_sources=table.sources,
     ).at(place.model or place.asked)
     upstream = parts.upstreams[provider.name, place.model]
-    conversions = parts.convert(upstream, spoken, f"{provider.base_url} {place.model}")
+    conversions = parts.convert(upstream, language, f"{provider.base_url} {place.model}")
     return Target(
         name=f"{provider.name}/{place.model or '*'}",
         provider=provider.name,
@@ -138,7 +138,7 @@ def _build(
         upstream=upstream,
         converters_by_path={} if conversions is None else conversions.converters_by_path,
         on_unknown_path=None if conversions is None else conversions.on_unknown_path,
-        gaps=gaps_by_endpoint(spoken, place.model),
+        gaps=gaps_by_endpoint(language, place.model),
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         limits=replace(
@@ -160,7 +160,7 @@ def _build(
         errors=policies.errors.of(kind),
         edits=place.edits,
         strip=entry.strip or "",
-        find_most_input=spoken.find_most_input if spoken.has_own_language else None,
+        find_most_input=language.find_most_input if language.has_own_language else None,
         find_rates=_rates_of(entry, place.price, parts.find_prices),
     )
 

@@ -42,7 +42,7 @@ _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
 _MORE: Final = (*_FIELDS, "first_event")
 _SUSPECT: Final = ("after", "in_flight")
 _DRIP: Final = ("below_events_per_s", "over")
-_Said = dict[str, Any]
+_Given = dict[str, Any]
 
 
 def _number(value: object) -> object:
@@ -122,11 +122,11 @@ class Timeouts:
 class _Words:
     """The fields that a set names."""
 
-    of_all: _Said
-    lanes: Mapping[str, _Said]
-    endpoints: Mapping[str, _Said]
+    of_all: _Given
+    lanes: Mapping[str, _Given]
+    endpoints: Mapping[str, _Given]
 
-    def about(self, endpoint: str, lane: str) -> _Said:
+    def about(self, endpoint: str, lane: str) -> _Given:
         """Returns the fields for calls to this endpoint in this lane."""
         return {**self.of_all, **self.lanes.get(lane, {}), **self.endpoints.get(endpoint, {})}
 
@@ -152,14 +152,14 @@ def read_timeouts(document: Document | None) -> dict[str, Timeouts]:
     return {name: _timeouts(_words(document, name, entry)) for name, entry in check_sets(TimeoutsSet, document).items()}
 
 
-def _timeouts(said: _Words) -> Timeouts:
-    default = _clocks(said, "", "")
-    by = {(endpoint, lane): _clocks(said, endpoint, lane) for endpoint in ENDPOINTS for lane in LANES}
+def _timeouts(given: _Words) -> Timeouts:
+    default = _clocks(given, "", "")
+    by = {(endpoint, lane): _clocks(given, endpoint, lane) for endpoint in ENDPOINTS for lane in LANES}
     return Timeouts(default, {place: clocks for place, clocks in by.items() if clocks != default})
 
 
-def _clocks(said: _Words, endpoint: str, lane: str) -> Clocks:
-    fields = BUILT_IN.about(endpoint, lane) | said.about(endpoint, lane)
+def _clocks(given: _Words, endpoint: str, lane: str) -> Clocks:
+    fields = BUILT_IN.about(endpoint, lane) | given.about(endpoint, lane)
     return Clocks(*(fields[name] for name in (*_FIELDS, *_DRIP, "first_event", *_SUSPECT)))
 
 
@@ -174,7 +174,7 @@ def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
     )
 
 
-def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Said]]:
+def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Given]]:
     """Yields the fields of each lane, or endpoint, that is named there."""
     if not isinstance(document.at(path), dict) or check(kind, document, path) is None:
         return
@@ -182,20 +182,20 @@ def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tup
         here = (*path, place)
         entry = check(ClocksEntry, document, here) if isinstance(document.at(here), dict) else None
         if entry is not None:
-            said = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
-            yield place, said | _drip(document, here)
+            given = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+            yield place, given | _drip(document, here)
 
 
-def _suspect(document: Document, here: Path) -> _Said:
+def _suspect(document: Document, here: Path) -> _Given:
     if document.at(here) in (False, "off"):
         return {"in_flight": 0}
     entry = check(SuspectEntry, document, here) if isinstance(document.at(here), dict) else None
-    said = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
-    return {field: value for field, value in said.items() if value is not None}
+    given = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
+    return {field: value for field, value in given.items() if value is not None}
 
 
-def _drip(document: Document, path: Path) -> _Said:
+def _drip(document: Document, path: Path) -> _Given:
     here = (*path, "drip")
     entry = check(DripEntry, document, here) if isinstance(document.at(here), dict) else None
-    said = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
-    return {field: value for field, value in said.items() if value is not None}
+    given = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
+    return {field: value for field, value in given.items() if value is not None}

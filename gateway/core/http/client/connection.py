@@ -380,14 +380,14 @@ class Http1Connection(PacedSocket):
 
     def _end(self, exc: Exception | None) -> None:
         """The provider closed, or the socket broke."""
-        is_said = True
+        is_announced = True
         if self._tls is not None and self._exchange is not None:
             self._reader.is_clean = False
-            is_said = take_rest(self._tls, self._take_late)
+            is_announced = take_rest(self._tls, self._take_late)
         exchange = self._exchange
         if exchange is None:
             self._close_unused()
-        elif exchange.status and self._reader.ends_with_connection and exc is None and is_said:
+        elif exchange.status and self._reader.ends_with_connection and exc is None and is_announced:
             self._reader.is_clean = False
             self._finish(exchange)
         else:

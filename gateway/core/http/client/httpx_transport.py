@@ -169,7 +169,7 @@ class _Body(httpx.AsyncByteStream):
                 yield part
         except _STRAY_IN_BODY as exc:
             raise _in_httpx_words(exc, Phase.ANSWERED) from exc
-        if self._ends_with_connection and not _is_goodbye_said(self._response):
+        if self._ends_with_connection and not _is_end_announced(self._response):
             error = httpx.RemoteProtocolError(
                 "the provider closed the connection without saying that its answer was over (TLS close_notify)"
             )
@@ -195,7 +195,7 @@ def _ends_with_connection(request: httpx.Request, response: httpx.Response) -> b
     return request.method != "HEAD" and "content-length" not in headers and "transfer-encoding" not in headers
 
 
-def _is_goodbye_said(response: httpx.Response) -> bool:
+def _is_end_announced(response: httpx.Response) -> bool:
     """Whether TLS, if there is any, was ended by the provider and not by somebody on the way."""
     stream = response.extensions.get("network_stream")
     tls = None if stream is None else stream.get_extra_info("ssl_object")

@@ -105,8 +105,8 @@ async def _facts_of(upstream: Upstream, dialect: str) -> dict[str, Any]:
 
 async def _ask(upstream: Upstream, dialect: str, query: bytes) -> dict[str, Any]:
     headers = _HEADERS.get(dialect, [])
-    asked = Outgoing("GET", "/models", query, "", headers, b"", None, _CLOCKS, _CLOCKS.first_byte_s)
-    answer = await upstream.send(asked)
+    outgoing = Outgoing("GET", "/models", query, "", headers, b"", None, _CLOCKS, _CLOCKS.first_byte_s)
+    answer = await upstream.send(outgoing)
     try:
         body = bytearray(answer.whole or b"")
         if answer.whole is None:

@@ -355,8 +355,8 @@ async def dial_through(proxy: str, passenger: asyncio.Protocol, origin: Origin) 
         transport.write("\r\n".join([*lines, "", ""]).encode())
         status = (await guide.head).split(b" ", 2)[1:2]
         if status != [b"200"]:
-            said = b"".join(status)[:20].decode("latin-1")
-            raise ConnectionRefusedError(f"the proxy answered CONNECT with {said or 'nothing known'}")
+            status_line = b"".join(status)[:20].decode("latin-1")
+            raise ConnectionRefusedError(f"the proxy answered CONNECT with {status_line or 'nothing known'}")
         if origin.tls is None:
             transport.set_protocol(passenger)
         else:
@@ -376,18 +376,18 @@ class _Guide(asyncio.Protocol):
     def __init__(self, head: asyncio.Future[bytes]) -> None:
         self.head = head
         self.transport: asyncio.Transport
-        self._said = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._said += data
+        self._received += data
         if self.head.done():
             return
-        if b"\r\n\r\n" in self._said:
-            self.head.set_result(self._said)
-        elif len(self._said) > MAX_HEAD_BYTES:
+        if b"\r\n\r\n" in self._received:
+            self.head.set_result(self._received)
+        elif len(self._received) > MAX_HEAD_BYTES:
             self.head.set_exception(ConnectionRefusedError("the proxy's answer has no end"))
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -274,8 +274,8 @@ class LimitTable:
             capacity = rate_per_s * window_s
             return rate_per_s, max(1.0, floor(capacity + 1e-9)) if name == "requests_per_min" else capacity
         if reading is not None and reading.period_s < MINUTE_S:
-            tells_tokens = PART_OF[name] != REQUESTS
-            return rate_per_s, max(1.0, rate_per_s * (_SECOND_OF_TOKENS_LASTS_S if tells_tokens else reading.period_s))
+            is_of_tokens = PART_OF[name] != REQUESTS
+            return rate_per_s, max(1.0, rate_per_s * (_SECOND_OF_TOKENS_LASTS_S if is_of_tokens else reading.period_s))
         if name != "requests_per_min":
             return rate_per_s, max(1.0, amount)
         if self._request_burst is not None:
@@ -297,7 +297,7 @@ class LimitTable:
             return
         rate_per_s = amount / MINUTE_S
         most = min(rate_per_s * self._untold_burst_s, amount * self.style.request_burst)
-        self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_told=self.burst is not None and self.burst.is_told)
+        self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_known=self.burst is not None and self.burst.is_told)
 
 
 def refills(limit: Limit) -> TypeGuard[Bucket | Share]:
@@ -560,8 +560,8 @@ def learn(
         if one is not None:
             one.told_at = now
             taken_since = 0.0 if mark is None else taken[one.part] - mark[one.part]
-            if learned.requests is reading and table.burst is not None and _tells_level(reading):
-                _open_as_told(limits, table.burst, one, reading, now, taken_since)
+            if learned.requests is reading and table.burst is not None and _has_level(reading):
+                _open_as_reported(limits, table.burst, one, reading, now, taken_since)
             if known is None and reading.remaining is not None and reading.period_s >= MINUTE_S:
                 # Nothing was known of it: it starts with the least that may be there.
                 one.limit.correct(max(0.0, reading.remaining - taken_since), now)
@@ -575,8 +575,8 @@ def forget_stale(limits: LimitSet, now: float) -> bool:
 
     To be asked when a limit is in a call's way: what one odd answer has told would else hold up calls for good.
     """
-    table, told_before = limits.table, now - TOLD_FOR_S
-    stale = [one for one in table.known if one.told_at < told_before]
+    table, stale_before = limits.table, now - TOLD_FOR_S
+    stale = [one for one in table.known if one.told_at < stale_before]
     if not stale:
         return False
     table.forget([one for one in stale if one.configured is None])
@@ -668,7 +668,7 @@ def use_again(limits: LimitSet, used: Iterable[Used], now: float) -> None:
             limit.correct(level, now)
 
 
-def _open_as_told(
+def _open_as_reported(
     limits: LimitSet, burst: UnwrittenBurst, one: KnownLimit, reading: Reading, now: float, taken_since: float
 ) -> None:
     """Lets go at once what headers say is left."""
@@ -695,7 +695,7 @@ def _reconcile(
         limit.align(reading.reset_s, now, sent_at)
 
 
-def _tells_level(reading: Reading) -> bool:
+def _has_level(reading: Reading) -> bool:
     """Returns whether it says how many of a minute's are left: so many may go at once."""
     return reading.limit is not None and reading.remaining is not None and reading.period_s >= MINUTE_S
 

@@ -558,8 +558,8 @@ class Gate:
         """Begins or ends the search for a rate after what is known has changed: there is one only where nobody tells a rate."""
         table = self.limits.table
         self.has_token_limit = table.has("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
-        is_told = self.has_token_limit or table.has("requests_per_min")
-        self.discovery.review(now, learns=self.counting.learns, is_told=is_told)
+        is_known = self.has_token_limit or table.has("requests_per_min")
+        self.discovery.review(now, learns=self.counting.learns, is_known=is_known)
         if self.discovery.search is not None:
             self.fast_path_open = False
 
@@ -701,9 +701,9 @@ class Gate:
         if name == BURST:
             limit_table.burst_heard(self.limits, amount, now)
         elif self.counting.learns and name in READING_OF:
-            told = Learned()
-            setattr(told, READING_OF[name], Reading(amount, period_s=period_s))
-            limit_table.learn(self.limits, told, now)
+            learned = Learned()
+            setattr(learned, READING_OF[name], Reading(amount, period_s=period_s))
+            limit_table.learn(self.limits, learned, now)
             self.review_rate(now)
 
     def kept(self, now: float) -> IdleGateState | None:

@@ -47,18 +47,18 @@ _TIERS: Final = {"default": "standard", "priority": "priority"}
 def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     """Returns the message. Raises MalformedAnswer where there is none, or a call in it makes no sense."""
     choice = first_choice(body)
-    said = choice.get("message")
-    if not isinstance(said, dict):
+    message = choice.get("message")
+    if not isinstance(message, dict):
         raise MalformedAnswer("the answer has no message")
     finish = finish_in(choice)
-    refusal = text_of(said.get("refusal"))
-    thought, text = words_in(said)
-    said_all = text + refusal
-    blocks: list[Json] = [{"type": "text", "text": said_all}] if said_all.strip() else []
+    refusal = text_of(message.get("refusal"))
+    thought, text = words_in(message)
+    written = text + refusal
+    blocks: list[Json] = [{"type": "text", "text": written}] if written.strip() else []
     extras: dict[str, Json] = {}
-    calls = _calls(sent, said, finish, extras)
+    calls = _calls(sent, message, finish, extras)
     blocks += calls
-    _put_in(blocks, thought, objects(said.get("reasoning_details")))
+    _put_in(blocks, thought, objects(message.get("reasoning_details")))
     if extras:
         blocks = [one for block in blocks for one in _with_extra(block, extras)]
     if (
@@ -70,17 +70,17 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     return begun(sent, body) | {
         "content": blocks,
         **ended(sent, choice, finish, has_calls=bool(calls), is_refused=bool(refusal)),
-        "usage": reported_usage(used(sent, body, _told(blocks)), body),
+        "usage": reported_usage(used(sent, body, _count_characters(blocks)), body),
     }
 
 
-def begun(sent: ConvertedRequest, said: Json) -> Json:
-    """Returns a message that has just begun; `said` is a chat completion or a piece of one."""
+def begun(sent: ConvertedRequest, chunk: Json) -> Json:
+    """Returns a message that has just begun; `chunk` is a chat completion or a piece of one."""
     return {
         "id": f"msg_{sent.id}",
         "type": "message",
         "role": "assistant",
-        "model": text_of(said.get("model")) or text_of(sent.asked.get("model")),
+        "model": text_of(chunk.get("model")) or text_of(sent.asked.get("model")),
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -108,27 +108,29 @@ def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool,
     return made
 
 
-def used(sent: ConvertedRequest, said: Json, told: int) -> Usage:
+def used(sent: ConvertedRequest, chunk: Json, characters: int) -> Usage:
     """Returns the usage that a chat completion, or a piece of one, tells.
 
-    What it does not tell is estimated, and marked so: the input as admission does, the output by the characters `told`.
+    What it does not tell is estimated, and marked so: the input as admission does, the output by the characters `characters`.
     """
-    usage = usage_of_answer(said)
-    if usage is not None and usage.input and (usage.output or not told):
+    usage = usage_of_answer(chunk)
+    if usage is not None and usage.input and (usage.output or not characters):
         return usage
-    tier = tier_named(said.get("service_tier"))
-    return filled(usage, Usage(estimate_input_tokens(b"", sent.asked), tokens_in(told), estimated=True, tier=tier))
+    tier = tier_named(chunk.get("service_tier"))
+    return filled(
+        usage, Usage(estimate_input_tokens(b"", sent.asked), tokens_in(characters), estimated=True, tier=tier)
+    )
 
 
-def reported_usage(usage: Usage, said: Json) -> Json:
+def reported_usage(usage: Usage, chunk: Json) -> Json:
     """Returns a usage in the words of Messages, with the tier that has answered, if it is one of Anthropic's, too."""
-    tier = _TIERS.get(text_of(said.get("service_tier")))
+    tier = _TIERS.get(text_of(chunk.get("service_tier")))
     return message_usage(usage) | ({"service_tier": tier} if tier else {})
 
 
-def tokens_in(told: int) -> int:
+def tokens_in(characters: int) -> int:
     """Returns about how many tokens so many characters are."""
-    return -(-told // 4)
+    return -(-characters // 4)
 
 
 def call_id(sent: ConvertedRequest, number: int) -> str:
@@ -144,22 +146,22 @@ def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
     yield block
 
 
-def _calls(sent: ConvertedRequest, said: Json, finish: str, extras: dict[str, Json]) -> list[Json]:
+def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str, Json]) -> list[Json]:
     """Returns the calls as blocks; one goes where the answer was cut in the middle of it.
 
     `extras` gets what their provider has said of each besides.
     """
-    found = pieces_in(said)
+    found = pieces_in(message)
     names = ids.names_back(sent.asked) if found else {}
     blocks: list[Json] = []
     used: set[str] = set()
     for number, call in enumerate(found):
         named = named_in(call)
-        name, told = text_of(named.get("name")), argument_in(named)
+        name, text = text_of(named.get("name")), argument_in(named)
         if not name:
             raise MalformedAnswer("the answer calls a tool without a name")
-        given = told.encode(errors="replace")
-        arguments = {} if is_no_argument(told) else json_object(given)
+        given = text.encode(errors="replace")
+        arguments = {} if is_no_argument(text) else json_object(given)
         if arguments is None or is_too_deep(given):
             if finish in CUT:
                 continue
@@ -173,7 +175,7 @@ def _calls(sent: ConvertedRequest, said: Json, finish: str, extras: dict[str, Js
     return blocks
 
 
-def _told(blocks: list[Json]) -> int:
+def _count_characters(blocks: list[Json]) -> int:
     """Returns how many characters the words and arguments of these blocks have."""
     words = (block.get("text") or block.get("thinking") or "" for block in blocks)
     inputs = (orjson.dumps(block["input"]) for block in blocks if "input" in block)
@@ -248,8 +250,8 @@ class MessageBlock:
     def begin(self, place: int) -> None:
         self._place = place
         delta, field = _DELTAS[self.kind]
-        told = f'{{"type":"content_block_delta","index":{place},"delta":{{"type":"{delta}","{field}":'
-        self._before = b"event: content_block_delta\ndata: " + told.encode()
+        delta_head = f'{{"type":"content_block_delta","index":{place},"delta":{{"type":"{delta}","{field}":'
+        self._before = b"event: content_block_delta\ndata: " + delta_head.encode()
 
     def more(self, text: str) -> bytes:
         """Returns the event that tells this piece."""
@@ -373,9 +375,9 @@ class ToolUse(MessageBlock):
         """Returns the events that end the block; a call without arguments has an empty object."""
         self.is_closed = True
         self._lead = ""
-        told = self.more("{}") if self.is_empty else b""
+        last = self.more("{}") if self.is_empty else b""
         self._kept = None
-        return told + super().ended()
+        return last + super().ended()
 
 
 # The blocks of a streamed message, one after the other, and what waits for the open one to end.

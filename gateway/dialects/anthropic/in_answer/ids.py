@@ -31,9 +31,9 @@ def name_for(name: Any, facts: ServerFacts) -> str:
     return text_of(name) if facts.takes_details else shortened(text_of(name), MOST_NAME)
 
 
-def names_back(asked: Json) -> dict[str, str]:
+def names_back(request: Json) -> dict[str, str]:
     """Returns the caller's names of the tools that went out by a shorter one, by that."""
-    names = [text_of(tool.get("name")) for tool in objects(asked.get("tools"))]
+    names = [text_of(tool.get("name")) for tool in objects(request.get("tools"))]
     return {shortened(name, MOST_NAME): name for name in names if len(name) > MOST_NAME}
 
 

@@ -82,7 +82,7 @@ class ChatOptions:
         return not any(has_foreign(message) for message in objects(self._body.get("messages")))
 
     def _think(self) -> None:
-        asked, model = self._body.get("reasoning_effort"), self._model
+        effort, model = self._body.get("reasoning_effort"), self._model
         own = self._body.get("thinking")
         if isinstance(own, dict) and own.get("type") == "enabled" and self._lacks_thoughts("thinking"):
             own = None
@@ -90,27 +90,27 @@ class ChatOptions:
             self.fields["thinking"] = own
             if own.get("type") == "disabled":
                 self.recalled = NOTHING
-            if asked is None:
+            if effort is None:
                 return
-            if asked in model.efforts and own.get("type") != "disabled":
-                self._effort(asked)
+            if effort in model.efforts and own.get("type") != "disabled":
+                self._effort(effort)
             else:
                 self._lose("reasoning_effort", How.DROPPED, "the request says by itself how the model is to think")
-        elif asked is None:
+        elif effort is None:
             return
-        elif asked == "none":
+        elif effort == "none":
             self._think_nothing()
-        elif asked not in _EFFORTS:
+        elif effort not in _EFFORTS:
             self._lose("reasoning_effort", How.DROPPED, "there is no such effort")
         elif model.thinking == "none":
             self._lose("reasoning_effort", How.DROPPED, "the model does not think")
         elif model.thinking == "budget":
-            self._think_by_budget(asked)
+            self._think_by_budget(effort)
         else:
             self.fields["thinking"] = {"type": "adaptive"}
             if model.efforts:
-                self._effort(_nearest(asked, model.efforts))
-            if asked not in model.efforts:
+                self._effort(_nearest(effort, model.efforts))
+            if effort not in model.efforts:
                 self._lose("reasoning_effort", How.APPROXIMATED, "the model has other efforts")
 
     def _think_nothing(self) -> None:
@@ -184,8 +184,8 @@ class ChatOptions:
                 self.fields["top_k"] = top_k
 
     def _form(self) -> None:
-        asked, is_forced = self._body.get("response_format"), is_call_forced(self._body)
-        form = requested_form(asked, self._facts, has_description=False, is_call_forced=is_forced)
+        wanted, is_forced = self._body.get("response_format"), is_call_forced(self._body)
+        form = requested_form(wanted, self._facts, has_description=False, is_call_forced=is_forced)
         self.instruction = form.instruction
         self.gaps += form.gaps
         if form.schema is not None:
@@ -274,17 +274,17 @@ def messages_body(body: Json, facts: ServerFacts, settled: ChatOptions) -> Json:
     for tool in settled.fields.get("tools", ()):
         if not isinstance(tool["name"], str) or not tool["name"]:
             raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
-    said = _Conversation(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
+    conversation = _Conversation(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
     for turn in turns(body.get("messages")):
-        said.take(turn)
+        conversation.take(turn)
     made = settled.fields
-    system, messages = said.all()
+    system, messages = conversation.all()
     if settled.instruction is not None:
         system.append({"type": "text", "text": settled.instruction})
     if system:
         made["system"] = system
     made["messages"] = messages
-    if said.has_marks or any("cache_control" in tool for tool in made.get("tools", ())):
+    if conversation.has_marks or any("cache_control" in tool for tool in made.get("tools", ())):
         inner = [block for one in messages if isinstance(one["content"], list) for block in one["content"]]
         bound_marks([*made.get("tools", ()), *system, *_with_parts(inner)], most_marks(body))
     return made
@@ -336,17 +336,17 @@ class _Conversation:
         elif role == "assistant":
             self._answer(turn)
         elif role == "user":
-            self._say(self._blocks(turn))
+            self._append_turn(self._blocks(turn))
         elif not self._made:
             self._system += self._blocks(turn, takes_media=False)
         elif self._facts.model.later_system:
             if blocks := self._blocks(turn, takes_media=False):
                 self._append("system", blocks)
         elif blocks := self._blocks(turn, takes_media=False):
-            told = "\n".join(block["text"] for block in blocks)
-            self._say([{**blocks[-1], "text": f"<system>{told}</system>"}])
+            instruction = "\n".join(block["text"] for block in blocks)
+            self._append_turn([{**blocks[-1], "text": f"<system>{instruction}</system>"}])
 
-    def _say(self, blocks: list[Json]) -> None:
+    def _append_turn(self, blocks: list[Json]) -> None:
         """Appends what a user says; the results of tools stand before it, in one message."""
         if self._results is not None:
             self._results += blocks

@@ -133,10 +133,10 @@ def _picture(part: Json, place: str) -> Json:
     if media is None:
         return {"type": "image", "source": {"type": "url", "url": url}}
     if media.type not in PICTURES:
-        told = (
+        message = (
             f"'{place}' is a picture of type '{media.type[:40]}'; this model's provider takes PNG, JPEG, GIF and WebP."
         )
-        raise InvalidRequest(told, param=place)
+        raise InvalidRequest(message, param=place)
     return {"type": "image", "source": {"type": "base64", "media_type": media.type, "data": media.data}}
 
 
@@ -240,13 +240,13 @@ def _search(offered: Json, facts: ServerFacts, names: set[str], gaps: list[Gap])
     if facts.issuer not in _SEARCHERS or searches_offline(offered) or SEARCH in names:
         gaps.append(NO_SEARCH)
         return []
-    asked = search_options(offered)
-    made = {"type": "web_search_20250305", "name": SEARCH} | {one: asked[one] for one in _OF_SEARCH if one in asked}
+    options = search_options(offered)
+    made = {"type": "web_search_20250305", "name": SEARCH} | {one: options[one] for one in _OF_SEARCH if one in options}
     if "allowed_domains" in made:  # one of both is taken
         made.pop("blocked_domains", None)
-    if isinstance(place := asked.get("user_location"), dict):
+    if isinstance(place := options.get("user_location"), dict):
         made["user_location"] = {"type": "approximate", **{one: place[one] for one in _PLACE if place.get(one)}}
-    if asked.keys() - made.keys() - {ONLINE}:
+    if options.keys() - made.keys() - {ONLINE}:
         gaps.append(LESS_SEARCH)
     return [made]
 

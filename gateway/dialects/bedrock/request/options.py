@@ -147,8 +147,8 @@ class Blocks:
         media = file_of(data, inner.get("filename")) if not data.startswith(URLS) else Media("", "")
         form = DOCUMENTS.get(media.type)
         if form is None:
-            told = f"'{place}' is no document that this model's provider takes: {', '.join(DOCUMENTS.values())}."
-            raise InvalidRequest(told, param=place)
+            message = f"'{place}' is no document that this model's provider takes: {', '.join(DOCUMENTS.values())}."
+            raise InvalidRequest(message, param=place)
         name = first = document_name(inner.get("filename"))
         number = 1
         while name in self._names:
@@ -162,8 +162,8 @@ def _picture(part: Json, place: str) -> Json:
     url = picture_url(part)
     media = data_url(url) if url is not None else None
     if media is None or media.type not in PICTURES:
-        told = f"'{place}' must be a PNG, JPEG, GIF or WebP in a 'data:' URL; this model's provider fetches nothing."
-        raise InvalidRequest(told, param=place)
+        message = f"'{place}' must be a PNG, JPEG, GIF or WebP in a 'data:' URL; this model's provider fetches nothing."
+        raise InvalidRequest(message, param=place)
     return {"image": {"format": media.type.removeprefix("image/"), "source": {"bytes": media.data}}}
 
 
@@ -270,17 +270,17 @@ class ConverseOptions:
     def _think(self) -> None:
         if self._body.get("thinking") is not None:
             self._lose("thinking", How.DROPPED, "the model has no such option")
-        asked, model = self._body.get("reasoning_effort"), self._model
-        if asked is None or (asked == "none" and not model.thinks_unasked and asked not in model.efforts):
+        wanted, model = self._body.get("reasoning_effort"), self._model
+        if wanted is None or (wanted == "none" and not model.thinks_unasked and wanted not in model.efforts):
             return
         if model.thinking == "none" or not model.efforts:
             self._lose("reasoning_effort", How.DROPPED, "the model is told no effort")
-        elif asked not in _EFFORTS:
+        elif wanted not in _EFFORTS:
             self._lose("reasoning_effort", How.DROPPED, "there is no such effort")
         else:
-            higher = _EFFORTS[_EFFORTS.index(asked) :]
+            higher = _EFFORTS[_EFFORTS.index(wanted) :]
             effort = next((one for one in higher if one in model.efforts), model.efforts[-1])
-            if effort != asked:
+            if effort != wanted:
                 self._lose("reasoning_effort", How.APPROXIMATED, "the model has other efforts")
             self._tell_effort(effort)
 
@@ -297,22 +297,22 @@ class ConverseOptions:
                 self._output["effort"] = effort
 
     def _form(self) -> None:
-        asked, is_forced = self._body.get("response_format"), is_call_forced(self._body)
-        form = requested_form(asked, self._facts, has_description=True, is_call_forced=is_forced)
+        wanted, is_forced = self._body.get("response_format"), is_call_forced(self._body)
+        form = requested_form(wanted, self._facts, has_description=True, is_call_forced=is_forced)
         self.instruction = form.instruction
         self.gaps += form.gaps
         if form.schema is not None:
             given = object_of(object_of(self._body.get("response_format")).get("json_schema"))
-            told = {one: given[one] for one in ("name", "description") if isinstance(given.get(one), str)}
-            structure = {"jsonSchema": {"schema": orjson.dumps(form.schema).decode(), **told}}
+            naming = {one: given[one] for one in ("name", "description") if isinstance(given.get(one), str)}
+            structure = {"jsonSchema": {"schema": orjson.dumps(form.schema).decode(), **naming}}
             self._output["textFormat"] = {"type": "json_schema", "structure": structure}
 
     def _take_own(self) -> None:
         """Takes what a config, or a caller who knows the target, says in the target's own words."""
         for name in OWN:
-            if isinstance(said := self._body.get(name), dict):
-                self.fields[name] = said
-            elif said is not None:
+            if isinstance(value := self._body.get(name), dict):
+                self.fields[name] = value
+            elif value is not None:
                 self._lose("other", How.DROPPED, "the target has no such option")
         more = self._body.get(MORE)
         if isinstance(more, dict):
@@ -521,5 +521,5 @@ def _converse_block(block: Json) -> Json:
         case "redacted_thinking":
             return {"reasoningContent": {"redactedContent": block["data"]}}
         case _:
-            told = {"text": block["thinking"], "signature": block["signature"]}
-            return {"reasoningContent": {"reasoningText": told}}
+            reasoning = {"text": block["thinking"], "signature": block["signature"]}
+            return {"reasoningContent": {"reasoningText": reasoning}}

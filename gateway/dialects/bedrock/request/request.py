@@ -47,17 +47,17 @@ def converse_body(body: Json, facts: ServerFacts, settled: ConverseOptions) -> J
     for tool in settled.fields.get("toolConfig", {}).get("tools", ()):
         if "toolSpec" in tool and not (isinstance(tool["toolSpec"]["name"], str) and tool["toolSpec"]["name"]):
             raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
-    said = _ConverseTurns(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
+    conversation = _ConverseTurns(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
     for turn in turns(body.get("messages")):
-        said.take(turn)
-    system, messages = said.all()
+        conversation.take(turn)
+    system, messages = conversation.all()
     if settled.instruction is not None:
         system.append({"text": settled.instruction})
     made = settled.fields
     if system:
         made["system"] = system
     made["messages"] = messages
-    if said.has_points or "tools" in facts.model.caches:
+    if conversation.has_points or "tools" in facts.model.caches:
         tools = made["toolConfig"]["tools"] if "toolConfig" in made else []
         bound_points([tools, system, *(message["content"] for message in messages)])
     return made
@@ -95,13 +95,13 @@ class _ConverseTurns:
         elif role != "system" and type(content := message.get("content")) is str and _MORE.isdisjoint(message):
             if content and not content.isspace():
                 if role == "user":
-                    self._say([{"text": content}])
+                    self._append_turn([{"text": content}])
                 else:
                     self._append(role, [{"text": content}])
         elif role == "assistant":
             self._append("assistant", self._answer(turn))
         elif role == "user":
-            self._say(self._content(turn, takes_points=self._caches))
+            self._append_turn(self._content(turn, takes_points=self._caches))
         elif not self._made:
             content = message.get("content")
             takes_points = "system" in self._model.caches
@@ -111,13 +111,13 @@ class _ConverseTurns:
             if self._model.later_system:
                 self._append("system", blocks)
             else:
-                told = "\n".join(block["text"] for block in blocks)
-                self._say([{"text": f"<system>{told}</system>"}])
+                instruction = "\n".join(block["text"] for block in blocks)
+                self._append_turn([{"text": f"<system>{instruction}</system>"}])
 
-    def _say(self, blocks: list[Json]) -> None:
+    def _append_turn(self, blocks: list[Json]) -> None:
         """Appends what a user says: to the results of tools, or behind a word of the model's."""
-        if (told := words_beside(blocks)) is not None:
-            blocks = [*blocks, told]
+        if (text := words_beside(blocks)) is not None:
+            blocks = [*blocks, text]
         if self._has_results and not all(
             kind in self._model.beside_results or kind == "cachePoint" for block in blocks for kind in block
         ):
@@ -175,7 +175,7 @@ class _ConverseTurns:
         self._append("user", made)
         self._has_results = True
         if behind:
-            self._say(behind)
+            self._append_turn(behind)
 
     def _result(self, result: ToolResult, behind: list[Json]) -> Json:
         """Returns a result; what cannot stand in it comes `behind` all results."""
@@ -207,10 +207,10 @@ def _put_back(blocks: list[Json], thoughts: list[tuple[int | None, Json]]) -> No
 def _reasoning(thought: Json) -> Json:
     if "data" in thought:
         return {"reasoningContent": {"redactedContent": redacted_content(text_of(thought["data"]))}}
-    told = {"text": thought["thinking"], "signature": thought["signature"]}
-    return {"reasoningContent": {"reasoningText": told}}
+    reasoning = {"text": thought["thinking"], "signature": thought["signature"]}
+    return {"reasoningContent": {"reasoningText": reasoning}}
 
 
 def _as_json(text: str) -> Json:
-    said = json_object(text.encode(errors="replace")) if text.lstrip().startswith("{") else None
-    return {"json": {"output": text} if said is None else said}
+    parsed = json_object(text.encode(errors="replace")) if text.lstrip().startswith("{") else None
+    return {"json": {"output": text} if parsed is None else parsed}

@@ -107,9 +107,9 @@ def reasoning_detail(item: Json, index: int) -> Json | None:
 def annotation(one: Json, start: int) -> Json:
     """Returns a citation as a message has it, nested under its type; `start` is where its part begins in the message's text."""
     kind = str(one.get("type"))
-    told = {name: value for name, value in one.items() if name != "type"}
-    told |= {name: told[name] + start for name in _PLACES if type(told.get(name)) is int}
-    return {"type": kind, kind: told}
+    fields = {name: value for name, value in one.items() if name != "type"}
+    fields |= {name: fields[name] + start for name in _PLACES if type(fields.get(name)) is int}
+    return {"type": kind, kind: fields}
 
 
 def thoughts_in(item: Json) -> list[str]:
@@ -182,12 +182,12 @@ def responses_body(body: Json, facts: ServerFacts) -> Json:
 
 def _text(body: Json) -> Json:
     made: Json = {}
-    asked = body.get("response_format")
-    if isinstance(asked, dict) and asked.get("type") == "json_schema" and isinstance(asked.get("json_schema"), dict):
-        named = asked["json_schema"]
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
+        named = form["json_schema"]
         made["format"] = {"type": "json_schema"} | {name: named[name] for name in _OF_SCHEMAS if name in named}
-    elif isinstance(asked, dict):
-        made["format"] = {"type": asked.get("type", "text")}
+    elif isinstance(form, dict):
+        made["format"] = {"type": form.get("type", "text")}
     if body.get("verbosity") is not None:
         made["verbosity"] = body["verbosity"]
     return {"text": made} if made else {}
@@ -207,9 +207,9 @@ def _tools(body: Json, *, has_search: bool) -> Json:
 
 def _tool(tool: Json) -> Json:
     if is_search(tool):
-        said = {name: value for name, value in search_options(tool).items() if name in OF_SEARCH}
-        allowed = said.pop("allowed_domains", None)
-        return {"type": SEARCH, **said} | ({"filters": {"allowed_domains": allowed}} if allowed else {})
+        options = {name: value for name, value in search_options(tool).items() if name in OF_SEARCH}
+        allowed = options.pop("allowed_domains", None)
+        return {"type": SEARCH, **options} | ({"filters": {"allowed_domains": allowed}} if allowed else {})
     kind = text_of(tool.get("type", "function"))
     named = object_of(tool.get(kind))
     kept: Json = {name: named[name] for name in ("name", "description", "parameters") if name in named}
@@ -255,7 +255,7 @@ def _items(messages: Any, *, is_marked: bool) -> list[Json]:
         if role in ("user", "system", "developer"):
             items.append({"role": role, "content": _content(message.get("content"), place, is_marked=is_marked)})
         elif role == "assistant":
-            items += _said(message, place, custom)
+            items += _assistant_items(message, place, custom)
             if isinstance(message.get("function_call"), dict):
                 calls += 1
                 items.append(
@@ -272,7 +272,7 @@ def _items(messages: Any, *, is_marked: bool) -> list[Json]:
     return items
 
 
-def _said(message: Json, place: str, custom: set[str]) -> list[Json]:
+def _assistant_items(message: Json, place: str, custom: set[str]) -> list[Json]:
     """Returns the items of one turn of the model: what it thought, said and called. Adds to the ids of `custom` calls."""
     items: list[Json] = []
     text = "".join((_text_at(message.get("content"), place), _text_at(message.get("refusal"), place)))

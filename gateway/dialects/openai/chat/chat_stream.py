@@ -43,13 +43,13 @@ class ResponsesAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._tells_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._before_text = b""
         """Of a piece with words, all that stands before them; empty until the stream has begun."""
         self._calls: dict[int, _OpenCall] = {}
         """By their places among the response's items."""
-        self._said: set[int] = set()
+        self._sent_places: set[int] = set()
         """The items whose words were told, by place."""
         self._thought: tuple[int, str, int] | None = None
         """The part whose reasoning was told last."""
@@ -60,20 +60,25 @@ class ResponsesAsChat(ConvertingReader):
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
-        said = json_object(data_of(event))
-        if said is None:
+        parsed = json_object(data_of(event))
+        if parsed is None:
             return self._read_odd(event)
-        kind = said.get("type")
-        if kind == "response.output_text.delta" and self._before_text and type(said.get("delta")) is str:
-            self._said.add(_number(said.get("output_index")))
-            if not said.get("logprobs"):
-                return b'%b%b},"finish_reason":null}]}\n\n' % (self._before_text, orjson.dumps(said["delta"]))
-            return self._delta({"content": said["delta"]}, chat_request.logprobs_of(said["logprobs"]))
-        if (response := said.get("response")) is not None:
+        kind = parsed.get("type")
+        if kind == "response.output_text.delta" and self._before_text and type(parsed.get("delta")) is str:
+            self._sent_places.add(_number(parsed.get("output_index")))
+            if not parsed.get("logprobs"):
+                return b'%b%b},"finish_reason":null}]}\n\n' % (self._before_text, orjson.dumps(parsed["delta"]))
+            return self._delta({"content": parsed["delta"]}, chat_request.logprobs_of(parsed["logprobs"]))
+        if (response := parsed.get("response")) is not None:
             self.reported = usage_of_answer(object_of(response)) or self.reported
-        if type(kind) is not str or not kind.startswith("response.") or kind == "response.failed" or said.get("error"):
+        if (
+            type(kind) is not str
+            or not kind.startswith("response.")
+            or kind == "response.failed"
+            or parsed.get("error")
+        ):
             return self._read_odd(event)
-        return self._take(kind, said)
+        return self._take(kind, parsed)
 
     def _read_odd(self, event: bytes) -> bytes:
         """Reads what is no event of the usual form: an error, a comment, an end, nonsense."""
@@ -82,28 +87,30 @@ class ResponsesAsChat(ConvertingReader):
         data = event_data(event).strip()
         if data == DONE:
             return b""
-        said = json_object(data)
-        if said is not None:
-            return self._take(str(said.get("type")), said)
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(str(parsed.get("type")), parsed)
         if not data and is_silent(event):
             return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
         self._is_over = True
         return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
-    def _take(self, kind: str, said: Json) -> bytes:
+    def _take(self, kind: str, event: Json) -> bytes:
         if kind in _BEGINS:
-            return self._begin(said.get("response"))
+            return self._begin(event.get("response"))
         if kind in _ENDS:
-            return self._end(kind, object_of(said.get("response")))
+            return self._end(kind, object_of(event.get("response")))
         begun = self._begin(None)
-        delta, place = said.get("delta"), _number(said.get("output_index"))
+        delta, place = event.get("delta"), _number(event.get("output_index"))
         if kind in _ARGUMENTS:
             return begun + self._piece(self._calls.get(place), delta)
         if kind in _THOUGHTS:
-            return begun + self._think((place, kind, _number(said.get(_THOUGHTS[kind]))), delta)
+            return begun + self._think((place, kind, _number(event.get(_THOUGHTS[kind]))), delta)
         if kind in ("response.output_text.delta", "response.refusal.delta"):
-            return begun + self._say(place, "content" if kind == "response.output_text.delta" else "refusal", delta)
-        item = said.get("item")
+            return begun + self._text_delta(
+                place, "content" if kind == "response.output_text.delta" else "refusal", delta
+            )
+        item = event.get("item")
         if kind == "response.output_item.added" and isinstance(item, dict):
             return begun + self._open(place, item)
         if kind == "response.output_item.done" and isinstance(item, dict):
@@ -121,17 +128,17 @@ class ResponsesAsChat(ConvertingReader):
         self._before_text = b'data: %b{"index":0,"delta":{"content":' % before
         return self._delta({"role": "assistant", "content": ""})
 
-    def _say(self, place: int, field: str, text: Any) -> bytes:
+    def _text_delta(self, place: int, field: str, text: Any) -> bytes:
         if not isinstance(text, str) or not text:
             return b""
-        self._said.add(place)
+        self._sent_places.add(place)
         return self._delta({field: text})
 
     def _think(self, part: tuple[int, str, int], text: Any) -> bytes:
         """Tells reasoning; its parts are paragraphs."""
         if not isinstance(text, str) or not text:
             return b""
-        self._said.add(part[0])
+        self._sent_places.add(part[0])
         is_next, self._thought = self._thought is not None and self._thought != part, part
         return self._delta({"reasoning_content": chat_request.BETWEEN_THOUGHTS + text if is_next else text})
 
@@ -164,20 +171,20 @@ class ResponsesAsChat(ConvertingReader):
             )
         made = bytearray()
         if kind == "reasoning":
-            if place not in self._said:
+            if place not in self._sent_places:
                 for number, text in enumerate(chat_request.thoughts_in(item)):
                     made += self._think((place, "", number), text)
             detail = chat_request.reasoning_detail(item, place)
             made += b"" if detail is None else self._delta({"reasoning_details": [detail]})
         if kind == "message":
-            is_told = place in self._said
+            is_sent = place in self._sent_places
             for part in objects(item.get("content")):
                 self._citations += [
                     chat_request.annotation(one, self._cited) for one in objects(part.get("annotations"))
                 ]
                 self._cited += len(text_of(part.get("text")))
-                if not is_told:
-                    made += self._say(place, "content", part.get("text")) + self._say(
+                if not is_sent:
+                    made += self._text_delta(place, "content", part.get("text")) + self._text_delta(
                         place, "refusal", part.get("refusal")
                     )
         return bytes(made)
@@ -186,7 +193,7 @@ class ResponsesAsChat(ConvertingReader):
         if body.get("error") or body.get("status") not in (None, "completed", "incomplete"):
             return self._fail(chat_request.error_of(body))
         made = bytearray(self._begin(body))
-        if not self._said and not self._calls:
+        if not self._sent_places and not self._calls:
             for place, item in enumerate(objects(body.get("output"))):  # a server that has told nothing but the whole
                 made += self._close(place, item)
         if self._citations:
@@ -196,9 +203,9 @@ class ResponsesAsChat(ConvertingReader):
             self._head = {**(self._head or {}), "service_tier": body["service_tier"]}
         finish = chat_request.finish_of(body, is_incomplete=kind == "response.incomplete", has_calls=bool(self._calls))
         made += self._chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
-        if self._tells_usage and self.reported is not None:
-            told = {**(self._head or {}), "choices": [], "usage": chat_usage(self.reported)}
-            made += b"data: %b\n\n" % orjson.dumps(told)
+        if self._includes_usage and self.reported is not None:
+            chunk = {**(self._head or {}), "choices": [], "usage": chat_usage(self.reported)}
+            made += b"data: %b\n\n" % orjson.dumps(chunk)
         made += b"data: [DONE]\n\n"
         return bytes(made)
 
@@ -206,12 +213,12 @@ class ResponsesAsChat(ConvertingReader):
         self._is_over = True
         kind = error.get("type") if error.get("type") not in ("error", None) else "server_error"
         rest = {name: value for name, value in error.items() if name not in ("sequence_number", "event_id")}
-        told = {"param": None, "code": None, **rest, "type": kind}
-        return chat_failure(self._sent, told, has_begun=bool(self._said or self._calls))
+        failure = {"param": None, "code": None, **rest, "type": kind}
+        return chat_failure(self._sent, failure, has_begun=bool(self._sent_places or self._calls))
 
     def _delta(self, delta: Json, logprobs: list[Json] | None = None) -> bytes:
-        told = {"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {}
-        return self._chunk([{"index": 0, "delta": delta, **told, "finish_reason": None}])
+        extra = {"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {}
+        return self._chunk([{"index": 0, "delta": delta, **extra, "finish_reason": None}])
 
     def _chunk(self, choices: list[Json]) -> bytes:
         return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), "choices": choices})

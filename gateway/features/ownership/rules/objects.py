@@ -157,5 +157,5 @@ def ids_in_path(concern: ObjectAccess, query: bytes) -> Iterator[str]:
 
 def own_idempotency_key(sent: bytes, tenant: str) -> bytes:
     """Returns the `Idempotency-Key` sent to a provider whose account tenants share: those of two tenants never meet."""
-    told = tenant.encode()
-    return blake2b(b"%d:%b%b" % (len(told), told, sent), digest_size=20).hexdigest().encode()
+    tenant_bytes = tenant.encode()
+    return blake2b(b"%d:%b%b" % (len(tenant_bytes), tenant_bytes, sent), digest_size=20).hexdigest().encode()

@@ -92,7 +92,7 @@ def wants_usage(call: Call) -> bool:
 
 def in_form(call: Call, kept: Kept) -> bytes | None:
     """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
-    if _was_asked_so(kept):
+    if _has_one_form(kept):
         return kept.body
     if not call.stream:
         return as_whole(kept.endpoint, kept.body, kept.usage_event) if kept.is_stream else kept.body
@@ -149,7 +149,7 @@ def _size(made: bytes | None) -> int:
 
 def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
     """Returns those headers of a stored answer that are not about this one call."""
-    if kept.is_stream == call.stream or _was_asked_so(kept):
+    if kept.is_stream == call.stream or _has_one_form(kept):
         headers = list(kept.headers)
     else:
         headers = [header for header in kept.headers if header[0] != b"content-type"]
@@ -206,7 +206,7 @@ def room_of(caching: Caching, *, is_keyed: bool) -> int:
 LEAST_ROOM = 1_048_576
 
 
-def _was_asked_so(kept: Kept) -> bool:
+def _has_one_form(kept: Kept) -> bool:
     """Returns whether only calls for this very form find the answer: those with its key, or at endpoints with one form."""
     return not kept.group or kept.endpoint not in CONVERTIBLE
 

@@ -103,24 +103,24 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
-    asked = ReusePlan(caching, directives, is_kept=is_kept)
+    plan = ReusePlan(caching, directives, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
-        asked.exact = exact_key(call, parsed, caching)
+        plan.exact = exact_key(call, parsed, caching)
         has_own_rule = call.output is not call.model.output  # the model's own is part of its version
         if has_own_rule:
-            asked.exact = digest(asked.exact, b"" if call.output is None else call.output.digest)
+            plan.exact = digest(plan.exact, b"" if call.output is None else call.output.digest)
         if means and not has_own_rule:
-            asked.semantic = _meaning(call, parsed)
-        if is_shared and not asked.directives.no_cache:
-            asked.flight = flight_key(call, parsed, asked.exact)
+            plan.semantic = _meaning(call, parsed)
+        if is_shared and not plan.directives.no_cache:
+            plan.flight = flight_key(call, parsed, plan.exact)
     if is_keyed and call.idempotency_key is not None:
-        asked.record = record_key(call, call.idempotency_key)
-        asked.fingerprint = fingerprint(call)
-    is_looked_up = is_kept or asked.semantic is not None
+        plan.record = record_key(call, call.idempotency_key)
+        plan.fingerprint = fingerprint(call)
+    is_looked_up = is_kept or plan.semantic is not None
     call.replay = CacheOutcome(
-        "miss" if is_keyed or is_looked_up else "bypass", key=asked.exact if is_looked_up else b""
+        "miss" if is_keyed or is_looked_up else "bypass", key=plan.exact if is_looked_up else b""
     )
-    return asked
+    return plan
 
 
 def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
@@ -149,12 +149,12 @@ STORE_S = 2.0
 class RecordClaim:
     """The claim of a record, renewed until `end`."""
 
-    __slots__ = ("_asked", "_clock", "_store", "_timer")
+    __slots__ = ("_clock", "_plan", "_store", "_timer")
 
-    def __init__(self, clock: Clock, store: Store, asked: ReusePlan) -> None:
+    def __init__(self, clock: Clock, store: Store, plan: ReusePlan) -> None:
         self._clock = clock
         self._store = store
-        self._asked = asked
+        self._plan = plan
         self._timer = self._set()
 
     def end(self) -> None:
@@ -162,21 +162,21 @@ class RecordClaim:
         self._timer.cancel()
 
     def _set(self) -> Timer:
-        return self._clock.call_at(self._clock.monotonic() + self._asked.caching.lease_s / 3, self._renew)
+        return self._clock.call_at(self._clock.monotonic() + self._plan.caching.lease_s / 3, self._renew)
 
     def _renew(self) -> None:
-        asked = self._asked
-        if asked.fence:
-            self._store.records.renew(asked.record, asked.fence, asked.caching.lease_s)
+        fingerprint = self._plan
+        if fingerprint.fence:
+            self._store.records.renew(fingerprint.record, fingerprint.fence, fingerprint.caching.lease_s)
             self._timer = self._set()
 
 
-async def claimed(store: Store, asked: ReusePlan) -> Claim:
+async def claimed(store: Store, plan: ReusePlan) -> Claim:
     """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
 
     A claim that is granted too late is given back: it would lock its key until the lease ends.
     """
-    answer = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
+    answer = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
     if not isinstance(answer, asyncio.Future):
         return answer
     claim: Claim | None = None
@@ -186,7 +186,7 @@ async def claimed(store: Store, asked: ReusePlan) -> Claim:
             claim = answer.result()
     finally:
         if claim is None:
-            answer.add_done_callback(lambda late: _give_back(store, asked.record, late.result()))
+            answer.add_done_callback(lambda late: _give_back(store, plan.record, late.result()))
     return claim or Claim("claimed")
 
 
@@ -227,39 +227,39 @@ class ReuseLayers:
         self.semantic: Semantic | None = None
         """The semantic cache; None: there is none."""
 
-    def in_memory(self, call: Call, asked: ReusePlan) -> Reply | None:
+    def in_memory(self, call: Call, plan: ReusePlan) -> Reply | None:
         """Returns the answer that a layer has in this process's own memory, without an await. Raises KeyReused."""
         store = self._store
-        if asked.record and store.is_local:
-            claim = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
+        if plan.record and store.is_local:
+            claim = store.records.claim(plan.record, plan.fingerprint, plan.caching.lease_s)
             if isinstance(claim, Claim):
-                reply = self._record(call, self._claimed(call, asked, claim))
+                reply = self._record(call, self._claimed(call, plan, claim))
                 if reply is not None:
                     return reply
         # A call with a record goes on in a task of its own, which looks further: it has to complete the record.
-        if not asked.is_kept or asked.record or asked.directives.no_cache:
+        if not plan.is_kept or plan.record or plan.directives.no_cache:
             return None
-        asked.found = store.answers.get(asked.exact, asked.caching.name)
-        return None if isinstance(asked.found, asyncio.Future) else self._exact(call, asked, asked.found)
+        plan.found = store.answers.get(plan.exact, plan.caching.name)
+        return None if isinstance(plan.found, asyncio.Future) else self._exact(call, plan, plan.found)
 
-    async def stored(self, call: Call, asked: ReusePlan) -> Reply | None:
+    async def stored(self, call: Call, plan: ReusePlan) -> Reply | None:
         """Returns the answer of the first layer that has one, from those that have to be waited for.
 
         Raises KeyReused, or KeyInUse for a record whose holder has no answer before the call's deadline.
         """
-        if asked.record and not asked.fence:
-            reply = self._record(call, await self._claim(call, asked))
+        if plan.record and not plan.fence:
+            reply = self._record(call, await self._claim(call, plan))
             if reply is not None:
                 return reply
-        if asked.directives.no_cache:
+        if plan.directives.no_cache:
             return None
-        if asked.found is None and asked.record and asked.is_kept:
-            asked.found = self._store.answers.get(asked.exact, asked.caching.name)
-        if asked.found is not None:
-            reply = self._exact(call, asked, await result_or_default(asked.found, None))
+        if plan.found is None and plan.record and plan.is_kept:
+            plan.found = self._store.answers.get(plan.exact, plan.caching.name)
+        if plan.found is not None:
+            reply = self._exact(call, plan, await result_or_default(plan.found, None))
             if reply is not None:
                 return reply
-        return None if asked.semantic is None else await self._similar(call, asked, asked.semantic)
+        return None if plan.semantic is None else await self._similar(call, plan, plan.semantic)
 
     def stale_reply(self, call: Call, status: int) -> Reply | None:
         """Returns the stale answer that was set aside for the call, if it is better than an error with this status."""
@@ -270,12 +270,12 @@ class ReuseLayers:
 
     # --- record ---
 
-    async def _claim(self, call: Call, asked: ReusePlan) -> Kept | None:
+    async def _claim(self, call: Call, plan: ReusePlan) -> Kept | None:
         """Returns the record's answer, or None with the claim noted; waits while another process holds the record."""
         began_at = self._clock.monotonic()
         while True:
-            claim = await claimed(self._store, asked)
-            kept = self._claimed(call, asked, claim)
+            claim = await claimed(self._store, plan)
+            kept = self._claimed(call, plan, claim)
             if kept is not None or claim.state != "running":
                 return kept
             now = self._clock.monotonic()
@@ -284,12 +284,12 @@ class ReuseLayers:
             pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
             await self._clock.sleep(max(0.001, pause_s))
 
-    def _claimed(self, call: Call, asked: ReusePlan, claim: Claim) -> Kept | None:
+    def _claimed(self, call: Call, plan: ReusePlan, claim: Claim) -> Kept | None:
         """Returns the record's answer; without one, notes the claim, if it was granted. Raises KeyReused."""
         if claim.state == "mismatch":
             raise key_reused(call)
         if claim.state == "claimed":
-            asked.fence = claim.fence
+            plan.fence = claim.fence
             note(call, "idempotency", "miss")
         return claim.kept
 
@@ -298,15 +298,15 @@ class ReuseLayers:
 
     # --- exact ---
 
-    def _exact(self, call: Call, asked: ReusePlan, kept: Kept | None) -> Reply | None:
+    def _exact(self, call: Call, plan: ReusePlan, kept: Kept | None) -> Reply | None:
         """Returns the reply made of an exact answer, if it is fresh enough; a stale one is set aside on the call."""
-        asked.found = None
+        plan.found = None
         if kept is not None:
-            rule, age_s = asked.caching.exact, self._clock.wall() - kept.stored_at
+            rule, age_s = plan.caching.exact, self._clock.wall() - kept.stored_at
             fresh_s = min(kept.fresh_until - kept.stored_at, rule.ttl_s) - age_s
             if age_s < -CLOCK_S:
                 pass  # it was stored by a clock that was ahead, so its age is unknown
-            elif serves(asked.directives, max(0.0, age_s), fresh_s):
+            elif serves(plan.directives, max(0.0, age_s), fresh_s):
                 reply = self._replayed(call, kept, "exact", "hit")
                 if reply is not None:
                     return reply
@@ -317,25 +317,25 @@ class ReuseLayers:
 
     # --- semantic ---
 
-    async def _similar(self, call: Call, asked: ReusePlan, query: SemanticQuery) -> Reply | None:
+    async def _similar(self, call: Call, plan: ReusePlan, query: SemanticQuery) -> Reply | None:
         """Returns the answer to a question that means the same."""
         match = None if self.semantic is None else await self.semantic.find(call, query)
         if match is not None and self.semantic is not None and call.replay is not None:
-            kept = await result_or_default(self._store.answers.get(match.key, asked.caching.name), None)
+            kept = await result_or_default(self._store.answers.get(match.key, plan.caching.name), None)
             if kept is None:
                 self.semantic.lost(match)
-            elif self._is_young(asked, kept, query.rule.ttl_s):
+            elif self._is_young(plan, kept, query.rule.ttl_s):
                 call.replay.similarity, call.replay.key = match.similarity, match.key
                 reply = self._replayed(call, kept, "semantic", "semantic")
                 if reply is not None:
                     return reply
-                call.replay.similarity, call.replay.key = None, asked.exact
+                call.replay.similarity, call.replay.key = None, plan.exact
         note(call, "semantic", "miss")
         return None
 
-    def _is_young(self, asked: ReusePlan, kept: Kept, ttl_s: float) -> bool:
+    def _is_young(self, plan: ReusePlan, kept: Kept, ttl_s: float) -> bool:
         age_s = self._clock.wall() - kept.stored_at
-        return age_s >= -CLOCK_S and serves(asked.directives, max(0.0, age_s), ttl_s - age_s)
+        return age_s >= -CLOCK_S and serves(plan.directives, max(0.0, age_s), ttl_s - age_s)
 
     # --- the reply ---
 
@@ -361,7 +361,7 @@ class ReuseLayers:
 
     # --- storing ---
 
-    async def keep(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
+    async def keep(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
         """Stores a complete answer in each layer that may give it again."""
         replay = call.replay
         if replay is not None and replay.result == "stale":
@@ -370,30 +370,30 @@ class ReuseLayers:
         if check is not None and check.result is OutputResult.INVALID:
             return
         wall = self._clock.wall()
-        if asked.fence and entries.is_terminal(call, reply.status) and len(body) <= asked.caching.max_record_bytes:
+        if plan.fence and entries.is_terminal(call, reply.status) and len(body) <= plan.caching.max_record_bytes:
             record = entries.keep_answer(call, reply, body, wall)
-            record.fresh_until = record.stale_until = wall + asked.caching.keep_s
-            await result_or_default(self._store.records.complete(asked.record, asked.fence, record), False)
-            asked.fence = 0
+            record.fresh_until = record.stale_until = wall + plan.caching.keep_s
+            await result_or_default(self._store.records.complete(plan.record, plan.fence, record), False)
+            plan.fence = 0
         is_new = replay is None or not replay.layer  # an answer that came from a layer is stored already
-        if is_new and not asked.directives.no_store and len(body) <= asked.caching.exact.max_entry_bytes:
-            self._keep_answer(call, asked, reply, body)
+        if is_new and not plan.directives.no_store and len(body) <= plan.caching.exact.max_entry_bytes:
+            self._keep_answer(call, plan, reply, body)
 
-    def _keep_answer(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
+    def _keep_answer(self, call: Call, plan: ReusePlan, reply: Reply, body: bytes) -> None:
         """Stores an answer for equal requests, and for questions that mean the same."""
-        query = asked.semantic
-        if not (asked.is_kept or query is not None) or not entries.is_worth_keeping(call, reply, body):
+        query = plan.semantic
+        if not (plan.is_kept or query is not None) or not entries.is_worth_keeping(call, reply, body):
             return
-        wall, rule = self._clock.wall(), asked.caching.exact
+        wall, rule = self._clock.wall(), plan.caching.exact
         kept = entries.keep_answer(call, reply, body, wall)
-        kept.group = asked.caching.name
-        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or query is None else query.rule.ttl_s)
+        kept.group = plan.caching.name
+        kept.fresh_until = wall + (rule.ttl_s if plan.is_kept or query is None else query.rule.ttl_s)
         kept.stale_until = kept.fresh_until + rule.stale_if_error_s
         if query is not None:
             kept.stale_until = max(kept.stale_until, wall + query.rule.ttl_s)
-        self._store.answers.put(asked.exact, kept)
+        self._store.answers.put(plan.exact, kept)
         if query is not None and self.semantic is not None:
-            self.semantic.keep(call, query, asked.exact)
+            self.semantic.keep(call, query, plan.exact)
 
 
 def note(call: Call, layer: str, result: str) -> None:

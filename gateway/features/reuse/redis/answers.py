@@ -257,8 +257,8 @@ class RedisAnswers:
         lru = self._lru_of(key, group, bound)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Kept | None] = loop.create_future()
-        asked = self._link.run(GET, (*lru.keys, lru.value(key)), (self._now(), key))
-        asked.add_done_callback(partial(self._got, future, key, group, loop.time() + self._link.timeout_s))
+        reply = self._link.run(GET, (*lru.keys, lru.value(key)), (self._now(), key))
+        reply.add_done_callback(partial(self._got, future, key, group, loop.time() + self._link.timeout_s))
         return future
 
     def put(self, key: bytes, kept: Kept) -> Later[None]:
@@ -312,12 +312,12 @@ class RedisAnswers:
         return self._lru(group, key[0] % shards_of(bound))
 
     def _got(
-        self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, asked: asyncio.Future[Any]
+        self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, getting: asyncio.Future[Any]
     ) -> None:
         if future.done():
             return
         try:
-            reply = asked.result()
+            reply = getting.result()
         except (StoreGone, asyncio.CancelledError):
             future.set_result(self._local.get(key, group))
             return

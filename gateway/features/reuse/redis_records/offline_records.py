@@ -60,19 +60,21 @@ class OfflineRecords:
         self._fences = count(1)
         self._lost = lost
 
-    def look(self, record: bytes, asked: bytes, now: float, *, is_alone: bool) -> Claim | None:
+    def look(self, record: bytes, fingerprint: bytes, now: float, *, is_alone: bool) -> Claim | None:
         """Returns the claim's result if this process alone can tell it, else None; `is_alone`: the store does not answer."""
         if (unsynced := self.owed.get(record)) is not None and unsynced.kept.fresh_until > now:
-            return Claim("done", kept=replace(unsynced.kept)) if unsynced.held.asked == asked else Claim("mismatch")
+            return (
+                Claim("done", kept=replace(unsynced.kept)) if unsynced.held.asked == fingerprint else Claim("mismatch")
+            )
         held = self.held.get(record)
         if held is None or held.until <= now or not (is_alone or held.is_local):
             return None
-        return Claim("running", lease_left_s=held.until - now) if held.asked == asked else Claim("mismatch")
+        return Claim("running", lease_left_s=held.until - now) if held.asked == fingerprint else Claim("mismatch")
 
-    def take(self, record: bytes, asked: bytes, nonce: bytes, until: float) -> Claim:
+    def take(self, record: bytes, fingerprint: bytes, nonce: bytes, until: float) -> Claim:
         """Claims the record in this process, without the store."""
         fence = next(self._fences)
-        self.held[record] = HeldRecord(asked, fence, nonce, until)
+        self.held[record] = HeldRecord(fingerprint, fence, nonce, until)
         return Claim("claimed", fence=fence)
 
     def holder(self, record: bytes, fence: int) -> HeldRecord | None:

@@ -105,7 +105,7 @@ class RecordAnswers:
 
     async def _send(self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float) -> bool:
         """Sends the answer; returns whether the store keeps it. Raises StoreGone."""
-        asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        fingerprint, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES
         tenant = self._tenants.records_of(record)
         await self._tenants.note(tenant, left_s)
@@ -114,7 +114,7 @@ class RecordAnswers:
         for _ in range(MOST_STEPS):
             bound = self._tenants.bound_of(tenant)
             reply = await self._link.run(
-                COMPLETE, keys, (self._now(), id, asked, nonce, fence, left_s, size, bound, value)
+                COMPLETE, keys, (self._now(), id, fingerprint, nonce, fence, left_s, size, bound, value)
             )
             state, entries, taken, lost, gone = reply
             self._tenants.told(tenant, entries, taken)
@@ -184,9 +184,9 @@ class RedisRecords:
             return self._offline.take(record, fingerprint, nonce, self._wall() + lease_s)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Claim] = loop.create_future()
-        asked = self._run_claim(record, fingerprint, nonce, lease_s)
+        reply = self._run_claim(record, fingerprint, nonce, lease_s)
         by = loop.time() + self._link.timeout_s
-        asked.add_done_callback(partial(self._claimed, future, record, fingerprint, nonce, lease_s, by))
+        reply.add_done_callback(partial(self._claimed, future, record, fingerprint, nonce, lease_s, by))
         return future
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
@@ -258,9 +258,11 @@ class RedisRecords:
     def _keys(self, record: bytes) -> tuple[bytes, ...]:
         return self._tenants.records_of(record).keys(record)
 
-    def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
+    def _run_claim(self, record: bytes, fingerprint: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
         return self._link.run(
-            CLAIM, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, lease_s, ABANDONED_S, FENCES_S)
+            CLAIM,
+            self._keys(record),
+            (self._now(), record[:ID_BYTES], fingerprint, nonce, lease_s, ABANDONED_S, FENCES_S),
         )
 
     def _claimed(
@@ -271,12 +273,12 @@ class RedisRecords:
         nonce: bytes,
         lease_s: float,
         by: float,
-        asked: asyncio.Future[Any],
+        claiming: asyncio.Future[Any],
     ) -> None:
         """Resolves a claim by the store's reply, or in this process where there is none."""
         until = self._wall() + lease_s
         try:
-            reply = asked.result()
+            reply = claiming.result()
         except (StoreGone, asyncio.CancelledError):
             self._fall_back(future, record, HeldRecord(fingerprint, 0, nonce, until))
             return
@@ -325,10 +327,12 @@ class RedisRecords:
         return Claim("mismatch")
 
     async def _renewed(self, record: bytes, fence: int, held: HeldRecord | None, lease_s: float) -> bool:
-        asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        fingerprint, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         try:
             is_ours = await self._link.run(
-                RENEW, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, fence, lease_s, ABANDONED_S)
+                RENEW,
+                self._keys(record),
+                (self._now(), record[:ID_BYTES], fingerprint, nonce, fence, lease_s, ABANDONED_S),
             )
         except StoreGone:
             return held is not None

@@ -58,14 +58,14 @@ def read_directives(value: bytes | None) -> Directives:
     """Returns the directives of a `Cache-Control`, its lines joined by commas; of a repeated directive the stricter holds."""
     if not value:
         return ANYTHING
-    said = _by_name(value)
+    directives = _by_name(value)
     return Directives(
-        no_store=b"no-store" in said,
-        no_cache=b"no-cache" in said,
-        only_if_cached=b"only-if-cached" in said,
-        max_age_s=min(_seconds(said, b"max-age", unread=0.0), default=None),
-        min_fresh_s=max(_seconds(said, b"min-fresh", unread=inf), default=0.0),
-        max_stale_s=min(_seconds(said, b"max-stale", unread=0.0, bare=inf), default=None),
+        no_store=b"no-store" in directives,
+        no_cache=b"no-cache" in directives,
+        only_if_cached=b"only-if-cached" in directives,
+        max_age_s=min(_seconds(directives, b"max-age", unread=0.0), default=None),
+        min_fresh_s=max(_seconds(directives, b"min-fresh", unread=inf), default=0.0),
+        max_stale_s=min(_seconds(directives, b"max-stale", unread=0.0, bare=inf), default=None),
     )
 
 
@@ -94,12 +94,12 @@ def answer_headers(age_s: float, fresh_s: float) -> list[tuple[bytes, bytes]]:
 
 def _by_name(value: bytes) -> dict[bytes, list[bytes | None]]:
     """Returns the arguments of each directive, without quotes; None for one that has none."""
-    said: dict[bytes, list[bytes | None]] = {}
+    values: dict[bytes, list[bytes | None]] = {}
     quotes = value.count(b'"')
     for part in _split_quoted(value) if quotes and quotes % 2 == 0 else value.split(b","):
         name, equals, argument = part.partition(b"=")
-        said.setdefault(name.strip().lower(), []).append(argument.strip(b' \t"') if equals else None)
-    return said
+        values.setdefault(name.strip().lower(), []).append(argument.strip(b' \t"') if equals else None)
+    return values
 
 
 def _split_quoted(value: bytes) -> list[bytes]:
@@ -113,11 +113,11 @@ def _split_quoted(value: bytes) -> list[bytes]:
 
 
 def _seconds(
-    said: dict[bytes, list[bytes | None]], name: bytes, *, unread: float, bare: float | None = None
+    directives: dict[bytes, list[bytes | None]], name: bytes, *, unread: float, bare: float | None = None
 ) -> list[float]:
     """Returns the numbers that this directive was given; `unread` stands for what is none, `bare` for a missing one."""
     without = unread if bare is None else bare
-    return [without if argument is None else _number(argument, unread) for argument in said.get(name, ())]
+    return [without if argument is None else _number(argument, unread) for argument in directives.get(name, ())]
 
 
 def _number(argument: bytes, unread: float) -> float:
@@ -200,8 +200,8 @@ def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
     place: tuple[str, ...] = request.path, request.model.name, request.model_name, caching.version
     if request.model.on_loss == "refuse":  # others' answers may be to less than what was asked
         place = *place, "lossless"
-    told = _telling(request)
-    telling = tuple(_flat(told)) if told else ()
+    headers = _telling(request)
+    telling = tuple(_flat(headers)) if headers else ()
     return sha256(_whose(request.tenant, credential, request.query, place, telling) + rest).digest()
 
 
@@ -244,8 +244,8 @@ def fingerprint(request: Request) -> bytes:
 
 def _telling(request: Request) -> list[tuple[bytes, bytes]]:
     """Returns the headers that change the question, by name; those of one name keep their order, which may matter."""
-    told = [header for header in request.headers if header[0].startswith(TELLING)]
-    return sorted(told, key=_BY_NAME) if told else told
+    headers = [header for header in request.headers if header[0].startswith(TELLING)]
+    return sorted(headers, key=_BY_NAME) if headers else headers
 
 
 def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:

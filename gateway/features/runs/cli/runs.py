@@ -21,8 +21,8 @@ def show_workflows(options: argparse.Namespace) -> int:
 
 def list_runs(options: argparse.Namespace) -> int:
     """Lists runs, those that were changed last first."""
-    asked = {"outcome": options.outcome, "limit": options.limit}
-    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    params = {"outcome": options.outcome, "limit": options.limit}
+    query = urlencode({name: value for name, value in params.items() if value is not None})
     place = "runs" if options.workflow is None else f"workflows/{quote(options.workflow, safe='')}/runs"
     return ask_admin(options, lambda client: client.get(f"{place}?{query}"), _runs)
 
@@ -69,9 +69,9 @@ def _runs(answer: Mapping[str, Any]) -> str:
 
 def _run(run: Mapping[str, Any]) -> str:
     rescued = ", rescued" if run["rescued"] else ""
-    told = " (told)" if run["is_told"] else ""
+    mark = " (told)" if run["is_told"] else ""
     use = {True: "usable", False: "not usable"}.get(run["usable"], "nobody spoke of its use")
-    head = f"{safe(run['id'])} of {safe(run['tenant'])}, {safe(run['workflow'] or 'no workflow')}: {safe(run['outcome'])}{told}"
+    head = f"{safe(run['id'])} of {safe(run['tenant'])}, {safe(run['workflow'] or 'no workflow')}: {safe(run['outcome'])}{mark}"
     money = f"{usd(run['cost_usd'])}, {usd(run['wasted_usd'])} wasted, {usd(run['saved_usd'])} saved"
     tasks = [
         (

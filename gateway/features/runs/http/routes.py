@@ -79,8 +79,8 @@ class RunRoutes:
     async def tell(self, request: Request) -> Response:
         """Takes the caller's word on a run; the last one holds."""
         tenant, run = self._which(request)
-        asked = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
-        found = await self._runs.tell(tenant, run, _word(asked, self._clock.wall()))
+        fields = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
+        found = await self._runs.tell(tenant, run, _word(fields, self._clock.wall()))
         if found is None:
             raise _no_run(run)
         return json_response(show_run(found, self._runs.outcome(found)))
@@ -100,10 +100,10 @@ def _no_run(run: str) -> NotFound:
     return NotFound(f"There is no run '{run[:128]}'.", param="id", code="run_not_found")
 
 
-def _word(asked: dict[str, Any], now: float) -> RunChange:
+def _word(fields: dict[str, Any], now: float) -> RunChange:
     """Returns what a body tells. Raises InvalidRequest, naming the field and the remedy."""
-    refuse_unknown(asked, FIELDS)
-    workflow, usable, value_usd = asked.get("workflow"), asked.get("usable"), asked.get("value_usd")
+    refuse_unknown(fields, FIELDS)
+    workflow, usable, value_usd = fields.get("workflow"), fields.get("usable"), fields.get("value_usd")
     if workflow is not None and not is_id(workflow):
         _refuse("workflow", f"must have 1 to 128 of {ID_CHARS}")
     if usable is not None and not isinstance(usable, bool):
@@ -111,7 +111,7 @@ def _word(asked: dict[str, Any], now: float) -> RunChange:
     is_number = isinstance(value_usd, int | float) and not isinstance(value_usd, bool)
     if value_usd is not None and not (is_number and isfinite(value_usd) and abs(value_usd) <= 1e12):
         _refuse("value_usd", "must be an amount of US dollars, such as 3.2")
-    outcome = None if asked.get("outcome") is None else str(read_outcome(asked["outcome"], "field 'outcome'"))
+    outcome = None if fields.get("outcome") is None else str(read_outcome(fields["outcome"], "field 'outcome'"))
     if outcome is None and usable is None and value_usd is None:
         raise InvalidRequest(f"Say what became of the run: send {EXAMPLE}.", param="outcome", code="missing_field")
     return told(
@@ -151,7 +151,7 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
 
     async def list_runs(request: Request) -> Response:
         require_admin(policies, request)
-        name, asked = request.path_params.get("name"), _outcome(request)
+        name, wanted = request.path_params.get("name"), _outcome(request)
         limit = limit_of(request, DEFAULT_LISTED_WORKFLOWS, MAX_LISTED_WORKFLOWS)
         declared = policies.current.workflows
         if name is not None and name not in declared and name != OTHER:
@@ -161,7 +161,7 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
             show_for_operators(record, outcome, with_tasks=False)
             for record in await runs.last()
             if name in (None, record.workflow if record.workflow in declared else OTHER)
-            and ((outcome := runs.outcome(record)) == asked or asked is None)
+            and ((outcome := runs.outcome(record)) == wanted or wanted is None)
         ]
         return json_response({"workflow": name, "runs": found[:limit], "has_more": len(found) > limit})
 
@@ -184,9 +184,9 @@ def workflow_routes(policies: Policies, runs: RunTable) -> list[BaseRoute]:
 
 
 def _outcome(request: Request) -> RunOutcome | None:
-    said = request.query_params.get("outcome")
-    found = next((outcome for outcome in RunOutcome if outcome == said), None)
-    if said is not None and found is None:
+    value = request.query_params.get("outcome")
+    found = next((outcome for outcome in RunOutcome if outcome == value), None)
+    if value is not None and found is None:
         raise InvalidRequest(f"The parameter 'outcome' takes one of {', '.join(RunOutcome)}.", param="outcome")
     return found
 

@@ -91,8 +91,8 @@ def change(
     """Adds to the records of runs, and closes those that have ended; returns how many runs and steps had to go, too."""
     results: list[RunChanged | None] = []
     gone = 0
-    for asked in changes:
-        result, more = _change(db, asked, now, most_bytes)
+    for wanted in changes:
+        result, more = _change(db, wanted, now, most_bytes)
         results.append(result)
         gone += more
     return results, gone
@@ -139,15 +139,15 @@ def trim(db: sqlite3.Connection, before: float, most: int) -> int:
     return len(old)
 
 
-def _change(db: sqlite3.Connection, asked: RunToChange, now: float, most_bytes: int) -> tuple[RunChanged | None, int]:
-    row = db.execute("SELECT record FROM runs WHERE tenant = ? AND run = ?", (asked.tenant, asked.run)).fetchone()
+def _change(db: sqlite3.Connection, wanted: RunToChange, now: float, most_bytes: int) -> tuple[RunChanged | None, int]:
+    row = db.execute("SELECT record FROM runs WHERE tenant = ? AND run = ?", (wanted.tenant, wanted.run)).fetchone()
     kept = None if row is None else decode_run(row[0])
-    result = changed(kept, asked)
+    result = changed(kept, wanted)
     if result is None or result.after == kept:
         return result, 0
     seq = _touch(db, result.after, now)
     db.execute("UPDATE runs SET record = ? WHERE seq = ?", (encode_run(result.after), seq))
-    return result, _make_room(db, asked.tenant, seq, "", most_bytes)
+    return result, _make_room(db, wanted.tenant, seq, "", most_bytes)
 
 
 def _touch(db: sqlite3.Connection, record: RunRecord, now: float) -> int:

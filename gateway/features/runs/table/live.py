@@ -252,7 +252,7 @@ log = logging.getLogger("gateway.runs")
 class LostRuns:
     """The runs of a process that were forgotten for want of room."""
 
-    __slots__ = ("_are_shared", "_meter", "_most", "_number", "_told_at")
+    __slots__ = ("_are_shared", "_logged_at", "_meter", "_most", "_number")
 
     def __init__(self, most: int, meter: RunMeter, *, are_shared: bool) -> None:
         """`most` is how many runs there is room for; those that `are_shared` are kept elsewhere, and not lost."""
@@ -261,7 +261,7 @@ class LostRuns:
         self._most = most
         self._number = 0
         """Of those, how many the log has not been told of."""
-        self._told_at = -inf
+        self._logged_at = -inf
 
     def note(self, number: int) -> None:
         """Adds runs that were forgotten just now."""
@@ -271,7 +271,7 @@ class LostRuns:
 
     def tell(self, now: float) -> None:
         """Writes the line, if there is something to say and the last one is a minute old; `now` is wall-clock seconds."""
-        if not self._number or now - self._told_at < TOLD_EVERY_S:
+        if not self._number or now - self._logged_at < TOLD_EVERY_S:
             return
         log.warning(
             "%d runs were forgotten early: this process has room for %d, and more were begun within a day. What they have "
@@ -280,4 +280,4 @@ class LostRuns:
             self._number,
             self._most,
         )
-        self._told_at, self._number = now, 0
+        self._logged_at, self._number = now, 0

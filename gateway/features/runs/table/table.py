@@ -262,8 +262,8 @@ class RunTable:
         if home is not None:
             result = await self._merge(live, home, written)
         else:
-            asked = RunToChange(live.tenant, live.run, live.take_change(), partial(self._close, live))
-            result = changed(live.base, asked)
+            change = RunToChange(live.tenant, live.run, live.take_change(), partial(self._close, live))
+            result = changed(live.base, change)
         if result is None:
             return
         before, after = result

@@ -101,8 +101,8 @@ def _entries(lexicon: str) -> list[tuple[str, Meaning, list[str]]]:
         kind, _, token = head.partition(" ")
         start = int(token[:-2]) if token.endswith("..") else None
         for place, name in enumerate(words.casefold().split(", ")):
-            says = token if start is None else str(start + place)
-            entries.append((section, _tokens(kind, says or name), name.split()))
+            value = token if start is None else str(start + place)
+            entries.append((section, _tokens(kind, value or name), name.split()))
     return entries
 
 

@@ -105,8 +105,8 @@ class Partitions:
     async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
         """Removes rows in memory and in the store, as `Answers.forget` does; returns their number."""
         here = self.forget_here(key=key, model=model, tenant=tenant)
-        told = self._store.forget(key=key, model=model, tenant=tenant)
-        return max(here, await told if isinstance(told, asyncio.Future) else told)
+        is_forgotten = self._store.forget(key=key, model=model, tenant=tenant)
+        return max(here, await is_forgotten if isinstance(is_forgotten, asyncio.Future) else is_forgotten)
 
     def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
         """Removes rows in memory only, because the store has removed them already."""
@@ -124,12 +124,12 @@ class Partitions:
 
     def _begin(self, partition: bytes, most: int) -> Neighbourhood | asyncio.Task[Neighbourhood | None] | None:
         """Loads the partition: at once if the store has it at hand, with few rows."""
-        told = self._store.load(partition, most)
-        if not isinstance(told, asyncio.Future) and len(told) <= FEW_ROWS:
-            built = self._index.build(told, most)
+        loading = self._store.load(partition, most)
+        if not isinstance(loading, asyncio.Future) and len(loading) <= FEW_ROWS:
+            built = self._index.build(loading, most)
             self._index.put(partition, built)
             return built
-        task = self._background.start(self._load(partition, told, most, self._forgotten))
+        task = self._background.start(self._load(partition, loading, most, self._forgotten))
         if task is not None:
             self._loading[partition] = task
             self._late[partition] = []
@@ -137,9 +137,9 @@ class Partitions:
         return task
 
     async def _load(
-        self, partition: bytes, told: Later[Sequence[VectorRow]], most: int, forgotten: int
+        self, partition: bytes, loading: Later[Sequence[VectorRow]], most: int, forgotten: int
     ) -> Neighbourhood | None:
-        rows = await told if isinstance(told, asyncio.Future) else told
+        rows = await loading if isinstance(loading, asyncio.Future) else loading
         if len(rows) <= FEW_ROWS:
             built = self._index.build(rows, most)
         else:

@@ -119,14 +119,14 @@ def read_message_batch(value: object) -> RemoteBatch | None:
     """
     if not isinstance(value, dict) or not isinstance(value.get("id"), str) or not value["id"]:
         return None
-    said, counts = value.get("processing_status"), _counts(value)
-    if said == "ended":
+    processing, counts = value.get("processing_status"), _counts(value)
+    if processing == "ended":
         status = "cancelled" if counts.get("canceled") else "expired" if counts.get("expired") else "completed"
-    elif isinstance(said, str) and said:
-        status = _STATUSES.get(said, said)
+    elif isinstance(processing, str) and processing:
+        status = _STATUSES.get(processing, processing)
     else:
         return None
-    output = value["id"] if said == "ended" and isinstance(value.get("results_url"), str) else ""
+    output = value["id"] if processing == "ended" and isinstance(value.get("results_url"), str) else ""
     done = counts.get("succeeded", 0) + counts.get("errored", 0)
     return RemoteBatch(value["id"], status, output=output, created_at=_time(value.get("created_at")), completed=done)
 
@@ -152,8 +152,8 @@ def read_result(text: bytes, prefix: str) -> ProviderAnswer | None:
     message, error = result.get("message"), result.get("error")
     if result.get("type") == "succeeded" and isinstance(message, dict):
         usage = message.get("usage")
-        told = read_usage(usage) if isinstance(usage, dict) else None
-        return ProviderAnswer(number, 200, _inner(text, "message"), told)
+        reported = read_usage(usage) if isinstance(usage, dict) else None
+        return ProviderAnswer(number, 200, _inner(text, "message"), reported)
     if result.get("type") == "errored" and isinstance(error, dict):
         inner = error.get("error")
         status = _OWN_FAULTS.get(str(inner.get("type"))) if isinstance(inner, dict) else None
@@ -170,8 +170,8 @@ def _inner(text: bytes, name: str) -> bytes:
 
 def _counts(value: Mapping[str, Any]) -> dict[str, int]:
     counts = value.get("request_counts")
-    told = counts.items() if isinstance(counts, dict) else ()
-    return {name: number for name, number in told if type(number) is int and number > 0}
+    items = counts.items() if isinstance(counts, dict) else ()
+    return {name: number for name, number in items if type(number) is int and number > 0}
 
 
 def _time(value: object) -> float:

@@ -76,12 +76,12 @@ class BatchRequests:
         if not response.is_success:
             raise refusal(provider, response.status_code, text, noes)
         try:
-            said = orjson.loads(text)
+            parsed = orjson.loads(text)
         except orjson.JSONDecodeError:
             raise Unreachable("the answer is no JSON") from None
-        if not isinstance(said, dict):
+        if not isinstance(parsed, dict):
             raise Unreachable("the answer is no JSON object")
-        return said
+        return parsed
 
     async def content(
         self, provider: Provider, path: str, headers: Mapping[str, str] | None = None
@@ -92,8 +92,8 @@ class BatchRequests:
             if not response.is_success:
                 raise refusal(provider, response.status_code, await read_whole(provider, response))
             secrets = secrets_of(provider)
-            said = response.aiter_raw()
-            async for part in said if secrets is None else MaskedChunks(said, SecretMasker(secrets)):
+            chunks = response.aiter_raw()
+            async for part in chunks if secrets is None else MaskedChunks(chunks, SecretMasker(secrets)):
                 yield part
         except _FAULTS as error:
             raise Unreachable(type(error).__name__) from error
@@ -111,18 +111,18 @@ class BatchRequests:
     ) -> httpx.Response:
         url = url_of_api(provider, path, query or {})
         auth = auth_header(provider)
-        told = [(b"host", url.netloc), (b"accept-encoding", b"identity")]
-        told += [(name.lower().encode(), value.encode()) for name, value in provider.headers]
-        told += [auth] if auth is not None else []
-        own = {name for name, _ in told}
-        asked = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        told += [header for header in asked if header[0] not in own]  # the config may name another version
+        fixed = [(b"host", url.netloc), (b"accept-encoding", b"identity")]
+        fixed += [(name.lower().encode(), value.encode()) for name, value in provider.headers]
+        fixed += [auth] if auth is not None else []
+        own = {name for name, _ in fixed}
+        given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        fixed += [header for header in given if header[0] not in own]  # the config may name another version
         if isinstance(body, bytes) and body:
-            told.append((b"content-length", b"%d" % len(body)))
+            fixed.append((b"content-length", b"%d" % len(body)))
         request = httpx.Request(
             method,
             url,
-            headers=told,
+            headers=fixed,
             stream=httpx.ByteStream(body) if isinstance(body, bytes) else body,
             extensions={"timeout": WireTimeouts(10.0, 10.0, IDLE_S, ANSWER_S, IDLE_S).as_extension()},
         )
@@ -182,8 +182,8 @@ def refusal(provider: Provider, status: int, text: bytes, noes: Collection[int] 
     """Returns what an answer without success means."""
     code = message = ""
     try:
-        said = orjson.loads(text)
-        error = said.get("error", said) if isinstance(said, dict) else {}
+        parsed = orjson.loads(text)
+        error = parsed.get("error", parsed) if isinstance(parsed, dict) else {}
         if isinstance(error, dict):
             code, message = str(error.get("code") or ""), str(error.get("message") or "")
         else:
@@ -199,15 +199,15 @@ def refusal(provider: Provider, status: int, text: bytes, noes: Collection[int] 
 
 
 def url_of_api(provider: Provider, path: str, query: Mapping[str, str]) -> httpx.URL:
-    base, asked = provider.base_url, dict(query)
+    base, params = provider.base_url, dict(query)
     if provider.dialect == "azure" and provider.api_version:
         base += "/openai"
-        asked["api-version"] = provider.api_version
+        params["api-version"] = provider.api_version
     elif provider.dialect == "azure":
         base += "/openai/v1"
     elif provider.dialect == "anthropic" and not base.endswith("/v1"):
         base += "/v1"
-    return httpx.URL(f"{base}{path}{'?' + urlencode(asked) if asked else ''}")
+    return httpx.URL(f"{base}{path}{'?' + urlencode(params) if params else ''}")
 
 
 def segment(id: str) -> str:
@@ -258,7 +258,7 @@ class MessageBatches:
         body = TimelyBody(content, size, may_send)
         headers = {**_VERSION, "content-type": "application/json", "content-length": str(size)}
         try:
-            said = await self._requests.ask(
+            answer = await self._requests.ask(
                 provider, "POST", PATH, headers=headers, body=body, within_s=SENDING_S + ANSWER_S, noes=_NO
             )
         except ProviderRefused as refused:
@@ -267,7 +267,7 @@ class MessageBatches:
             if body.is_sent:
                 raise
             raise NeverSent(str(why)) from why
-        return _told(said)
+        return _read_batch(answer)
 
     async def find_submitted(
         self,
@@ -283,9 +283,9 @@ class MessageBatches:
         from others for another reason.
         """
         open_ones = looked = 0
-        async for said in self._list(provider, not_before):
-            batch = read_message_batch(said)
-            if batch is None or batch.id in others or count_of(said) != lines:
+        async for listed in self._list(provider, not_before):
+            batch = read_message_batch(listed)
+            if batch is None or batch.id in others or count_of(listed) != lines:
                 continue
             name = self._names.get(batch.id)
             if name is None and batch.output and looked < MOST_CANDIDATES:
@@ -303,8 +303,8 @@ class MessageBatches:
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
         """Returns a batch as it is now."""
-        said = await self._requests.ask(provider, "GET", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
-        return _told(said)
+        answer = await self._requests.ask(provider, "GET", f"{PATH}/{segment(batch_id)}", headers=_VERSION)
+        return _read_batch(answer)
 
     async def cancel(self, provider: Provider, batch_id: str) -> None:
         """Asks a batch to stop."""
@@ -332,8 +332,8 @@ class MessageBatches:
         try:
             async with aclosing(
                 self._requests.content(provider, f"{PATH}/{segment(batch_id)}/results", _VERSION)
-            ) as said:
-                async for piece in said:
+            ) as chunks:
+                async for piece in chunks:
                     head += piece
                     if (found := _NAME.search(head)) is not None or len(head) > HEAD_BYTES:
                         break
@@ -371,8 +371,8 @@ class MessageBatches:
         raise PendingResult(f"{provider.name} lists more batches of late than are looked at")
 
 
-def _told(said: dict[str, Any]) -> RemoteBatch:
-    batch = read_message_batch(said)
+def _read_batch(fields: dict[str, Any]) -> RemoteBatch:
+    batch = read_message_batch(fields)
     if batch is None:
         raise Unreachable("the answer tells of no batch")
     return batch
@@ -434,15 +434,15 @@ class FileBatches:
 
         Raises NeverSent where nothing was asked of the provider.
         """
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "input_file_id": file_id,
             "endpoint": endpoint,
             "completion_window": "24h",
             "metadata": {PART: part},
         }
         if _lets_expire(provider):
-            asked["output_expires_after"] = {"anchor": "created_at", "seconds": KEPT_S}
-        text = orjson.dumps(asked)
+            request["output_expires_after"] = {"anchor": "created_at", "seconds": KEPT_S}
+        text = orjson.dumps(request)
         body = TimelyBody(once(text), len(text), may_send)
         headers = {"content-type": "application/json", "content-length": str(len(text))}
         try:
@@ -467,8 +467,8 @@ class FileBatches:
 
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
         """Returns a batch as it is now."""
-        said = await self._requests.ask(provider, "GET", f"/batches/{segment(batch_id)}")
-        batch = _batch(provider, said)
+        answer = await self._requests.ask(provider, "GET", f"/batches/{segment(batch_id)}")
+        batch = _batch(provider, answer)
         if batch is None:
             raise ProviderRefused(404, "", "the answer tells of no batch")
         return batch
@@ -535,9 +535,9 @@ def _form(fields: Mapping[str, str], filename: str) -> tuple[bytes, bytes]:
     return f"{''.join(parts)}--{BOUNDARY}\r\n{head}\r\n\r\n".encode(), f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-def _batch(provider: Provider, said: object) -> RemoteBatch | None:
+def _batch(provider: Provider, answer: object) -> RemoteBatch | None:
     """Returns the batch of an answer; its reasons are noted and logged."""
-    batch, secrets = read_batch(said), secrets_of(provider)
+    batch, secrets = read_batch(answer), secrets_of(provider)
     if batch is None or secrets is None:
         return batch
     return batch._replace(code=secrets.text(batch.code), message=secrets.text(batch.message))

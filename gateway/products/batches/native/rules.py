@@ -112,8 +112,8 @@ def is_inline(provider: Provider) -> bool:
 
 def model_at(target: Target, job: Job) -> str:
     """Returns what the target's provider calls the one model of a batch."""
-    asked = str(job.marks[MODELS][0])
-    return target.model or (asked.removeprefix(target.strip) if target.strip else asked)
+    model = str(job.marks[MODELS][0])
+    return target.model or (model.removeprefix(target.strip) if target.strip else model)
 
 
 def _has(provider: Provider, target: Target, endpoint: str) -> bool:

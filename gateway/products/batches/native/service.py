@@ -406,9 +406,9 @@ class NativeParts:
             if now >= self._ends_at(job):
                 raise NoPart("its time there would be over")
             target = target_of(policy, job, chunk, self._rules_of(job).batches)
-            until, said = self._refused.get(target.provider, (0.0, ""))
+            until, reason = self._refused.get(target.provider, (0.0, ""))
             if now < until:
-                raise NoPart(said)
+                raise NoPart(reason)
             model, at_once = model_at(target, job), is_inline(policy.providers[target.provider])
             part: Part | None = parts.new_part(
                 job.id, chunk, target.name, target.provider, model, now, is_inline=at_once

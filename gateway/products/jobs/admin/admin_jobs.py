@@ -47,12 +47,12 @@ def job_admin_routes(policies: Policies, work: JobWork | None) -> list[BaseRoute
         async def act(request: Request) -> Response:
             require_admin(policies, request)
             service, ids = _on(jobs), _ids(await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE))
-            told: dict[str, list[str]] = {"done": [], "ended": [], "unknown": []}
+            results: dict[str, list[str]] = {"done": [], "ended": [], "unknown": []}
             for job_id in ids:
                 job = await service.flag(job_id, FLAGS[name])
-                told["unknown" if job is None else "ended" if job.state.is_end else "done"].append(job_id)
-            log.warning("admin: %s %d jobs", name, len(told["done"]))
-            return json_response({"action": name, **told})
+                results["unknown" if job is None else "ended" if job.state.is_end else "done"].append(job_id)
+            log.warning("admin: %s %d jobs", name, len(results["done"]))
+            return json_response({"action": name, **results})
 
         return act
 
@@ -87,10 +87,10 @@ def _on(jobs: Jobs | None) -> Jobs:
     return jobs
 
 
-def _ids(asked: Mapping[str, Any]) -> Sequence[str]:
+def _ids(fields: Mapping[str, Any]) -> Sequence[str]:
     """Reads the ids of jobs and batches. Raises InvalidRequest."""
-    refuse_unknown(asked, ("ids",))
-    ids = asked.get("ids")
+    refuse_unknown(fields, ("ids",))
+    ids = fields.get("ids")
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(id, str) and id for id in ids):
         raise InvalidRequest(f"The field 'ids' must be a list of 1 to {MOST_IDS} ids, such as {EXAMPLE}.", param="ids")
     return list(dict.fromkeys(ids))

@@ -53,9 +53,9 @@ def attempt_usd(endpoint: Endpoint, peeked: Peeked, target: Target, body: bytes)
     """Returns what an attempt at the target is estimated to cost before anything was learned; None: not priced."""
     rates = target.find_rates(target.model or peeked.model)
     if endpoint.name in MEDIA:
-        asked = peeked.parsed or {}
-        certain = certain_usage(endpoint.name, None, body, asked)
-        return usage_usd(rates, estimated_media_usage(endpoint.name, certain, body, asked))
+        parsed = peeked.parsed or {}
+        certain = certain_usage(endpoint.name, None, body, parsed)
+        return usage_usd(rates, estimated_media_usage(endpoint.name, certain, body, parsed))
     if endpoint.tokens == "none" or peeked.parsed is None:
         return usage_usd(rates, Usage(0, 0))
     tokens = estimate_input_tokens(body, peeked.parsed)

@@ -47,7 +47,7 @@ PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
 LONGEST_PUT_OFF_S: Final = 300.0
 """Whatever the refusal says: a limit may have been raised, a quota paid for."""
-_MOST_SAID: Final = 65_536
+_MOST_MESSAGE: Final = 65_536
 """Longer bodies are no error messages."""
 _SECRET: Final = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)[-_][\w*.-]{4,}|\bBearer\s+\S+|\bAIza[\w-]{8,}|://[^/\s@]+@")
 _TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
@@ -90,8 +90,8 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
     if isinstance(error, RunBudgetExceeded) and not error.should_retry:
         return WorkVerdict(Outcome.PERMANENT)  # its run has had enough, and gets no more
     if isinstance(error, AdmissionDenied | DeadlineExceeded | KeyInUse):  # the key's answer is being made elsewhere
-        told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
-        return WorkVerdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
+        delay_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
+        return WorkVerdict(Outcome.PUT_OFF, min(max(delay_s, 0.1), LONGEST_PUT_OFF_S))
     if isinstance(error, CallerFault) and not error.should_retry:
         return WorkVerdict(Outcome.PERMANENT)
     return WorkVerdict(Outcome.TRANSIENT, error.retry_after_s)
@@ -99,11 +99,11 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
 
 def failure_of(status: int, body: bytes) -> str:
     """Returns what an answer says of a failure: its status, and the message in its body, without what looks like a secret."""
-    told: Any = None
-    if len(body) <= _MOST_SAID:
+    provider_error: Any = None
+    if len(body) <= _MOST_MESSAGE:
         with suppress(ValueError):
-            told = orjson.loads(body)
-    error = told.get("error") if isinstance(told, dict) else None
+            provider_error = orjson.loads(body)
+    error = provider_error.get("error") if isinstance(provider_error, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     if not isinstance(message, str) or not message.strip():
         return f"the answer was {status}"
@@ -456,10 +456,10 @@ class CallServer:
         return self._refused(None, error)
 
     def _refused(self, call: Call | None, error: GatewayError, request: StoredRequest | None = None) -> TryResult:
-        told = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)
+        failure = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)
         answer = _error_answer(error, request)
         return TryResult(
-            verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
+            verdict_of_error(error), answer, failure, cost_usd=None if call is None else known_usd(call.attempts)
         )
 
 

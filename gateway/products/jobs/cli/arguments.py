@@ -84,8 +84,8 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     add_admin(action)
     action.set_defaults(command="gateway.products.jobs.webhooks.cli:redeliver")
 
-    for name, told in (("disable", "it hears nothing; what is for it waits"), ("enable", "it hears of things again")):
-        action = actions.add_parser(name, help=f"{told} (in this process, until it restarts or the entry changes)")
+    for name, help in (("disable", "it hears nothing; what is for it waits"), ("enable", "it hears of things again")):
+        action = actions.add_parser(name, help=f"{help} (in this process, until it restarts or the entry changes)")
         action.add_argument("name", metavar="NAME", help="as in the config")
         add_admin(action)
         action.set_defaults(command="gateway.products.jobs.webhooks.cli:switch", action=name)

@@ -351,8 +351,8 @@ def _at(seconds: float | None) -> str | None:
 
 def list_jobs(options: argparse.Namespace) -> int:
     """Lists jobs and batches, newest first."""
-    asked = {name: getattr(options, name) for name in ("limit", "status", "after") if getattr(options, name)}
-    return _ask(options, lambda client: client.ask("GET", f"jobs?{urlencode(asked)}").fields, jobs_table)
+    params = {name: getattr(options, name) for name in ("limit", "status", "after") if getattr(options, name)}
+    return _ask(options, lambda client: client.ask("GET", f"jobs?{urlencode(params)}").fields, jobs_table)
 
 
 def show(options: argparse.Namespace) -> int:

@@ -264,9 +264,9 @@ def _degrade(document: Document | None, name: str) -> DegradeRules:
 
 
 def _check_words(
-    document: Document | None, path: Path, said: Sequence[str] | None, known: Sequence[str], what: str
+    document: Document | None, path: Path, words: Sequence[str] | None, known: Sequence[str], what: str
 ) -> None:
     """Notes those of a list that are no words of the vocabulary."""
-    for index, one in enumerate(said or ()):
+    for index, one in enumerate(words or ()):
         if document is not None and one not in known:
             document.complain((*path, index), f"unknown {what}{did_you_mean(one, known)}")

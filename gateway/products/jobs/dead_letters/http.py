@@ -89,12 +89,12 @@ class DeadLetterRoutes:
     async def replay(self, request: Request) -> Response:
         """Begins a replay, or says what it would do."""
         dead = self._service(request)
-        asked = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
-        refuse_unknown(asked, _REPLAY)
-        spec = read_spec(asked, self._clock.wall())
+        fields = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
+        refuse_unknown(fields, _REPLAY)
+        spec = read_spec(fields, self._clock.wall())
         if spec.to_model and self._policies.current.find_model(spec.to_model) is None:
             raise InvalidRequest("The field 'to_model' must be a model of the config.", param="to_model")
-        if asked.get("dry_run", False) is not False:
+        if fields.get("dry_run", False) is not False:
             return json_response({"dry_run": True, **self._shown_plan(await dead.plan(spec), spec)})
         job = await dead.replay(spec)
         log.warning("admin: dead letters are replayed by %s, %g a second", job.id, spec.rate)
@@ -103,11 +103,11 @@ class DeadLetterRoutes:
     async def purge(self, request: Request) -> Response:
         """Throws letters away."""
         dead = self._service(request)
-        asked = await read_object(request, self._policies.current.server, MOST_BYTES, '{"group": "…"}')
-        refuse_unknown(asked, _PURGE)
-        if not any(asked.get(name) is not None for name in _FILTER) and asked.get("all") is not True:
+        fields = await read_object(request, self._policies.current.server, MOST_BYTES, '{"group": "…"}')
+        refuse_unknown(fields, _PURGE)
+        if not any(fields.get(name) is not None for name in _FILTER) and fields.get("all") is not True:
             raise InvalidRequest("Say which letters: a field such as 'group', or 'all': true for every one.")
-        purged = await dead.purge(read_filter(asked, self._clock.wall()))
+        purged = await dead.purge(read_filter(fields, self._clock.wall()))
         log.warning("admin: %d dead letters were purged", purged)
         return json_response({"purged": purged})
 

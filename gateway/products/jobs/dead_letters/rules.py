@@ -172,8 +172,8 @@ def template_of(message: str) -> str:
 
 def derived_letter_id(job_id: str, line: int | None) -> str:
     """Returns the id of the dead letter of a job, or of one line of it, always the same."""
-    told = job_id if line is None else f"{job_id}\0{line}"
-    return new_id(DEAD_LETTER, blake2b(told.encode(), digest_size=DRAW_BYTES, person=b"dead letter").digest())
+    source = job_id if line is None else f"{job_id}\0{line}"
+    return new_id(DEAD_LETTER, blake2b(source.encode(), digest_size=DRAW_BYTES, person=b"dead letter").digest())
 
 
 def letter_of_line(
@@ -324,15 +324,15 @@ def replayed(letter: DeadLetter, ended: Job) -> DeadLetter:
     if letter.replay_job != ended.id or letter.state is not LetterState.REPLAYING:
         return letter
     trail = [JobError(*one) for one in ended.marks.get(TRAIL, ())]
-    told = replace(
+    updated = replace(
         letter,
         attempts=letter.attempts + ended.attempts,
         cost_usd=letter.cost_usd + max(ended.tally.cost_usd, sum(one.cost_usd for one in trail)),
         trail=[*letter.trail, *trail][-MOST_TRAIL:],
     )
     if ended.state is JobState.SUCCEEDED:
-        return replace(told, state=LetterState.REPLAYED_OK, is_replayable=False, bytes=0)
-    return replace(told, state=LetterState.REPLAYED_FAILED, error=ended.last_error or letter.error)
+        return replace(updated, state=LetterState.REPLAYED_OK, is_replayable=False, bytes=0)
+    return replace(updated, state=LetterState.REPLAYED_FAILED, error=ended.last_error or letter.error)
 
 
 def stripped(letter: DeadLetter) -> DeadLetter:

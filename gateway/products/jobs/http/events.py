@@ -151,13 +151,13 @@ def _split(raw: bytes, place: Field | None) -> Parts:
         raise InvalidRequest(
             f"The fields beside 'body' have more than {MOST_REST_BYTES} bytes; send {EXAMPLE}.", param="body"
         )
-    asked = json_object(rest)
-    if asked is None:
+    parsed = json_object(rest)
+    if parsed is None:
         raise _no_object()
-    if not isinstance(asked.get("endpoint"), str) or not body.startswith(b"{"):
-        param = "body" if isinstance(asked.get("endpoint"), str) else "endpoint"
+    if not isinstance(parsed.get("endpoint"), str) or not body.startswith(b"{"):
+        param = "body" if isinstance(parsed.get("endpoint"), str) else "endpoint"
         raise InvalidRequest(f"The field '{param}' is missing or of another type; send {EXAMPLE}.", param=param)
-    return asked, body
+    return parsed, body
 
 
 def _places_of_body(raw: bytes) -> list[Field]:

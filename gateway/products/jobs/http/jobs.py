@@ -87,18 +87,18 @@ class JobRoutes:
         parse.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         server = self._policies.current.server
-        asked, body = await self._split(server, await self._read_body(request, tenant, key.lane))
-        options = read_options(asked, self._clock.wall(), self._clock.ahead_s)
+        wanted, body = await self._split(server, await self._read_body(request, tenant, key.lane))
+        options = read_options(wanted, self._clock.wall(), self._clock.ahead_s)
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         headers += [(name, index[name]) for name in STRICT[:1] if name in index]
         stored = StoredRequest(
             id=_PROBE_ID,
-            endpoint=asked["endpoint"],
+            endpoint=wanted["endpoint"],
             body=body,
             headers=headers,
             key=key.name,
             tenant=tenant,
-            lane=_lane(key, index, asked.get("lane")),
+            lane=_lane(key, index, wanted.get("lane")),
             deadline_s=parse.MAX_DEADLINE_S,
             part=run_words(index),
         )
@@ -128,8 +128,8 @@ class JobRoutes:
                 raise InvalidRequest(
                     "The parameter 'after' names no job: it is the last id of the page before.", param="after"
                 ) from None
-        asked = JobQuery(tenant, None, statuses_of(request), after, limit, metadata, parent="")
-        return json_response(show_page(await self._jobs.list_jobs(asked)))
+        wanted = JobQuery(tenant, None, statuses_of(request), after, limit, metadata, parent="")
+        return json_response(show_page(await self._jobs.list_jobs(wanted)))
 
     async def show(self, request: Request) -> Response:
         """Shows a job, at most a second old."""
@@ -176,8 +176,8 @@ def _to_be_polled(job: Job, status: int) -> Response:
     return WholeResponse(orjson.dumps(show_job(job)), status, accepted_headers(job))
 
 
-def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:
+def _lane(key: Key, index: dict[bytes, bytes], value: Any) -> Lane:
     """The lane that the body names, or the header, or the key's own. Raises InvalidRequest, Forbidden."""
-    if asked is None:
+    if value is None:
         return parse.choose_lane(key, index)
-    return parse.allowed_lane(key, asked, "field 'lane'", param="lane")
+    return parse.allowed_lane(key, value, "field 'lane'", param="lane")

@@ -118,9 +118,9 @@ class JobDurability:
                 self._waiting.setdefault(home, []).append((mark, answers[-1]))
                 if home not in self._running:
                     self._running[home] = asyncio.create_task(self._settle_all(home))
-        for told in await asyncio.gather(*answers, return_exceptions=True):
-            if told is not None:
-                raise told
+        for answer in await asyncio.gather(*answers, return_exceptions=True):
+            if answer is not None:
+                raise answer
 
     async def _settle_all(self, home: object) -> None:
         """Waits for one server, until nobody wants it to: those who come while a wait is under way share the next."""
@@ -141,18 +141,18 @@ class JobDurability:
         replicas, waits_for_disk = int(self._waits_for_replica), self._waits_for_disk
         wait_ms = SHORT_WAIT_MS if self.shortage else WAIT_MS
         wait = (b"WAITAOF", 1, replicas, wait_ms) if waits_for_disk else (b"WAIT", replicas, wait_ms)
-        asked = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
-        told: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
-        *were_there, reply = told
+        waits = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
+        answers: list[Any] = await asyncio.gather(*waits, return_exceptions=True)
+        *were_there, reply = answers
         if isinstance(reply, StoreGone):
-            return [_unheard(reply) for _ in marks]
+            return [_no_reply(reply) for _ in marks]
         on_disk, on_replicas = reply if waits_for_disk else (1, reply)
         if not on_disk or on_replicas < replicas:
             what = "copied it to a replica" if on_disk else "written it to its disk"
             self._note_shortage("on no replica" if on_disk else "not written in time")
             return [NotDurable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
         self._note_shortage("")
-        return [None if was_there == 1 else _unheard(was_there) for was_there in were_there]
+        return [None if was_there == 1 else _no_reply(was_there) for was_there in were_there]
 
     def _note_shortage(self, shortage: str) -> None:
         if shortage and not self.shortage:
@@ -166,8 +166,8 @@ class JobDurability:
 
     async def _about(self, key: bytes) -> dict[str, str]:
         """Returns what a server says of itself."""
-        told = (await self._ask(key, b"INFO")).decode()
-        return {name: value for name, _, value in (line.partition(":") for line in told.splitlines())}
+        info = (await self._ask(key, b"INFO")).decode()
+        return {name: value for name, _, value in (line.partition(":") for line in info.splitlines())}
 
     async def _worth(self, key: bytes, about: dict[str, str]) -> int:
         """Returns 0 for a server that writes each command to disk before it answers, up to 3 for one that never does."""
@@ -235,7 +235,7 @@ class BlobDurability:
             raise JobsUnavailable("Files cannot be kept now; the log of the gateway says why.") from error
 
 
-def _unheard(cause: object) -> OutcomeUnknown:
+def _no_reply(cause: object) -> OutcomeUnknown:
     refusal = OutcomeUnknown("Jobs cannot be kept now: their Redis cannot be used, as the log says.")
     refusal.__cause__ = cause if isinstance(cause, BaseException) else None
     return refusal
@@ -344,16 +344,16 @@ class JobPartitions:
 
         Raises JobsUnavailable where it was not done, OutcomeUnknown where nobody knows.
         """
-        until, pauses_s, unheard = time.monotonic() + self.patience_s, iter(PAUSES_S), None
+        until, pauses_s, last_error = time.monotonic() + self.patience_s, iter(PAUSES_S), None
         while True:
             try:
-                return await ask(unheard is not None)
+                return await ask(last_error is not None)
             except JobsUnavailable as error:
-                unheard = error if isinstance(error, OutcomeUnknown) else unheard
-                if unheard is None:
+                last_error = error if isinstance(error, OutcomeUnknown) else last_error
+                if last_error is None:
                     raise
                 if self.is_closed or time.monotonic() >= until:
-                    raise unheard  # noqa: B904  # it is the error, or what came before it
+                    raise last_error  # noqa: B904  # it is the error, or what came before it
             await asyncio.sleep(next(pauses_s, PAUSES_S[-1]))
 
     async def command(self, name: bytes, key: bytes, *args: Argument) -> Any:
@@ -366,10 +366,10 @@ class JobPartitions:
             reply.cancel()
             raise JobsUnavailable("Jobs cannot be kept now: the gateway is stopping.")
         try:
-            told = await reply
+            answer = await reply
         except StoreGone as error:
             self.is_well = False
             refusal = OutcomeUnknown if isinstance(error, StoreUnheard) else JobsUnavailable
             raise refusal("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
         self.is_well = True
-        return told
+        return answer

@@ -220,7 +220,7 @@ class SharedScript:
             while some := self._next(partition):
                 try:
                     sent = [argument for one in some for argument in one.arguments]
-                    _, _, told = await self._partitions.run(self._script, partition, *self._front(), *sent)
+                    _, _, answer = await self._partitions.run(self._script, partition, *self._front(), *sent)
                 except JobsUnavailable as error:
                     for one in some:
                         if not one.answer.done():
@@ -230,7 +230,7 @@ class SharedScript:
                         if not one.answer.done():
                             one.answer.set_exception(defect)
                 else:
-                    for one, result in zip(some, told, strict=True):
+                    for one, result in zip(some, answer, strict=True):
                         if not one.answer.done():
                             one.answer.set_result(read_result(result))
         finally:
@@ -343,7 +343,7 @@ class _Listed(NamedTuple):
 
 async def page_of(partitions: JobPartitions, query: JobQuery, after: tuple[int, int] | None) -> JobPage:
     """Returns a page of jobs behind the place `after`, of all partitions that have some. Raises JobsUnavailable."""
-    asked = range(partitions.number) if query.tenant is None else [partitions.of_tenant(query.tenant)]
+    numbers = range(partitions.number) if query.tenant is None else [partitions.of_tenant(query.tenant)]
     is_sifted = query.statuses or query.metadata or query.parent == ""
     step = ROWS_AT_ONCE if is_sifted else min(ROWS_AT_ONCE, query.limit + 1)
     found: list[Job] = []
@@ -351,7 +351,7 @@ async def page_of(partitions: JobPartitions, query: JobQuery, after: tuple[int, 
     while True:
         rows: list[_Listed] = []
         rest: list[tuple[int, int]] = []
-        for partition in asked:
+        for partition in numbers:
             some, last = await _rows(partitions, partition, query, before, step)
             rows += some
             rest += last
@@ -466,11 +466,11 @@ class RedisWrites:
             pieces.complete(kept, result, now)
             effects.chunk = result
 
-        is_unheard = self._steps.is_unheard("complete", work)
-        told = await self._steps.write("complete", work, change, lambda _: False)
-        if is_unheard and not told.is_ours and result in await self._places.chunks(partition, work.job.id):
+        is_unacknowledged = self._steps.is_unheard("complete", work)
+        answer = await self._steps.write("complete", work, change, lambda _: False)
+        if is_unacknowledged and not answer.is_ours and result in await self._places.chunks(partition, work.job.id):
             return await self._steps.state_of(work)  # it was done: the names of its blobs are those of this claim
-        return told
+        return answer
 
     async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
         """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step.

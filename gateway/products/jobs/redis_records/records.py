@@ -106,9 +106,9 @@ def head_of(
 def rest_of(job: Job, plan: ChunkPlan | None = None, next_chunk: int = 0) -> bytes:
     """Returns what scripts do not read of a job."""
     error = None if job.last_error is None else list(job.last_error)
-    asked = [job.key, job.model, job.deadline, job.max_attempts, job.about]
+    fields = [job.key, job.model, job.deadline, job.max_attempts, job.about]
     now = [job.stage, job.attempts, job.ended_at, error, job.marks, None if plan is None else list(plan), next_chunk]
-    return orjson.dumps([*asked, *now])
+    return orjson.dumps([*fields, *now])
 
 
 def due_of(job: Job) -> str:

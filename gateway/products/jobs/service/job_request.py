@@ -78,61 +78,63 @@ class JobOptions:
     """A URL that is told of the job's end; empty: none. Whether requests may name one is not decided here."""
 
 
-def read_options(asked: Mapping[str, Any], now: float, ahead_s: float = 0.0) -> JobOptions:
+def read_options(fields: Mapping[str, Any], now: float, ahead_s: float = 0.0) -> JobOptions:
     """Reads the fields of a job. Raises InvalidRequest, naming the field and the remedy.
 
     `now` is by the clock of jobs; a time that the caller names is by one that this clock is `ahead_s` ahead of.
     """
-    unknown = sorted(asked.keys() - FIELDS)
+    unknown = sorted(fields.keys() - FIELDS)
     if unknown:
         _refuse(unknown[0][:64], f"is unknown; known are {', '.join(sorted(FIELDS))}")
-    if "run_at" in asked and "delay" in asked:
+    if "run_at" in fields and "delay" in fields:
         _refuse("delay", "and 'run_at' exclude each other")
     run_at = None
-    if asked.get("delay") is not None:
-        run_at = now + _duration("delay", asked["delay"])
-    elif asked.get("run_at") is not None:
-        run_at = _time("run_at", asked["run_at"]) + ahead_s
+    if fields.get("delay") is not None:
+        run_at = now + _duration("delay", fields["delay"])
+    elif fields.get("run_at") is not None:
+        run_at = _time("run_at", fields["run_at"]) + ahead_s
     if run_at is not None and run_at > now + MOST_RUN_AT_S:
-        _refuse("run_at" if asked.get("delay") is None else "delay", "is more than a year ahead")
+        _refuse("run_at" if fields.get("delay") is None else "delay", "is more than a year ahead")
     return JobOptions(
         run_at=run_at,
-        deadline=_deadline(asked.get("deadline"), max(now, run_at or now), now, ahead_s),
-        priority=_whole("priority", asked.get("priority", USUAL_PRIORITY), 0, 9),
+        deadline=_deadline(fields.get("deadline"), max(now, run_at or now), now, ahead_s),
+        priority=_whole("priority", fields.get("priority", USUAL_PRIORITY), 0, 9),
         max_attempts=None
-        if asked.get("max_attempts") is None
-        else _whole("max_attempts", asked["max_attempts"], 1, 100),
-        dedupe_key=_key("dedupe_key", asked.get("dedupe_key")),
-        debounce=_debounce(asked.get("debounce")),
-        metadata=read_metadata(asked.get("metadata")),
-        webhook=read_webhook("webhook", asked.get("webhook")),
+        if fields.get("max_attempts") is None
+        else _whole("max_attempts", fields["max_attempts"], 1, 100),
+        dedupe_key=_key("dedupe_key", fields.get("dedupe_key")),
+        debounce=_debounce(fields.get("debounce")),
+        metadata=read_metadata(fields.get("metadata")),
+        webhook=read_webhook("webhook", fields.get("webhook")),
     )
 
 
 def read_option_headers(index: Mapping[bytes, bytes], now: float, ahead_s: float = 0.0) -> JobOptions:
     """Reads the headers that say of any POST how its job is to run, as `read_options`. Raises InvalidRequest, naming the
     header."""
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if (run_at := index.get(b"x-gateway-run-at")) is not None:
         text = run_at.decode("latin-1")
-        asked["run_at"] = float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else text
+        options["run_at"] = float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else text
     if (priority := index.get(b"x-gateway-priority")) is not None:
-        asked["priority"] = int(priority) if priority.isdigit() and len(priority) < 4 else -1
+        options["priority"] = int(priority) if priority.isdigit() and len(priority) < 4 else -1
     webhook = read_webhook_header(index)
     if (dedupe := index.get(b"x-gateway-dedupe")) is not None:
-        asked["dedupe_key"] = dedupe.decode("latin-1")
+        options["dedupe_key"] = dedupe.decode("latin-1")
     if (debounce := index.get(b"x-gateway-debounce")) is not None:
         key, *parts = [part.strip() for part in debounce.decode("latin-1").split(";")]
-        said = dict(part.partition("=")[::2] for part in parts)
-        asked["debounce"] = {"key": key, **({"wait": said.pop("wait")} if "wait" in said else {})}
-        if "max" in said:
-            asked["debounce"]["max_wait"] = said.pop("max")
-        if said:
-            _refuse("x-gateway-debounce", f"has an unknown part {sorted(said)[0][:64]!r}; use KEY; wait=10s; max=2m")
-    if not asked:
+        preferences = dict(part.partition("=")[::2] for part in parts)
+        options["debounce"] = {"key": key, **({"wait": preferences.pop("wait")} if "wait" in preferences else {})}
+        if "max" in preferences:
+            options["debounce"]["max_wait"] = preferences.pop("max")
+        if preferences:
+            _refuse(
+                "x-gateway-debounce", f"has an unknown part {sorted(preferences)[0][:64]!r}; use KEY; wait=10s; max=2m"
+            )
+    if not options:
         return JobOptions(webhook=webhook)
     try:
-        return replace(read_options(asked, now, ahead_s), webhook=webhook)
+        return replace(read_options(options, now, ahead_s), webhook=webhook)
     except InvalidRequest as refusal:
         name, _, part = (refusal.param or "").partition(".")
         header = _HEADER_OF[name]
@@ -146,9 +148,9 @@ def responds_async(headers: RawHeaders) -> float | None:
 
     What is not understood in `Prefer` is ignored, as the RFC wants.
     """
-    said = b",".join(value for name, value in headers if name == b"prefer").lower()
+    prefer = b",".join(value for name, value in headers if name == b"prefer").lower()
     preferences: dict[bytes, bytes] = {}
-    for part in said.split(b","):
+    for part in prefer.split(b","):
         name, _, value = part.partition(b";")[0].partition(b"=")
         preferences.setdefault(name.strip(), value.strip(b' \t"'))
     if b"respond-async" not in preferences:
@@ -176,18 +178,18 @@ def read_webhook(name: str, value: object) -> str:
     return value
 
 
-def read_metadata(said: object) -> dict[str, str]:
+def read_metadata(given: object) -> dict[str, str]:
     """Reads `metadata`: at most 16 texts of 512 characters under names of 64. Raises InvalidRequest."""
-    if said is None:
+    if given is None:
         return {}
-    if not isinstance(said, dict):
+    if not isinstance(given, dict):
         _refuse("metadata", "must be an object of texts")
-    if len(said) > MOST_METADATA:
+    if len(given) > MOST_METADATA:
         _refuse("metadata", f"has more than {MOST_METADATA} entries")
-    for name, value in said.items():
+    for name, value in given.items():
         if not isinstance(value, str) or len(value) > MOST_VALUE_CHARS or len(name) > MOST_NAME_CHARS:
             _refuse("metadata", f"takes names of {MOST_NAME_CHARS} characters and texts of {MOST_VALUE_CHARS}, no more")
-    return dict(said)
+    return dict(given)
 
 
 def _refuse(name: str, problem: str) -> NoReturn:
@@ -240,18 +242,18 @@ def _deadline(value: object, begins_at: float, now: float, ahead_s: float) -> fl
     return deadline
 
 
-def _debounce(said: object) -> Debounce | None:
-    if said is None:
+def _debounce(value: object) -> Debounce | None:
+    if value is None:
         return None
-    if not isinstance(said, dict) or not said.keys() <= {"key", "wait", "max_wait"}:
+    if not isinstance(value, dict) or not value.keys() <= {"key", "wait", "max_wait"}:
         _refuse("debounce", 'must be {"key": …, "wait": "10s", "max_wait": "2m"}')
-    key = _key("debounce.key", said.get("key"))
+    key = _key("debounce.key", value.get("key"))
     if key is None:
         _refuse("debounce.key", "is missing")
-    wait_s = _duration("debounce.wait", said.get("wait", 10.0))
+    wait_s = _duration("debounce.wait", value.get("wait", 10.0))
     if wait_s > MOST_RUN_AT_S:
         _refuse("debounce.wait", "must not be longer than a year")
-    max_s = _duration("debounce.max_wait", said.get("max_wait", min(12 * wait_s, MOST_RUN_AT_S)))
+    max_s = _duration("debounce.max_wait", value.get("max_wait", min(12 * wait_s, MOST_RUN_AT_S)))
     if max_s < wait_s or max_s > MOST_RUN_AT_S:
         _refuse("debounce.max_wait", "must not be shorter than `wait`, nor longer than a year")
     return Debounce(key, wait_s, max_s)

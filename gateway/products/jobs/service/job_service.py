@@ -87,9 +87,9 @@ class JobService:
         new = self._new_job(call, options, job_id, dedupes=dedupes)
         (accepted,) = await store.accept([new if plan is None else as_run(new, call, plan)])
         if accepted.is_conflict:
-            said, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
+            label, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
             raise DedupeConflict(
-                f"The {said} belongs to a job with another payload; use another key, or wait until it is forgotten.",
+                f"The {label} belongs to a job with another payload; use another key, or wait until it is forgotten.",
                 param=param,
             )
         self.watchers.changed(accepted.job.id)
@@ -193,7 +193,7 @@ class JobService:
         return NewJob(
             job=job,
             payload=call.body,
-            fingerprint=_fingerprint(call, endpoint, _told(options, query)) if dedupe_key else b"",
+            fingerprint=_fingerprint(call, endpoint, _describe(options, query)) if dedupe_key else b"",
             dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
             dedupe_until=now + rules.dedupe_for_s,
             debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
@@ -202,9 +202,9 @@ class JobService:
         )
 
 
-def _fingerprint(call: Call, endpoint: str, told: Sequence[object]) -> bytes:
+def _fingerprint(call: Call, endpoint: str, parts: Sequence[object]) -> bytes:
     """Returns the digest of what a job is asked for, by which another request under its dedupe key is a conflict."""
-    return sha256(orjson.dumps([endpoint, call.lane, *told]) + b"\0" + canonical(call.body)).digest()
+    return sha256(orjson.dumps([endpoint, call.lane, *parts]) + b"\0" + canonical(call.body)).digest()
 
 
 def fingerprint_of(call: Call) -> str:
@@ -238,7 +238,7 @@ def segment_of(segments: Sequence[SegmentRules], price_usd: float | None) -> str
     return segments[-1].name
 
 
-def _told(options: JobOptions, query: str) -> Sequence[str]:
+def _describe(options: JobOptions, query: str) -> Sequence[str]:
     """Whoever wants another URL told, or something else behind the path, wants another job."""
     return [*([options.webhook] if options.webhook else ()), *([f"?{query}"] if query else ())]
 

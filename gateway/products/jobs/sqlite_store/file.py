@@ -95,43 +95,43 @@ class JobsFile:
         """Returns the result of work that changes nothing. Raises JobsUnavailable."""
         return await self._answer(work, "read")
 
-    async def write(self, work: Work[T], *, undo: Undo | None = None, is_undone_unheard: bool = False) -> T:
+    async def write(self, work: Work[T], *, undo: Undo | None = None, is_undone_unacknowledged: bool = False) -> T:
         """Returns the result of work once it is on the disk. Raises JobsUnavailable; then `undo` takes back what was done.
 
-        `is_undone_unheard`: also where the caller was cancelled meanwhile.
+        `is_undone_unacknowledged`: also where the caller was cancelled meanwhile.
         """
-        return await self._answer(work, "told", undo, is_undone_unheard)
+        return await self._answer(work, "told", undo, is_undone_unacknowledged)
 
     async def note(self, work: Work[T]) -> T:
         """Returns the result of work that no piece waits for, and that a loss of power may take back. Raises JobsUnavailable.
 
         Where it has failed it may be done all the same.
         """
-        told: T = self._told(await self._thread.later(work, FAILED, "cache"))
-        return told
+        result: T = self._unwrap(await self._thread.later(work, FAILED, "cache"))
+        return result
 
     async def _answer(
         self,
         work: Work[T],
         effort: Effort,
         undo: Undo | None = None,
-        is_undone_unheard: bool = False,
+        is_undone_unacknowledged: bool = False,
     ) -> T:
         """Has the work done, and returns its result. Raises JobsUnavailable."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def answered(result: Any) -> None:
             if future.done():  # the caller was cancelled
-                if is_undone_unheard and undo is not None and result is not FAILED:
+                if is_undone_unacknowledged and undo is not None and result is not FAILED:
                     self.ask(undo, "durable", lambda _: None)
             else:
                 future.set_result(result)
 
         self.ask(work, effort, answered, undo)
-        told: T = self._told(await future)
-        return told
+        answer: T = self._unwrap(await future)
+        return answer
 
-    def _told(self, result: Any) -> Any:
+    def _unwrap(self, result: Any) -> Any:
         """Returns the result of work that could be done, or raises JobsUnavailable."""
         if result is FAILED:
             raise JobsUnavailable(

@@ -110,7 +110,7 @@ class SqliteJobStore:
         return await self._file.write(
             lambda db: self._claims.claim(db, asks, now, fences),
             undo=lambda db: self._claims.unclaim(db, fences),
-            is_undone_unheard=True,
+            is_undone_unacknowledged=True,
         )
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:

@@ -46,9 +46,9 @@ def test(options: argparse.Namespace) -> int:
     results: list[str] = []
 
     def ask(client: AdminClient) -> dict[str, Any]:
-        told = _post(client, options.name, "test")
-        results.append(told["result"])
-        return told
+        answer = _post(client, options.name, "test")
+        results.append(answer["result"])
+        return answer
 
     code = ask_admin(options, ask, _tested)
     return code if code != OK or results[0] == "ok" else FAILED
@@ -99,12 +99,14 @@ def _row(name: str, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     )
 
 
-def _redelivered(told: Mapping[str, Any]) -> str:
-    text = f"{told['redelivered']:,} redelivered to {safe(told['name'])}"
-    text += f", {told['under_way']:,} were under way already" if told["under_way"] else ""
-    return f"{text}; there are more: ask again" if told["more"] else text
+def _redelivered(answer: Mapping[str, Any]) -> str:
+    text = f"{answer['redelivered']:,} redelivered to {safe(answer['name'])}"
+    text += f", {answer['under_way']:,} were under way already" if answer["under_way"] else ""
+    return f"{text}; there are more: ask again" if answer["more"] else text
 
 
-def _tested(told: Mapping[str, Any]) -> str:
-    heard = f"answered {told['status']}" if told["status"] is not None else f"did not answer: {safe(told['why'])}"
-    return f"{safe(told['name'])} {heard} ({safe(told['result'])}, {told['took_ms']:g} ms)"
+def _tested(answer: Mapping[str, Any]) -> str:
+    outcome = (
+        f"answered {answer['status']}" if answer["status"] is not None else f"did not answer: {safe(answer['why'])}"
+    )
+    return f"{safe(answer['name'])} {outcome} ({safe(answer['result'])}, {answer['took_ms']:g} ms)"

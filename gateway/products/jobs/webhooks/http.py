@@ -123,11 +123,11 @@ class WebhookAdmin:
             headers = signed_headers(rules.secrets, message_id, body, now)
             answer = await self._endpoints.outward.post(rules.url, headers, body, TEST_TIMEOUT_S)
         except Unreachable as error:
-            told: dict[str, Any] = {"result": "unreachable", "status": None, "why": str(error)}
+            result: dict[str, Any] = {"result": "unreachable", "status": None, "why": str(error)}
         else:
-            told = {"result": result_of(answer.status).value, "status": answer.status, "why": None}
+            result = {"result": result_of(answer.status).value, "status": answer.status, "why": None}
         took_ms = round((self._clock.monotonic() - began_at) * 1000, 1)
-        return {"name": name, "event": TEST_EVENT, "webhook_id": message_id, **told, "took_ms": took_ms}
+        return {"name": name, "event": TEST_EVENT, "webhook_id": message_id, **result, "took_ms": took_ms}
 
     async def redeliver_since(self, name: str, since: float) -> dict[str, Any]:
         """Makes the deliveries again that have failed, or expired, since a time (wall-clock seconds), once each.
@@ -264,21 +264,21 @@ def webhook_routes(policies: Policies, desk: WebhookAdmin | None, clock: Clock) 
 
     async def redeliver(request: Request) -> Response:
         serving, name = desk_of(request), request.path_params["name"]
-        asked = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
-        id, since_s = _what(asked)
+        fields = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
+        id, since_s = _what(fields)
         if id is not None:
-            told = await serving.redeliver(name, id)
+            result = await serving.redeliver(name, id)
         else:
-            told = await serving.redeliver_since(name, clock.wall() - since_s)
-        log.warning("admin: redeliver %d to webhook %s", told["redelivered"], name)
-        return json_response(told)
+            result = await serving.redeliver_since(name, clock.wall() - since_s)
+        log.warning("admin: redeliver %d to webhook %s", result["redelivered"], name)
+        return json_response(result)
 
     async def switch(request: Request) -> Response:
         serving, name = desk_of(request), request.path_params["name"]
         is_on = request.url.path.endswith("/enable")
-        told = serving.switch(name, on=is_on)
+        result = serving.switch(name, on=is_on)
         log.warning("admin: %s webhook %s", "enable" if is_on else "disable", name)
-        return json_response(told)
+        return json_response(result)
 
     async def test(request: Request) -> Response:
         return json_response(await desk_of(request).test(request.path_params["name"]))
@@ -290,10 +290,10 @@ def webhook_routes(policies: Policies, desk: WebhookAdmin | None, clock: Clock) 
     ]
 
 
-def _what(asked: dict[str, Any]) -> tuple[str | None, float]:
+def _what(fields: dict[str, Any]) -> tuple[str | None, float]:
     """Reads which deliveries are meant: one, or those that have failed lately. Raises InvalidRequest."""
-    refuse_unknown(asked, ("id", "since_s"))
-    id, since_s = asked.get("id"), asked.get("since_s")
+    refuse_unknown(fields, ("id", "since_s"))
+    id, since_s = fields.get("id"), fields.get("since_s")
     if isinstance(id, str) and since_s is None:
         return id, 0.0
     is_time = isinstance(since_s, int | float) and not isinstance(since_s, bool) and 0 <= since_s <= MOST_SINCE_S

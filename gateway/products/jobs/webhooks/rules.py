@@ -61,8 +61,8 @@ class WebhookRules:
 
     def hears(self, event: str, tenant: str) -> bool:
         """Tells whether it is to hear of an event about a tenant's job; a tenant includes those below it (`acme/x`)."""
-        is_asked = any(fnmatchcase(event, pattern) for pattern in self.events)
-        return is_asked and (
+        is_subscribed = any(fnmatchcase(event, pattern) for pattern in self.events)
+        return is_subscribed and (
             not self.tenants or any(tenant == one or tenant.startswith(f"{one}/") for one in self.tenants)
         )
 
@@ -91,7 +91,7 @@ REQUESTS_IN_FLIGHT, TENANT_IN_FLIGHT = 64, 16
 """Deliveries to URLs of requests that are under way in one gateway, and those of one tenant among them: whoever names many
 slow hosts delays himself.
 """
-_LONGEST_ASKED_S: Final = 86_400.0
+_LONGEST_RETRY_AFTER_S: Final = 86_400.0
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
 _THROTTLING: Final = frozenset((429, 502, 504))
 
@@ -121,22 +121,22 @@ def result_of(status: int) -> DeliveryResult:
     return DeliveryResult.THROTTLED if status in _THROTTLING else DeliveryResult.FAILED
 
 
-def next_attempt_s(attempts: int, draw: float, asked_s: float | None = None) -> float | None:
+def next_attempt_s(attempts: int, draw: float, retry_after_s: float | None = None) -> float | None:
     """Returns how long to wait after so many attempts, at least 1, have failed; None: that was the last one.
 
-    `draw` is uniform from [0, 1). `asked_s` is the endpoint's Retry-After, which can only make the wait longer, and at most a
-    day: one that asks to be tried at once would see all attempts within seconds.
+    `draw` is uniform from [0, 1). `retry_after_s` is the endpoint's Retry-After, which can only make the wait longer, and at
+    most a day: one that asks to be tried at once would see all attempts within seconds.
     """
     if attempts >= len(SCHEDULE_S):
         return None
     wait_s = SCHEDULE_S[attempts] * (1.0 + JITTER * (2.0 * draw - 1.0))
-    return wait_s if asked_s is None else max(wait_s, min(asked_s, _LONGEST_ASKED_S))
+    return wait_s if retry_after_s is None else max(wait_s, min(retry_after_s, _LONGEST_RETRY_AFTER_S))
 
 
-def rest_s(throttled: int, asked_s: float | None = None) -> float:
+def rest_s(throttled: int, retry_after_s: float | None = None) -> float:
     """Returns how long an endpoint is left alone that was throttled so many times in a row, at least 1."""
     wait_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(throttled - 1, 16))
-    return wait_s if asked_s is None else max(wait_s, min(asked_s, _LONGEST_ASKED_S))
+    return wait_s if retry_after_s is None else max(wait_s, min(retry_after_s, _LONGEST_RETRY_AFTER_S))
 
 
 # What webhooks are told, in OpenAI's words where OpenAI has some: the events of batches are its own, those of jobs are ours.
@@ -201,8 +201,8 @@ def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
     url = ended.about.get(REQUEST_URL)
     if event is None or not (webhooks or url):
         return ()
-    hearing = [rules for rules in webhooks.values() if rules.hears(event, ended.tenant)]
-    deliveries = [_delivery(ended, event, rules.name, rules.segment) for rules in hearing]
+    subscribed = [rules for rules in webhooks.values() if rules.hears(event, ended.tenant)]
+    deliveries = [_delivery(ended, event, rules.name, rules.segment) for rules in subscribed]
     if url:
         whose = {REQUEST_URL: url, REQUEST_KEY: ended.key}
         deliveries.append(_delivery(ended, event, REQUESTED, REQUESTED_SEGMENT, whose))

@@ -433,8 +433,8 @@ class Deliveries:
             return AttemptResult(DeliveryResult.REFUSED, str(error), None, now, event, of)
         except Unreachable as error:
             return AttemptResult(DeliveryResult.UNREACHABLE, str(error), None, now, event, of)
-        asked_s = parse_retry_after(answer.retry_after, receivers_now) if answer.retry_after else None
-        return AttemptResult(result_of(answer.status), f"the answer was {answer.status}", asked_s, now, event, of)
+        retry_after_s = parse_retry_after(answer.retry_after, receivers_now) if answer.retry_after else None
+        return AttemptResult(result_of(answer.status), f"the answer was {answer.status}", retry_after_s, now, event, of)
 
     async def _failed(self, running: RunningWork, turn: DeliveryTurn, attempt: AttemptResult) -> None:
         job, now = running.work.job, self._clock.wall()

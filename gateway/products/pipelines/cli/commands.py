@@ -44,7 +44,7 @@ def _text(facts: dict[str, Any]) -> str:
         for one in facts["steps"]
     ]
     money = facts["usd_per_run"]
-    told = [
+    lines = [
         f"{facts['model']}  {facts['digest'][:12]}",
         *([safe(facts["description"])] if facts["description"] else []),
         f"input: {', '.join(facts['input_fields']) or 'anything'}",
@@ -55,7 +55,7 @@ def _text(facts: dict[str, Any]) -> str:
         "",
         f"output: {safe(facts['output'])}",
     ]
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def _asks(one: dict[str, Any]) -> str:

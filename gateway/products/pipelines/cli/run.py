@@ -63,9 +63,9 @@ def _begin(client: CallerClient, name: str, given: str, progress: ProgressLine) 
         known = f"it has {', '.join(map(safe, names))}" if names else "it has none; see 'policies' of its config"
         raise AdminRefused(f"the gateway has no pipeline '{safe(name)}' for this key: {known}", is_misuse=True)
     body = {"model": PREFIX + name, "messages": [{"role": "user", "content": given}]}
-    asked = {"endpoint": "/v1/chat/completions", "body": body}
+    request = {"endpoint": "/v1/chat/completions", "body": body}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same run
-    return str(patiently(lambda: client.ask("POST", "jobs", asked, once).fields, progress)["id"])
+    return str(patiently(lambda: client.ask("POST", "jobs", request, once).fields, progress)["id"])
 
 
 def _to_its_end(client: CallerClient, run_id: str, progress: ProgressLine) -> dict[str, Any]:

@@ -179,9 +179,9 @@ class PipelinePlan:
     @property
     def models(self) -> Sequence[str]:
         """Returns the models that its steps call, each once, also those that repair."""
-        asked = [branch.call.model for step in self.steps.values() for branch in step.branches]
+        models = [branch.call.model for step in self.steps.values() for branch in step.branches]
         repairing = [model for step in self.steps.values() for model in step.repairing]
-        return list(dict.fromkeys([*asked, *repairing]))
+        return list(dict.fromkeys([*models, *repairing]))
 
 
 STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -193,15 +193,15 @@ _BRACES: Final = re.compile(r"\s*\{\{(.*)\}\}\s*", re.DOTALL)
 def compile_plan(name: str, source: Mapping[str, Any]) -> tuple[PipelinePlan | None, list[PlanProblem]]:
     """Returns the plan of a source, or None with what is wrong with it."""
     problems: list[PlanProblem] = []
-    said = source.get("steps")
-    if not isinstance(said, dict) or not said:
+    steps_given = source.get("steps")
+    if not isinstance(steps_given, dict) or not steps_given:
         return None, [PlanProblem(("steps",), "needs at least one step")]
-    if len(said) > MOST_STEPS:
-        return None, [PlanProblem(("steps",), f"has {len(said)} steps; a pipeline has at most {MOST_STEPS}")]
-    found = {step: None if entry is None else _read_step(step, entry, problems) for step, entry in said.items()}
+    if len(steps_given) > MOST_STEPS:
+        return None, [PlanProblem(("steps",), f"has {len(steps_given)} steps; a pipeline has at most {MOST_STEPS}")]
+    found = {step: None if entry is None else _read_step(step, entry, problems) for step, entry in steps_given.items()}
     steps = {step: one for step, one in found.items() if one is not None}
     for step in steps.values():
-        _check_references(step, found, said[step.name].get("after") or (), problems)
+        _check_references(step, found, steps_given[step.name].get("after") or (), problems)
     order = _in_order(steps, problems)
     output = _read_output(source, found, problems) if order is not None else None
     if problems or order is None or output is None or len(steps) < len(found):
@@ -242,8 +242,8 @@ def _read_step(name: str, entry: Mapping[str, Any], problems: list[PlanProblem])
     if not branches:
         return None
     if entry.get("output") is not None and branches[0].call.endpoint not in CHECKED:
-        told = f"is for answers that are texts: no schema is held against those of {branches[0].call.endpoint}"
-        problems.append(PlanProblem((*path, "output"), told))
+        problem = f"is for answers that are texts: no schema is held against those of {branches[0].call.endpoint}"
+        problems.append(PlanProblem((*path, "output"), problem))
     needs = {place.step for branch in branches for place in places_of(branch.call.body) if place.step is not None}
     needs |= {step for branch in branches if branch.when is not None for step in branch.when.names}
     if for_each is not None and for_each.step is not None:
@@ -272,11 +272,11 @@ def _read_branches(entry: Mapping[str, Any], path: Path, problems: list[PlanProb
         return [] if one is None else [one]
     if "when" in entry:
         problems.append(PlanProblem((*path, "when"), "stands beside a `call`: in `choose` each branch has its own"))
-    said = entry["choose"]
-    found = [_read_branch(branch, (*path, "choose", index), problems) for index, branch in enumerate(said)]
+    choices = entry["choose"]
+    found = [_read_branch(branch, (*path, "choose", index), problems) for index, branch in enumerate(choices)]
     branches = [branch for branch in found if branch is not None]
     for index, branch in enumerate(branches[:-1]):
-        if branch.when is None and len(branches) == len(said):
+        if branch.when is None and len(branches) == len(choices):
             problems.append(
                 PlanProblem(
                     (*path, "choose", index), "has no `when`, so that those behind it are never asked: put it last"
@@ -293,11 +293,11 @@ def _read_branch(entry: Mapping[str, Any], path: Path, problems: list[PlanProble
     if entry.get("when") is not None:
         when = read_condition(entry["when"], (*path, "when"), problems)
     here = (*path, "call")
-    said = entry.get("call")
-    if not isinstance(said, dict):
+    given = entry.get("call")
+    if not isinstance(given, dict):
         problems.append(PlanProblem(here, "is missing"))
         return None
-    endpoint, model = said.get("endpoint", "chat"), said.get("model")
+    endpoint, model = given.get("endpoint", "chat"), given.get("model")
     if endpoint not in PATHS:
         problems.append(PlanProblem((*here, "endpoint"), f"unknown endpoint {endpoint!r}", str(endpoint), tuple(PATHS)))
     if not isinstance(model, str) or not model:
@@ -307,34 +307,34 @@ def _read_branch(entry: Mapping[str, Any], path: Path, problems: list[PlanProble
     elif model.startswith(PREFIX):
         problems.append(PlanProblem((*here, "model"), "is a pipeline: a step calls a model"))
     for name in _NOT_IN_CALLS:
-        if name in said:
+        if name in given:
             problems.append(PlanProblem((*here, name), "has no place in a step, which waits for a whole answer"))
     needed = "messages" if endpoint == "chat" else "input"
-    if endpoint in PATHS and needed not in said:
+    if endpoint in PATHS and needed not in given:
         problems.append(PlanProblem((*here, needed), "is missing"))
-    elif endpoint == "chat" and not (isinstance(said["messages"], list) and said["messages"]):
+    elif endpoint == "chat" and not (isinstance(given["messages"], list) and given["messages"]):
         problems.append(PlanProblem((*here, needed), "takes a list of messages, each with a role and a content"))
-    body = read_template({field: value for field, value in said.items() if field != "endpoint"}, here, problems)
+    body = read_template({field: value for field, value in given.items() if field != "endpoint"}, here, problems)
     if len(problems) > before:
         return None
     return Branch(when, CallPlan(endpoint, str(model), body))
 
 
 def _read_on_failure(entry: Mapping[str, Any], path: Path, problems: list[PlanProblem], *, is_many: bool) -> OnFailure:
-    said = entry.get("on_failure", "fail")
+    given = entry.get("on_failure", "fail")
     here = (*path, "on_failure")
-    if said in ("fail", "continue"):
-        return OnFailure(said)
-    model = said.get("repair_with", "")
-    if "use" in said:
-        return OnFailure("use", value=said["use"], model=model)
+    if given in ("fail", "continue"):
+        return OnFailure(given)
+    model = given.get("repair_with", "")
+    if "use" in given:
+        return OnFailure("use", value=given["use"], model=model)
     for word in ("tolerate_percent", "tolerate_count"):
-        if word in said and not is_many:
+        if word in given and not is_many:
             problems.append(PlanProblem((*here, word), "is of steps with for_each only"))
-    if "tolerate_percent" in said:
-        return OnFailure("tolerate", percent=said["tolerate_percent"], model=model)
-    if "tolerate_count" in said:
-        return OnFailure("tolerate", count=said["tolerate_count"], model=model)
+    if "tolerate_percent" in given:
+        return OnFailure("tolerate", percent=given["tolerate_percent"], model=model)
+    if "tolerate_count" in given:
+        return OnFailure("tolerate", count=given["tolerate_count"], model=model)
     return OnFailure(model=model)
 
 
@@ -354,20 +354,22 @@ def _check_references(
             if step.for_each is None and place.path[:1] == ("item",):
                 problems.append(PlanProblem(place.at, NO_ITEM))
         if branch.when is not None:
-            for told in branch.when.steps:
-                _check_path(told, branch.when.at, steps, problems)
+            for referenced in branch.when.steps:
+                _check_path(referenced, branch.when.at, steps, problems)
             if step.for_each is None and branch.when.has_item:
                 problems.append(PlanProblem(branch.when.at, NO_ITEM))
 
 
-def _check_path(said: tuple[str, ...], at: Path, steps: Mapping[str, Step | None], problems: list[PlanProblem]) -> None:
-    if said[:1] != ("steps",):
+def _check_path(
+    path_given: tuple[str, ...], at: Path, steps: Mapping[str, Step | None], problems: list[PlanProblem]
+) -> None:
+    if path_given[:1] != ("steps",):
         return
-    name, shown = said[1], ".".join(said)
+    name, shown = path_given[1], ".".join(path_given)
     if name not in steps:
         problems.append(PlanProblem(at, f"unknown step {name} in {shown}", name, tuple(steps)))
         return
-    step, result = steps[name], said[2] if len(said) > 2 else ""
+    step, result = steps[name], path_given[2] if len(path_given) > 2 else ""
     if step is None:
         return
     known = step.fields
@@ -406,9 +408,9 @@ def _read_output(
     source: Mapping[str, Any], steps: Mapping[str, Step | None], problems: list[PlanProblem]
 ) -> Template | None:
     """Returns what a run comes to: what the source says, else the text of the one step that no other needs."""
-    said, path = source.get("output"), ("output",)
+    given, path = source.get("output"), ("output",)
     output: Template
-    if said is None:
+    if given is None:
         known = [step for step in steps.values() if step is not None]
         ends = [step for step in known if not any(step.name in other.needs for other in known)]
         if problems or len(known) < len(steps):
@@ -418,10 +420,10 @@ def _read_output(
             problems.append(PlanProblem((), f"needs `output`: several steps have nothing behind them ({names})"))
             return None
         output = Place(("steps", ends[0].name, ends[0].fields[0]), "", ())
-    elif isinstance(said, str) and ("{{" not in said or _is_lone(said)):
-        output = _read_bare(said, path, problems)
+    elif isinstance(given, str) and ("{{" not in given or _is_lone(given)):
+        output = _read_bare(given, path, problems)
     else:
-        output = read_template(said, path, problems)
+        output = read_template(given, path, problems)
     for place in places_of(output):
         _check_path(place.path, path, steps, problems)
         if place.path[:1] == ("item",):
@@ -429,27 +431,27 @@ def _read_output(
     return output
 
 
-def _is_lone(said: str) -> bool:
-    return said.count("{{") == 1 and _BRACES.fullmatch(said) is not None
+def _is_lone(text: str) -> bool:
+    return text.count("{{") == 1 and _BRACES.fullmatch(text) is not None
 
 
-def _read_bare(said: str, path: Path, problems: list[PlanProblem]) -> Place | None:
+def _read_bare(text: str, path: Path, problems: list[PlanProblem]) -> Place | None:
     """Reads a place that stands by itself, with braces or without."""
-    found = _BRACES.fullmatch(said)
-    return read_place(said if found is None else found[1], path, problems)
+    found = _BRACES.fullmatch(text)
+    return read_place(text if found is None else found[1], path, problems)
 
 
 def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
     """Yields the models that a source names, each with its place; where it names none, something else."""
     for name, entry in source["steps"].items():
-        said = entry or {}
-        branches: list[tuple[Path, Any]] = [(("steps", name), said)] if "call" in said else []
-        branches += [(("steps", name, "choose", index), one) for index, one in enumerate(said.get("choose", ()))]
+        fields = entry or {}
+        branches: list[tuple[Path, Any]] = [(("steps", name), fields)] if "call" in fields else []
+        branches += [(("steps", name, "choose", index), one) for index, one in enumerate(fields.get("choose", ()))]
         for path, branch in branches:
             yield (*path, "call", "model"), branch["call"].get("model")
-        on_failure = said.get("on_failure")
+        on_failure = fields.get("on_failure")
         if isinstance(on_failure, dict) and "repair_with" in on_failure:
             yield ("steps", name, "on_failure", "repair_with"), on_failure["repair_with"]
-        on_invalid = (said.get("output") or {}).get("on_invalid") or {}
+        on_invalid = (fields.get("output") or {}).get("on_invalid") or {}
         if "repair_with" in on_invalid:
             yield ("steps", name, "output", "on_invalid", "repair_with"), on_invalid["repair_with"]

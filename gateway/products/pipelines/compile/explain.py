@@ -23,7 +23,7 @@ def explained(plan: PipelinePlan) -> dict[str, Any]:
         "usd_per_run": plan.usd_per_run,
         "calls": " + ".join([f"up to {singles}", *many] if singles else many),
         "steps": steps,
-        "output": _said(plan.source.get("output"), plan),
+        "output": _shown(plan.source.get("output"), plan),
     }
 
 
@@ -46,19 +46,19 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _on_failure(step: Step) -> str:
-    said = step.on_failure
-    tolerated = f"{said.percent:g} % may fail" if said.percent else f"{said.count} may fail"
-    told = {
+    action = step.on_failure
+    tolerated = f"{action.percent:g} % may fail" if action.percent else f"{action.count} may fail"
+    texts = {
         "fail": "the run fails",
         "continue": "the run goes on without it",
         "use": "a value stands in",
         "tolerate": tolerated,
-    }[said.action]
+    }[action.action]
     each = " of each failed item" if step.for_each is not None else ""
-    return f"{said.model} changes the request{each} once; then {told}" if said.model else told
+    return f"{action.model} changes the request{each} once; then {texts}" if action.model else texts
 
 
-def _said(output: object, plan: PipelinePlan) -> str:
+def _shown(output: object, plan: PipelinePlan) -> str:
     if output is None:
         return f"what {plan.last} says"
     return output if isinstance(output, str) else ", ".join(map(str, output)) if isinstance(output, dict) else "a list"

@@ -235,9 +235,9 @@ class StepFilling:
     def text(self, place: Place, scope: Scope) -> str:
         """Returns the value of a place as it is put into a text. Raises ValueMissing, TooMuchWork."""
         if place.is_of_item:
-            return _told(as_text(self.value(place, scope)), self.work)
+            return _shown(as_text(self.value(place, scope)), self.work)
         if place not in self._texts:
-            self._texts[place] = _told(as_text(self.value(place, scope)), self.work)
+            self._texts[place] = _shown(as_text(self.value(place, scope)), self.work)
         return self._texts[place]
 
 
@@ -338,7 +338,7 @@ def _look_up(path: tuple[str, ...], scope: Scope) -> Any:
     return value
 
 
-def _told(text: str, work: Work) -> str:
+def _shown(text: str, work: Work) -> str:
     """Returns a text, and counts that it has been made, or read."""
     work.take(len(text))
     return text
@@ -367,11 +367,11 @@ def _join(value: Any, one: Filter, where: str, filling: StepFilling) -> Any:
     if not isinstance(value, list):
         raise ValueMissing(f"{where} is no list that `join` could put together")
     filling.work.take_values(len(value))
-    return one.text.join([_told(as_text(item), filling.work) for item in value if item is not None])
+    return one.text.join([_shown(as_text(item), filling.work) for item in value if item is not None])
 
 
 def _json(value: Any, _one: Filter, _where: str, filling: StepFilling) -> Any:
-    return _told(as_json(value), filling.work)
+    return _shown(as_json(value), filling.work)
 
 
 _APPLIED: Final[Mapping[str, Callable[[Any, Filter, str, StepFilling], Any]]] = {
@@ -451,25 +451,29 @@ def _bars(source: str) -> list[str]:
 
 def _read_filter(source: str, path: Path, problems: list[PlanProblem]) -> Filter | None:
     found = _FILTER.fullmatch(source)
-    name, said = (source, None) if found is None else (found[1], found[2])
+    name, arguments = (source, None) if found is None else (found[1], found[2])
     if name not in FILTERS:
         problems.append(PlanProblem(path, f"unknown filter `{name[:60]}`", name, FILTERS))
         return None
     if name in ("first", "split"):
-        if said is None or not re.fullmatch(r"\s*[0-9]{1,9}\s*", said) or not 0 < int(said) <= _MOST_NUMBER:
+        if (
+            arguments is None
+            or not re.fullmatch(r"\s*[0-9]{1,9}\s*", arguments)
+            or not 0 < int(arguments) <= _MOST_NUMBER
+        ):
             problems.append(PlanProblem(path, f"`{name}` takes a number above 0, such as {name}(2000)"))
             return None
-        return Filter(name, int(said))
-    if name == "join" and said is not None:
+        return Filter(name, int(arguments))
+    if name == "join" and arguments is not None:
         try:
-            between = orjson.loads(said)
+            between = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             between = None
         if not isinstance(between, str):
             problems.append(PlanProblem(path, '`join` takes nothing, or a text in quotes, such as join(", ")'))
             return None
         return Filter(name, text=between)
-    if said is not None:
+    if arguments is not None:
         problems.append(PlanProblem(path, f"`{name}` takes nothing: leave the parentheses out"))
         return None
     return Filter(name)

@@ -41,11 +41,11 @@ class ResponseEndpoint:
     async def handle(self, served: ServedRequest, call: Call) -> Reply:
         """Serves a call whose route says who keeps its responses. Raises GatewayError."""
         keeping = served.plan.keeping
-        asked = read_asked(call.parsed or await body_of(call))
+        wanted = read_asked(call.parsed or await body_of(call))
         if keeping is None:
             return await self._serve(call)
-        if not asked.in_background:
-            return await self._foreground.handle(call, keeping, asked)
+        if not wanted.in_background:
+            return await self._foreground.handle(call, keeping, wanted)
         if keeping == "never":
             raise BackgroundRefused(
                 "Nothing of this key's responses is kept, and one in the background has to be; send it without 'background'.",
@@ -55,13 +55,13 @@ class ResponseEndpoint:
             return await self._serve(call)
         if call.part is not None and call.part.step is not None:
             raise not_a_step("'background'", "background")
-        if asked.previous_id and not is_ours(RESPONSE, asked.previous_id):
-            refuse_unknown(call, keeping, asked.previous_id)
+        if wanted.previous_id and not is_ours(RESPONSE, wanted.previous_id):
+            refuse_unknown(call, keeping, wanted.previous_id)
         options = read_option_headers(served.cycle.index, 0.0)
         body = await body_of(call)
         if call.stream:
             self.readers.refuse_more(call.tenant)  # before it is taken: what was refused is sent again
-        job = await self._service.accept(call, body, asked, options.webhook, options.priority)
+        job = await self._service.accept(call, body, wanted, options.webhook, options.priority)
         own = [(b"x-gateway-job", job.id.encode()), (b"x-request-id", served.request_id.encode())]
         if call.stream:
             following = await self._service.follow(job.id, call.tenant, -1)

@@ -96,14 +96,14 @@ async def _blocks(events: AsyncIterator[bytes | None], comment: bytes) -> AsyncI
 
 def _starting_after(request: Request) -> int:
     """Returns the number of the event that the client has seen last; -1: none. Raises InvalidRequest."""
-    said = request.query_params.get("starting_after")
-    if said is None:
+    value = request.query_params.get("starting_after")
+    if value is None:
         return -1
-    if not said.isdecimal() or not said.isascii() or len(said) > 15:
+    if not value.isdecimal() or not value.isascii() or len(value) > 15:
         raise InvalidRequest(
             "The parameter 'starting_after' must be the 'sequence_number' of an event.", param="starting_after"
         )
-    return int(said)
+    return int(value)
 
 
 def _page(items: Sequence[dict[str, Any]], request: Request, limit: int) -> dict[str, Any]:

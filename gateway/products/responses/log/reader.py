@@ -332,7 +332,7 @@ class EventReading:
     async def _blocks(self, store: JobStore, reader: FollowingReader) -> AsyncGenerator[bytes | None, None]:
         log = self._logs.join(store.events, reader.job, reader)
         unwatch = self._lives.watch(reader.job.id, reader)
-        told_at = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
         try:
             while not self._is_closing():
                 reader.woken.clear()
@@ -347,14 +347,14 @@ class EventReading:
                     block = b""
                 if block or reader.has_taken:
                     reader.has_taken = False
-                    told_at = self._clock.monotonic()
+                    sent_at = self._clock.monotonic()
                 if block:
                     yield block
                     if reader.is_over:
                         return
                     continue
-                if self._clock.monotonic() - told_at >= SILENCE_S:
-                    told_at = self._clock.monotonic()
+                if self._clock.monotonic() - sent_at >= SILENCE_S:
+                    sent_at = self._clock.monotonic()
                     yield None
                 reader.is_waiting = True
                 await reader.woken.wait()

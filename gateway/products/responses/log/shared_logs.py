@@ -149,17 +149,17 @@ class SharedLog:
 
         Whoever asks the same meanwhile shares the look, which goes on for the others when one leaves.
         """
-        asked = after, most_bytes
-        look = self._looks.get(asked)
+        arguments = after, most_bytes
+        look = self._looks.get(arguments)
         if look is None:
             look = asyncio.create_task(self._events.read(self.job.id, self.job.tenant, after, most_bytes))
-            self._looks[asked] = look
-            look.add_done_callback(lambda done: self._looked(asked, done))
+            self._looks[arguments] = look
+            look.add_done_callback(lambda done: self._looked(arguments, done))
         return await asyncio.shield(look)
 
-    def _looked(self, asked: tuple[int, int], look: asyncio.Task[LogPage | None]) -> None:
-        if self._looks.get(asked) is look:
-            del self._looks[asked]
+    def _looked(self, arguments: tuple[int, int], look: asyncio.Task[LogPage | None]) -> None:
+        if self._looks.get(arguments) is look:
+            del self._looks[arguments]
         if not look.cancelled():
             look.exception()  # whoever asked may have left
 

@@ -50,11 +50,11 @@ def read_asked(body: Mapping[str, Any]) -> ResponseOptions:
     return ResponseOptions(bool(_flag(body, "background")), _flag(body, "store"), previous or "")
 
 
-def keeps(keeping: Keeping, asked: ResponseOptions, *, goes_on_from_ours: bool) -> bool:
+def keeps(keeping: Keeping, options: ResponseOptions, *, goes_on_from_ours: bool) -> bool:
     """Tells whether the gateway keeps the answer of a call in the foreground."""
     if keeping == "gateway":
-        return asked.stores is not False
-    return keeping == "asked" and (asked.stores is True or (asked.stores is None and goes_on_from_ours))
+        return options.stores is not False
+    return keeping == "asked" and (options.stores is True or (options.stores is None and goes_on_from_ours))
 
 
 def items_of(given: object) -> list[dict[str, Any]]:
@@ -371,12 +371,12 @@ def failure(message: str, code: str, kind: str = "") -> dict[str, Any]:
     """Returns the error of a failed response; `code` and `kind` are what its provider, or the gateway, calls it."""
     words = f"{code} {kind}"
     if code in _CODES:
-        told = code
+        error_code = code
     elif "rate_limit" in words or "quota" in words:
-        told = "rate_limit_exceeded"
+        error_code = "rate_limit_exceeded"
     else:
-        told = "invalid_prompt" if any(word in words for word in _CALLERS) else "server_error"
-    return {"code": told, "message": message}
+        error_code = "invalid_prompt" if any(word in words for word in _CALLERS) else "server_error"
+    return {"code": error_code, "message": message}
 
 
 LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The response was not ready before its deadline."}
@@ -384,26 +384,26 @@ LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The respon
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is kept of a request to be repeated, the smallest fields first, as many as fit."""
-    asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
-    sizes = sorted((len(orjson.dumps(value)), name) for name, value in asked.items())
+    echoed = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    sizes = sorted((len(orjson.dumps(value)), name) for name, value in echoed.items())
     kept, left = {}, MOST_ECHO_BYTES
     for size, name in sizes:
         left -= size + len(name)
         if left < 0:
             break
-        kept[name] = asked[name]
+        kept[name] = echoed[name]
     return kept
 
 
 def own_fields(job: Job) -> dict[str, Any]:
     """Returns the fields of a response that are the gateway's to say, whatever the provider says in them."""
-    asked = job.about[ASKED]
+    fields = job.about[ASKED]
     return {
         "id": job.id,
         "created_at": int(job.created_at),
         "background": True,
-        "store": asked[STORES],
-        "previous_response_id": asked[PREVIOUS] or None,
+        "store": fields[STORES],
+        "previous_response_id": fields[PREVIOUS] or None,
     }
 
 

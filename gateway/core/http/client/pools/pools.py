@@ -54,8 +54,8 @@ def explain(error: ssl.SSLCertVerificationError, provider: str) -> tuple[str, st
         return "its TLS certificate is for another name", f"correct {there}.base_url, or the certificate there"
     if code in _SELF_SIGNED or code in _UNKNOWN_AUTHORITY:
         return "its TLS certificate is of an unknown authority", f"name the authority's certificate in {there}.ca_file"
-    said = str(error.verify_message or error.reason or "certificate verify failed")[:100]
-    return f"its TLS certificate is not accepted: {said}", f"see {there}.ca_file and {there}.base_url"
+    reason = str(error.verify_message or error.reason or "certificate verify failed")[:100]
+    return f"its TLS certificate is not accepted: {reason}", f"see {there}.ca_file and {there}.base_url"
 
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
@@ -67,8 +67,8 @@ def why_unreachable(error: BaseException) -> str:
     if isinstance(cause, socket.gaierror):
         return "no such host"
     if isinstance(cause, ssl.SSLError):
-        said = getattr(cause, "reason", None)  # set by OpenSSL's own errors alone
-        return f"TLS failed: {said.lower().replace('_', ' ')}" if said else "TLS failed"
+        reason = getattr(cause, "reason", None)  # set by OpenSSL's own errors alone
+        return f"TLS failed: {reason.lower().replace('_', ' ')}" if reason else "TLS failed"
     number = _ERRNO.search(str(cause))  # of several addresses, asyncio raises one error with the words of all
     return os.strerror(int(number[1])).lower() if number else "no connection"
 

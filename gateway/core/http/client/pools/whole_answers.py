@@ -69,12 +69,12 @@ async def in_pieces(
         async with room:
             answer = await send(replace(outgoing, body=body))
             try:
-                said = await read_whole(answer, MOST_ANSWER_BYTES)
+                piece_body = await read_whole(answer, MOST_ANSWER_BYTES)
             except inner.errors as error:
                 raise inner.failure(error) from error
         if not 200 <= answer.status < 300:
-            raise _Refused(WholeAnswer(answer, said))
-        return answer, said
+            raise _Refused(WholeAnswer(answer, piece_body))
+        return answer, piece_body
 
     signs = outgoing.signs
     if signs is not None:

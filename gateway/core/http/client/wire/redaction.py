@@ -187,9 +187,9 @@ class Secrets:
         if whole is None:
             answer.mask_body(self)
 
-    def text(self, said: str) -> str:
+    def text(self, text: str) -> str:
         """The text without them."""
-        raw = said.encode("utf-8", "surrogatepass")
+        raw = text.encode("utf-8", "surrogatepass")
         return self.mask(raw).decode("utf-8", "surrogatepass")
 
     def mask(self, block: bytes) -> bytes:

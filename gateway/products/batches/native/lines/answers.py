@@ -87,8 +87,8 @@ class LineTranslator:
         self._url = url
         self._now = now
         path = str(job.about[ENDPOINT]).removeprefix("/v1")
-        self._asked = next((name for name, known in PATHS.items() if known == path), "")
-        self._conversion = self._converting() if part.is_inline and self._asked != MESSAGES else None
+        self._requests = next((name for name, known in PATHS.items() if known == path), "")
+        self._conversion = self._converting() if part.is_inline and self._requests != MESSAGES else None
         self.lost: Counter[tuple[str, str]] = Counter()
         """By field, and how, the number of lines that have lost it."""
 
@@ -99,43 +99,46 @@ class LineTranslator:
 
     def line(self, line_id: str, body: bytes) -> bytes | None:
         """Returns a line of the part without what separates it from the next; None: it cannot be said there."""
-        said = self._said(line_id, with_model(body, self._part.model))
-        if said is None:
+        line = self._translated(line_id, with_model(body, self._part.model))
+        if line is None:
             return None
-        said = self._fitted(said)
-        if said is None:
+        line = self._fitted(line)
+        if line is None:
             return None
-        self.lost.update(said.lost)
+        self.lost.update(line.lost)
         if not self._part.is_inline:
-            return part_line(line_id, self._url, said.text, self._part.model)
-        return b'{"custom_id":%b,"params":%b}' % (orjson.dumps(line_id), said.text.translate(None, b"\r\n"))
+            return part_line(line_id, self._url, line.text, self._part.model)
+        return b'{"custom_id":%b,"params":%b}' % (orjson.dumps(line_id), line.text.translate(None, b"\r\n"))
 
-    def answer(self, line_id: str, body: bytes, told: ProviderAnswer) -> bytes | None:
+    def answer(self, line_id: str, body: bytes, provider_answer: ProviderAnswer) -> bytes | None:
         """Returns an answer in the words of the line, whose body is `body`; None: it is none that can be read."""
         if self._conversion is None:
-            return told.body
-        if told.status >= 400:
-            return for_openai(told.status, told.body, self.class_of(told)) or told.body
-        said = self._edited(with_model(body, self._part.model)) if body else None
-        if said is None:
+            return provider_answer.body
+        if provider_answer.status >= 400:
+            return (
+                for_openai(provider_answer.status, provider_answer.body, self.class_of(provider_answer))
+                or provider_answer.body
+            )
+        answer = self._edited(with_model(body, self._part.model)) if body else None
+        if answer is None:
             return None
         pair = self._conversion.pair
         try:
-            sent, _, _ = pair.request(said.text, self._facts(pair), self._now, _ids(line_id))
-            made = pair.answer(sent, told.body)
+            sent, _, _ = pair.request(answer.text, self._facts(pair), self._now, _ids(line_id))
+            made = pair.answer(sent, provider_answer.body)
         except (InvalidRequest, UpstreamFailed):
             return None
         return made
 
     def _converting(self) -> Conversion:
         """Returns what the target's calls of this endpoint are converted by; where it is gone, what any such target's are."""
-        found = None if self._target is None else self._target.gaps.get(self._asked)
+        found = None if self._target is None else self._target.gaps.get(self._requests)
         if isinstance(found, Conversion) and found.pair.spoken == MESSAGES:
             return found
-        spoken = Spoken("anthropic", frozenset((MESSAGES,)), "anthropic")
-        return Conversion(pair_of(self._asked, MESSAGES), spoken, self._part.model)
+        language = Spoken("anthropic", frozenset((MESSAGES,)), "anthropic")
+        return Conversion(pair_of(self._requests, MESSAGES), language, self._part.model)
 
-    def _said(self, line_id: str, body: bytes) -> TranslatedLine | None:
+    def _translated(self, line_id: str, body: bytes) -> TranslatedLine | None:
         edited = self._edited(body)
         if edited is None or self._conversion is None:
             return edited
@@ -158,7 +161,7 @@ class LineTranslator:
 
     def _fitted(self, line: TranslatedLine) -> TranslatedLine | None:
         """Returns the line as a call's body goes there: without what others signed, and told as lost."""
-        language = MESSAGES if self._part.is_inline else self._asked
+        language = MESSAGES if self._part.is_inline else self._requests
         wire = None if self._target is None else self._target.upstream
         if not isinstance(wire, ConversationWire) or language not in LANGUAGES.values():
             return line
@@ -171,12 +174,12 @@ class LineTranslator:
         assert self._conversion is not None  # noqa: S101  # who asks has one
         return self._conversion.spoken.facts(pair, self._part.model)
 
-    def class_of(self, told: ProviderAnswer) -> str | None:
+    def class_of(self, provider_answer: ProviderAnswer) -> str | None:
         """Returns the class of an error, by the same table as that of calls; None: its target is no longer in the config."""
         if self._target is None:
             return None
         table = self._target.errors
-        return table.diagnose(Phase.ANSWERED, told.status, [], told.body, self._now).error_class
+        return table.diagnose(Phase.ANSWERED, provider_answer.status, [], provider_answer.body, self._now).error_class
 
 
 def _ids(line_id: str) -> Callable[[], str]:
@@ -447,18 +450,18 @@ class _ResultCollector:
         """Tells whether so much has come that it is time to commit: more, where the input has to be read for it."""
         return len(self.answers) >= (MOST_AT_ONCE if self.wording.converts else AT_ONCE) or self.size >= MOST_BYTES
 
-    def result(self, answer: ProviderAnswer, asked: bytes) -> LineResult | None:
+    def result(self, answer: ProviderAnswer, request: bytes) -> LineResult | None:
         """Returns the result of a line; None: its answer cannot be read, or may be mended here: it runs here."""
         if answer.status >= 400 and self.wording.class_of(answer) in self._held:
             return None
         who = LineIdentity(answer.number, line_id(self.running.work.job.id, answer.number), self.names[answer.number])
-        body = self.wording.answer(who.id, asked, answer)
+        body = self.wording.answer(who.id, request, answer)
         if body is None:
             return None
         del self.names[answer.number]
         usage = answer.usage
         if answer.status == 200 and not self.is_told(usage):
-            usage = _estimated(usage, asked, answer.body)
+            usage = _estimated(usage, request, answer.body)
         if usage is not None and usage.estimated:
             self.estimated.add(answer.number)
         usd = None if usage is None else batch_usd(self._rates, usage, self._factor)
@@ -476,12 +479,12 @@ def batch_usd(rates: Rates | None, usage: Usage, factor: float | None) -> float 
     return None if usd is None else usd * (USUAL_FACTOR if factor is None else factor)
 
 
-def _estimated(told: Usage | None, asked: bytes, answered: bytes) -> Usage:
+def _estimated(answer: Usage | None, request: bytes, answered: bytes) -> Usage:
     """Returns what a line has used, estimated where its provider tells nothing, or far more than the line allows."""
-    body = json_object(asked) or {}
-    if told is not None:
-        told = plausible(told, most_output(max_tokens_of(body), count_answers(body)))
-    return filled(told, Usage(estimate_input_tokens(asked, body), estimate_answer(answered), estimated=True))
+    body = json_object(request) or {}
+    if answer is not None:
+        answer = plausible(answer, most_output(max_tokens_of(body), count_answers(body)))
+    return filled(answer, Usage(estimate_input_tokens(request, body), estimate_answer(answered), estimated=True))
 
 
 def _rates(policy: PolicySnapshot, model_name: str, part: Part) -> Rates | None:

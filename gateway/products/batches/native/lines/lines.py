@@ -52,8 +52,8 @@ def read_answer(text: bytes, prefix: str) -> ProviderAnswer | None:
         return None
     if not (200 <= status < 300 or status in PERMANENT):
         return None
-    told = body.get("usage")
-    usage = read_usage(told) if isinstance(told, dict) else None
+    reported = body.get("usage")
+    usage = read_usage(reported) if isinstance(reported, dict) else None
     if usage is not None:
         add_beside(usage, body)
     return ProviderAnswer(number, status, _bytes_of_body(text), usage)

@@ -21,8 +21,8 @@ def list_letters(options: argparse.Namespace) -> int:
     """Shows the groups, or the letters of one."""
     if options.group is None:
         return ask_admin(options, lambda client: client.get("dlq"), _groups)
-    asked = {"group": options.group, "limit": options.limit, **({"after": options.after} if options.after else {})}
-    return ask_admin(options, lambda client: client.get(f"dlq?{urlencode(asked)}"), _letters)
+    params = {"group": options.group, "limit": options.limit, **({"after": options.after} if options.after else {})}
+    return ask_admin(options, lambda client: client.get(f"dlq?{urlencode(params)}"), _letters)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -33,23 +33,23 @@ def show(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Has letters run again, or says what would run."""
-    asked = _chosen(options)
-    if not asked and not options.all and not options.dry_run:
+    chosen = _chosen(options)
+    if not chosen and not options.all and not options.dry_run:
         return fail("replay what? --group, --class, --id …, or --all; --dry-run says what would run", UNUSABLE)
-    asked |= {"rate": options.rate, "dry_run": options.dry_run}
-    asked |= {name: value for name, value in (("to_model", options.to_model), ("max", options.max)) if value}
-    return ask_admin(options, lambda client: client.post("dlq/replay", asked), _replayed)
+    chosen |= {"rate": options.rate, "dry_run": options.dry_run}
+    chosen |= {name: value for name, value in (("to_model", options.to_model), ("max", options.max)) if value}
+    return ask_admin(options, lambda client: client.post("dlq/replay", chosen), _replayed)
 
 
 def purge(options: argparse.Namespace) -> int:
     """Throws letters away."""
-    asked = _chosen(options)
-    if not asked and not options.all:
+    chosen = _chosen(options)
+    if not chosen and not options.all:
         return fail("purge what? --group, --class, --id …, or --all", UNUSABLE)
     if not options.yes:
         return fail("what is purged cannot be run again: give --yes if that is meant", UNUSABLE)
-    asked |= {"all": True} if options.all else {}
-    return ask_admin(options, lambda client: client.post("dlq/purge", asked), lambda told: f"{told['purged']} purged")
+    chosen |= {"all": True} if options.all else {}
+    return ask_admin(options, lambda client: client.post("dlq/purge", chosen), lambda told: f"{told['purged']} purged")
 
 
 def stats(options: argparse.Namespace) -> int:
@@ -64,63 +64,65 @@ def _chosen(options: argparse.Namespace) -> dict[str, Any]:
     return given | ({"older_than_s": options.older_than} if options.older_than is not None else {})
 
 
-def _groups(told: Mapping[str, Any]) -> str:
+def _groups(answer: Mapping[str, Any]) -> str:
     rows = [
         (
             *(safe(row[name] or "-") for name in ("group", "kind", "class", "model", "letters")),
             _age(row["oldest_seconds"]),
             safe(row["message"]),
         )
-        for row in told["groups"]
+        for row in answer["groups"]
     ]
     return lay_out([GROUPS, *rows]) if rows else "no dead letters"
 
 
-def _letters(told: Mapping[str, Any]) -> str:
+def _letters(answer: Mapping[str, Any]) -> str:
     rows = [
         (
             *(safe(row["id"]), safe(row["state"]), safe(row["attempts"]), moment(row["dead_at"])),
             *(safe(row["tenant"] or "-"), safe(row["last_error"]["message"])),
         )
-        for row in told["data"]
+        for row in answer["data"]
     ]
-    more = f"\nmore: --after {safe(told['after'])}" if told["after"] else ""
+    more = f"\nmore: --after {safe(answer['after'])}" if answer["after"] else ""
     return lay_out([LETTERS, *rows]) + more if rows else "no dead letters there"
 
 
-def _letter(told: Mapping[str, Any]) -> str:
-    if told["object"] == "replay":
-        return _replayed(told)
-    lines = [f"{name:10} {safe(told[name])}" for name in FACTS if told[name] is not None]
-    lines += [f"{'dead at':10} {moment(told['dead_at'])}"]
-    for error in told["trail"]:
+def _letter(answer: Mapping[str, Any]) -> str:
+    if answer["object"] == "replay":
+        return _replayed(answer)
+    lines = [f"{name:10} {safe(answer[name])}" for name in FACTS if answer[name] is not None]
+    lines += [f"{'dead at':10} {moment(answer['dead_at'])}"]
+    for error in answer["trail"]:
         where = " ".join(safe(error[name]) for name in ("target", "phase") if error[name])
         lines.append(f"  {moment(error['at'])}  {safe(error['class'])}  {where}  {safe(error['message'])}")
-    if "payload" in told:
-        lines.append(safe(told["payload"]) if told["payload"] is not None else "the request is gone")
+    if "payload" in answer:
+        lines.append(safe(answer["payload"]) if answer["payload"] is not None else "the request is gone")
     return "\n".join(lines)
 
 
-def _replayed(told: Mapping[str, Any]) -> str:
-    if not told.get("dry_run"):
-        state = f"{safe(told['id'])} is {safe(told['status'])}: {told['replayed']} replayed, {told['skipped']} gone"
-        return f"{state}\ngateway dlq show {safe(told['id'])} shows how far it is"
-    usd = "not priced" if told["usd"] is None else f"about ${told['usd']:.4f}"
+def _replayed(answer: Mapping[str, Any]) -> str:
+    if not answer.get("dry_run"):
+        state = (
+            f"{safe(answer['id'])} is {safe(answer['status'])}: {answer['replayed']} replayed, {answer['skipped']} gone"
+        )
+        return f"{state}\ngateway dlq show {safe(answer['id'])} shows how far it is"
+    usd = "not priced" if answer["usd"] is None else f"about ${answer['usd']:.4f}"
     rows = [
         tuple(
             "-" if row[name] is None else safe(row[name])
             for name in ("model", "letters", "input_tokens", "usd", "limit_per_s")
         )
-        for row in told["models"]
+        for row in answer["models"]
     ]
-    gone = f", {told['not_replayable']} are gone" if told["not_replayable"] else ""
-    head = f"{told['letters']} letters would run again{gone}; {usd}, {_age(told['seconds'])}"
+    gone = f", {answer['not_replayable']} are gone" if answer["not_replayable"] else ""
+    head = f"{answer['letters']} letters would run again{gone}; {usd}, {_age(answer['seconds'])}"
     return "\n".join([head, lay_out([MODELS, *rows])]) if rows else head
 
 
 def _stats(client: AdminClient) -> dict[str, Any]:
-    told, found = client.get("dlq"), dict[tuple[str, str], dict[str, Any]]()
-    for row in told["groups"]:
+    answer, found = client.get("dlq"), dict[tuple[str, str], dict[str, Any]]()
+    for row in answer["groups"]:
         one = found.setdefault(
             (row["kind"], row["class"]),
             {"kind": row["kind"], "class": row["class"], "letters": 0, "bytes": 0, "oldest_seconds": 0.0},
@@ -128,13 +130,13 @@ def _stats(client: AdminClient) -> dict[str, Any]:
         one["letters"] += row["letters"]
         one["bytes"] += row["bytes"]
         one["oldest_seconds"] = max(one["oldest_seconds"], row["oldest_seconds"])
-    return {"depth": told["depth"], "classes": list(found.values())}
+    return {"depth": answer["depth"], "classes": list(found.values())}
 
 
-def _stats_table(told: Mapping[str, Any]) -> str:
+def _stats_table(answer: Mapping[str, Any]) -> str:
     rows = [
         (safe(row["kind"]), safe(row["class"]), safe(row["letters"]), safe(row["bytes"]), _age(row["oldest_seconds"]))
-        for row in told["classes"]
+        for row in answer["classes"]
     ]
     return lay_out([("kind", "class", "letters", "bytes", "oldest"), *rows]) if rows else "no dead letters"
 

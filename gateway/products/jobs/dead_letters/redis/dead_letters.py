@@ -43,8 +43,8 @@ class RedisDeadLetters:
         """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
         groups: dict[str, DeadGroup] = {}
         for partition in range(self._partitions.number):
-            asked = (samples, MOST_GROUPS) if after is None else (samples, GROUPS_AT_ONCE, after)
-            _, _, rows = await self._partitions.run(GROUPS, partition, *asked)
+            arguments = (samples, MOST_GROUPS) if after is None else (samples, GROUPS_AT_ONCE, after)
+            _, _, rows = await self._partitions.run(GROUPS, partition, *arguments)
             for name, about, number, size, oldest, newest, texts in rows:
                 kind, error_class, model, template = orjson.loads(about)
                 letters = [read_letter(text) for text in texts]

@@ -89,33 +89,33 @@ class ReplaySpec:
     """So many letters, at most."""
 
 
-def read_filter(asked: Mapping[str, Any], now: float) -> LetterFilter:
+def read_filter(fields: Mapping[str, Any], now: float) -> LetterFilter:
     """Reads the fields of a filter. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name in _FILTER:
-        value = asked.get(name)
+        value = fields.get(name)
         if value is not None and (not isinstance(value, str) or not value or len(value) > 256):
             raise InvalidRequest(f"The field '{name}' must be a text of 1 to 256 characters.", param=name)
         found["error_class" if name == "class" else name] = value
     if found["kind"] is not None and found["kind"] not in list(LetterKind):
         raise InvalidRequest(f"The field 'kind' must be one of: {', '.join(LetterKind)}.", param="kind")
-    older_s = asked.get("older_than_s")
+    older_s = fields.get("older_than_s")
     if older_s is not None:
         found["before"] = now - _number(older_s, "older_than_s", 0.0, 10.0**9)
     return LetterFilter(**found)
 
 
-def read_spec(asked: Mapping[str, Any], now: float) -> ReplaySpec:
+def read_spec(fields: Mapping[str, Any], now: float) -> ReplaySpec:
     """Reads what a replay is to do. Raises InvalidRequest."""
-    to_model, most = asked.get("to_model"), asked.get("max")
+    to_model, most = fields.get("to_model"), fields.get("max")
     to_model = "" if to_model is None else to_model
     if not isinstance(to_model, str) or len(to_model) > 256:
         raise InvalidRequest("The field 'to_model' must be the name of a model.", param="to_model")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise InvalidRequest("The field 'max' must be a whole number of 1 or more.", param="max")
-    rate = asked.get("rate")
+    rate = fields.get("rate")
     rate = USUAL_RATE if rate is None else _number(rate, "rate", 0.001, MOST_RATE)
-    return ReplaySpec(read_filter(asked, now), rate, to_model, most)
+    return ReplaySpec(read_filter(fields, now), rate, to_model, most)
 
 
 def replay_job(id: str, spec: ReplaySpec, now: float) -> NewJob:
@@ -181,8 +181,8 @@ def why_not_again(job: Job, letter: DeadLetter | None) -> str:
         )
         return f"has not failed: it is {job.state}{failed}"
     if job.state is JobState.FAILED:
-        told = "" if job.last_error is None else f" ({job.last_error.error_class})"
-        return f"has failed by what it asked for{told}, or its dead letter was purged: send it anew, mended"
+        detail = "" if job.last_error is None else f" ({job.last_error.error_class})"
+        return f"has failed by what it asked for{detail}, or its dead letter was purged: send it anew, mended"
     return f"has not failed: it is {job.state}; send it anew"
 
 
@@ -196,10 +196,10 @@ def replay_job_for(
         about[MESSAGE_ID] = original.about.get(MESSAGE_ID, original.id)
         lasts_s = DEADLINE_S
     elif spec.to_model:
-        told = _with_model(payload, spec.to_model)
-        if told is None:
+        payload_to_send = _with_model(payload, spec.to_model)
+        if payload_to_send is None:
             return None
-        payload, model = told, spec.to_model
+        payload, model = payload_to_send, spec.to_model
     job = replace(
         original,
         id=id_of_replay(dead_letter, dead_letter.replays + 1),
