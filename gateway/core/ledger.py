@@ -507,7 +507,7 @@ def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tupl
     A provider that has named a time itself is believed, and so is its word against another try; for longer than a minute no SDK
     should wait by itself.
     """
-    if says_retry(headers) is False:
+    if should_retry_of(headers) is False:
         back_in_s = None
     kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
     named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
@@ -525,7 +525,7 @@ def _is_odd(name: bytes, value: bytes) -> bool:
     return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
 
 
-def says_retry(headers: RawHeaders) -> bool | None:
+def should_retry_of(headers: RawHeaders) -> bool | None:
     """Returns the provider's own `x-should-retry`; None: it says nothing."""
     return next(
         (value == b"true" for name, value in headers if name == b"x-should-retry" and value in _YES_OR_NO), None

@@ -27,7 +27,7 @@ from gateway.core.ledger import (
     answer_headers,
     lossy_header,
     media_usage,
-    says_retry,
+    should_retry_of,
     streamed_usage,
     whole_usage,
     with_retry_advice,
@@ -260,7 +260,7 @@ class Pipeline:
             self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
         if error_class is not None and call.endpoint.request != "any":
-            is_passing = (error_class in PASSING or says_retry(opened.headers)) and call.denied is None
+            is_passing = (error_class in PASSING or should_retry_of(opened.headers)) and call.denied is None
             back_in_s = self._admission.back_in_s(call) if is_passing else None
             shared = with_retry_advice(shared, back_in_s)
             if call.endpoint.sse == "generate":

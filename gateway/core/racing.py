@@ -548,7 +548,7 @@ class Suspects:
         target = find_target(call)
         clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
         return Hanging(
-            task, ends_at, call, self._usual(gate.health.heard, call), clocks, now - call.attempts[-1].heard_at
+            task, ends_at, call, self._usual(gate.health.heard, call), clocks, now - call.attempts[-1].answered_at
         )
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
@@ -643,7 +643,7 @@ class Suspects:
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
-        latency = self._admission.gates.heard(following, call)
+        latency = self._admission.gates.latency_of(following, call)
         after = UNKNOWN if latency is None else self._usual(latency, call)
         thinks = self._thinks(gate, call)
         patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)

@@ -379,7 +379,7 @@ class Attempt:
     """Set when it failed: more answers than these, and the target has served a call that was sent after the failure."""
 
     @property
-    def heard_at(self) -> float:
+    def answered_at(self) -> float:
         """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
         return max(self.started_at, self.first_byte_at or 0.0, self.last_activity_at)
 

@@ -130,7 +130,9 @@ MOST_SAID_BYTES: Final = 65_536
 _VERSION: Final = 1
 
 
-async def said_by(command: str, where: str, environ: Mapping[str, str], files: Mapping[str, Stamp]) -> dict[str, Any]:
+async def run_credential_process(
+    command: str, where: str, environ: Mapping[str, str], files: Mapping[str, Stamp]
+) -> dict[str, Any]:
     """Returns what the program says, which has the version of the contract. Raises CredentialMissing."""
     try:
         words = shlex.split(command)
@@ -450,7 +452,7 @@ class AwsSource:
             return Minted(AwsKeys(access, secret, fields.get("aws_session_token") or None), None, profile.files)
         if command := fields.get(COMMAND):
             where = f"profile {name}"
-            output = await said_by(command, where, self._environ, profile.files)
+            output = await run_credential_process(command, where, self._environ, profile.files)
             return self._servers.minted(where, {**output, "Token": output.get("SessionToken")}, profile.files)
         if access or secret:
             lacks = "aws_secret_access_key" if access else "aws_access_key_id"

@@ -297,7 +297,7 @@ class Run:
         """Starts the storm; call the methods below after it."""
         self.level, self.began_at = level, now
 
-    def heard(self, status: int, headers: Mapping[str, str]) -> None:
+    def record(self, status: int, headers: Mapping[str, str]) -> None:
         """Records a response that reached the app's client."""
         if status == 429:
             self.seen_429s += 1

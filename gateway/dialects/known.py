@@ -164,7 +164,7 @@ class ModelTable:
         self.of: Callable[[str], ModelFacts] = self._look_up if listed is None else self._of
         """Returns what is known of a model by its provider's name for it."""
 
-    def told_by(self, listed: ListedModels, provider: str) -> ModelTable:
+    def for_provider(self, listed: ListedModels, provider: str) -> ModelTable:
         """Returns the same table for the models of a provider that tells of them."""
         return ModelTable(self._read_rows, self._own_rows, listed, provider)
 

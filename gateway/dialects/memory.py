@@ -334,7 +334,7 @@ class ThoughtMemory:
         if self.shared is not None:
             self.shared.put(*key, SharedTurn(issuer, digest, signed))
 
-    def heard(self, key: Key, turn: SharedTurn | None) -> None:
+    def remember_shared(self, key: Key, turn: SharedTurn | None) -> None:
         """Remembers what other processes say of a turn; None: they do not know it."""
         if turn is not None:
             self._put(key, _Entry(*turn, self._monotonic() + KEPT_FOR_S))
@@ -454,7 +454,7 @@ class OwnTurns:
             return False
         found = await self._all.shared.find(self._owner, missed)
         for id, turn in found.items():
-            self._all.heard((self._owner, id), turn)
+            self._all.remember_shared((self._owner, id), turn)
         if not any(found.values()):
             self._all.counts.miss += len(missed)
             return False

@@ -62,7 +62,7 @@ def _unknown(_model: str) -> ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class TargetLanguages:
     """What a target speaks, and what conversions have to know of it."""
 
     kind: str
@@ -77,7 +77,7 @@ class Spoken:
     _facts: dict[tuple[str, str, str], ServerFacts] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was found, by the languages of a conversion and the model: calls ask for the same again and again."""
 
-    def at(self, model: str | None) -> Spoken:
+    def at(self, model: str | None) -> TargetLanguages:
         """Returns what is spoken with one model: Claude has its own language at Bedrock besides, and at Vertex alone."""
         found = _OF_CLAUDE.get(self.dialect)
         if found is None or not model or self.speaks != frozenset((_OWN_LANGUAGE[self.dialect],)):
@@ -146,7 +146,7 @@ def facts_of(kind: str) -> ServerFacts:
     return replace(found, most_user_characters=_LONGER_USERS) if kind in _TAKE_LONGER_USERS else found
 
 
-def gaps_by_endpoint(languages: Spoken, model: str | None) -> Mapping[str, FindUnsupportedFields]:
+def gaps_by_endpoint(languages: TargetLanguages, model: str | None) -> Mapping[str, FindUnsupportedFields]:
     """Returns by endpoint what tells the gaps of a request for such a target; endpoints that it speaks have none.
 
     `model` is the provider's name for it; None: the caller's own is.
@@ -162,7 +162,7 @@ def gaps_by_endpoint(languages: Spoken, model: str | None) -> Mapping[str, FindU
     return found
 
 
-def why_never(endpoint: str, languages: Spoken, model: str | None) -> str | None:
+def why_never(endpoint: str, languages: TargetLanguages, model: str | None) -> str | None:
     """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known.
 
     `model` is the provider's name for it; None: the caller's own is.
@@ -180,7 +180,7 @@ class Conversion:
     """What becomes of calls to one endpoint at one target. Called with a parsed request, it tells its gaps."""
 
     pair: Pair
-    spoken: Spoken
+    spoken: TargetLanguages
     model: str | None
     """The provider's name for it; None: the caller's own is."""
 

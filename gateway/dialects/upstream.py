@@ -75,8 +75,8 @@ from gateway.dialects.registry import (
     pair_of,
     refuse,
 )
-from gateway.dialects.spoken import Spoken, facts_of
-from gateway.dialects.sse.relayed_errors import says_path_is_unknown
+from gateway.dialects.spoken import TargetLanguages, facts_of
+from gateway.dialects.sse.relayed_errors import is_unknown_path
 
 LEARNED_FOR_S = 600.0
 _PATH_STATUSES: Final = (400, 404, 405)
@@ -125,7 +125,7 @@ class Converting:
     def __init__(
         self,
         inner: Upstream,
-        languages: Spoken,
+        languages: TargetLanguages,
         clock: Clock,
         new_id: Callable[[], str],
         *,
@@ -191,7 +191,7 @@ class Converting:
         if not self._learns or pair is None or outgoing.method != "POST" or isinstance(answer, WholeAnswer):
             return answer
         body = await self._read(answer)
-        if not says_path_is_unknown(body, answer.status):
+        if not is_unknown_path(body, answer.status):
             return WholeAnswer(answer, body)
         converted = await self._convert(pair, outgoing)
         if isinstance(converted, WholeAnswer) and converted.lacks_path:  # nor does it know the other one
@@ -233,7 +233,7 @@ class Converting:
         answer = await self._inner.send(addressed(outgoing, pair, sent, body))
         if answer.status in _PATH_STATUSES and self._learns:
             raw = await self._read(answer)
-            lacks_path = says_path_is_unknown(raw, answer.status)
+            lacks_path = is_unknown_path(raw, answer.status)
             if lacks_path and outgoing.path in self._until:  # what was learned has passed
                 self._forget(outgoing.path)
             elif lacks_path and pair.asked in _THROUGH_CHAT and pair.spoken == "chat":
@@ -473,7 +473,7 @@ class Languages:
         self._issuers.places.add(place)
         return ConversationWire(upstream, place, self._issuers)
 
-    def converting(self, upstream: Upstream, languages: Spoken, place: str) -> Converting | None:
+    def converting(self, upstream: Upstream, languages: TargetLanguages, place: str) -> Converting | None:
         """Returns what stands beside a server that speaks these languages; nothing where all that it is asked goes as it is.
 
         Where it is not known which it speaks, its answers tell; `place` names server and model.

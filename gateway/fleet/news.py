@@ -306,13 +306,13 @@ class HandNews:
             return False
         self._note_act(item.name, act)
         if act.to != "closed":
-            self._health.told_force(item.name, act.to)
+            self._health.apply_override(item.name, act.to)
         elif act.at < self._began_at - SLACK_S:
             self._unhand(item.name)
         elif self._is_amiss(item.name):
             for line in self.lines_named(item.name):
                 self._ends.forget(*ENDS, name=line.gate.name)
-            self._health.told_force(item.name, act.to)
+            self._health.apply_override(item.name, act.to)
         return True
 
     def _unhand(self, name: str) -> None:
@@ -328,7 +328,7 @@ class HandNews:
 
     def lines_named(self, name: str) -> list[WaitingLine]:
         """Returns the lines of the gates that an operator means by the name of a gate, a target or an account."""
-        lines = self._gates.meant(name)
+        lines = self._gates.lines_named(name)
         account = self._gates.accounts.get(name)
         return lines or ([] if account is None else self._gates.of_account(account))
 

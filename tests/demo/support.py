@@ -17,10 +17,10 @@ def run_of(seconds: list[tuple[int, int]], *, name: str = "a run", calls: int = 
         total, refused = total + answered + turned_away, refused + turned_away
         run.counted(total, total - refused, refused, now)
         for _ in range(answered):
-            run.heard(200, {})
+            run.record(200, {})
             run.ended(40, 1000.0, now)
         for _ in range(turned_away):
-            run.heard(429, {})
+            run.record(429, {})
             run.ended(None, 1000.0, now)
     return run
 

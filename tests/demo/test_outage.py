@@ -26,10 +26,10 @@ from gateway.demo.storm.storm import (
     Act,
     Outage,
     World,
+    count_tries,
     gateway_between,
     play,
     run_outage,
-    tries_told,
 )
 from gateway.emulator.config.config import EmulatorConfig
 from gateway.emulator.server.server import EmulatorServer
@@ -62,7 +62,7 @@ hasty_client = partial(plain_client, sleep=at_once)
 )
 def test_the_gateways_answer_tells_its_tries(trail: str, told: tuple[int, int]) -> None:
     """One that failed after a while was under way when the provider died: it did not go to a dead one."""
-    assert tries_told({ATTEMPTS: trail} if trail else {}) == told
+    assert count_tries({ATTEMPTS: trail} if trail else {}) == told
 
 
 def test_acts_follow_each_other_and_leave_an_end_in_peace() -> None:

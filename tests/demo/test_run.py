@@ -12,7 +12,7 @@ def test_a_run_sums_up_what_it_was_told() -> None:
     run = Run("a run", calls=3, rate_per_s=2.0)
     run.begin(level=1.0, now=10.0)
     for status, overhead in ((200, "0.25"), (429, "9"), (429, "9"), (200, "0.75")):
-        run.heard(status, {OVERHEAD: overhead})
+        run.record(status, {OVERHEAD: overhead})
     run.ended(40, 10.0, 11.0)
     run.ended(50, 10.0, 13.0)
     run.ended(None, 10.0, 12.0)

@@ -17,7 +17,7 @@ from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import How
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of, pairs_for
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects.sdk.callers import PICTURE, SCHEMA, target_forms
 from tests.dialects.sdk.forms import Json
 from tests.dialects.sdk.streamed import STREAMED
@@ -134,7 +134,9 @@ def facts_of(asked: str, name: str) -> tuple[Any, ServerFacts]:
     target = TARGETS[name]
     dialect = "openai" if target.dialect == "vllm" else target.dialect
     pair = pair_of(asked, target.speaks)
-    return pair, Spoken(target.dialect, frozenset((target.speaks,)), dialect, MODELS.of).facts(pair, target.model)
+    return pair, TargetLanguages(target.dialect, frozenset((target.speaks,)), dialect, MODELS.of).facts(
+        pair, target.model
+    )
 
 
 def sent(asked: str, name: str, body: Json) -> Json:

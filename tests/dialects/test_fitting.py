@@ -12,7 +12,7 @@ from gateway.core.types import How
 from gateway.dialects.base import ModelFacts, ServerFacts
 from gateway.dialects.openai.fitting import EFFORTS, effort_for, fitted, how_fitted
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects.test_nothing_is_lost import MODELS
 from tests.rows import rows
 
@@ -38,7 +38,7 @@ def thinking(asked: str, effort: str | int) -> Json:
 def asked_of(asked: str, spoken: str, kind: str, model: str, effort: str) -> tuple[str | None, bool, set[str]]:
     """The effort that a model is told, whether it is told how to draw, and how much is lost of the effort."""
     pair = pair_of(asked, spoken)
-    facts = Spoken(kind, frozenset((spoken,)), "openai", MODELS.of).facts(pair, model)
+    facts = TargetLanguages(kind, frozenset((spoken,)), "openai", MODELS.of).facts(pair, model)
     sent = pair.translator.request({**thinking(asked, effort), "model": model}, facts, 0.0, lambda: "id")
     told = sent.body.get("reasoning_effort") or sent.body.get("reasoning", {}).get("effort")
     words = ("effort", "thinkingLevel", "thinkingBudget", "thinking", "reasoning_effort")
@@ -78,7 +78,7 @@ def test_each_way_asks_a_model_alike(model: str, effort: str, told: str | None, 
 def test_callers_of_openais_languages_are_not_corrected(asked: str, spoken: str) -> None:
     """They know its models, and hear from it what these do not take."""
     pair = pair_of(asked, spoken)
-    facts = Spoken("openai", frozenset((spoken,)), "openai", MODELS.of).facts(pair, "gpt-5-nano")
+    facts = TargetLanguages("openai", frozenset((spoken,)), "openai", MODELS.of).facts(pair, "gpt-5-nano")
     text: Json = {"messages": [{"role": "user", "content": "x"}]} if asked == "chat" else {"input": "x"}
     effort: Json = {"reasoning_effort": "max"} if asked == "chat" else {"reasoning": {"effort": "max"}}
     sent = pair.translator.request({**text, **effort, "temperature": 0.5, "model": "m"}, facts, 0.0, lambda: "id")

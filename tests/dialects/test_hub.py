@@ -10,7 +10,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ServerFacts, ThroughChat
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_responses
 
@@ -99,7 +99,7 @@ def test_a_schema_is_as_strict_as_the_last_target_takes_it() -> None:
     asked |= {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
     pair = pair_of("messages", "responses")
     for kind, strict, lost in (("openai", False, ["output_config.format"]), ("vllm", True, [])):
-        facts = Spoken(kind, frozenset(("responses",))).facts(pair, "m")
+        facts = TargetLanguages(kind, frozenset(("responses",))).facts(pair, "m")
         made = pair.translator.request(asked, facts, 0.0, str).body
         assert made["text"]["format"]["strict"] is strict
         assert [gap.field for gap in pair.translator.gaps(asked, facts)] == lost

@@ -16,7 +16,7 @@ from gateway.dialects import issuers
 from gateway.dialects.anthropic.in_answer.ids import MOST_ID
 from gateway.dialects.issuers import MOST_CALL_ID, CarriedProofs, carried_in, fitted
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken, facts_of
+from gateway.dialects.spoken import TargetLanguages, facts_of
 from gateway.dialects.upstream import Converting, Languages
 from tests.dialects.grammar import check_responses
 from tests.dialects.ways import CALLERS, MODELS, Ways
@@ -55,7 +55,7 @@ class AtProviders(Ways):
             target.provider, "openai", f"https://{target.provider}.example/v1", api_key="sk-" + target.provider
         )
         upstream = self.languages.conversing(target.upstream, provider, kind)
-        spoken = Spoken(kind, frozenset((language,)), "openai", MODELS.of)
+        spoken = TargetLanguages(kind, frozenset((language,)), "openai", MODELS.of)
         around = Converting(upstream, spoken, self.clock, lambda: "abc", learned=None, memory=self.languages.memory)
         return replace(target, upstream=upstream, converters_by_path=around.converters_by_path)
 

@@ -14,7 +14,7 @@ from gateway.core.config.models.policies_models import read_models
 from gateway.dialects.anthropic.in_request import with_later_system, without_system_turns
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken, facts_of
+from gateway.dialects.spoken import TargetLanguages, facts_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.wire.test_converting import Now, answers, outgoing
 from tests.rows import rows
@@ -68,7 +68,7 @@ def test_instructions_become_a_users_words_in_their_place(messages: list[Json], 
 def test_each_target_takes_them(kind: str, dialect: str, spoken: str, model: str) -> None:
     """Behind the user, between calls and results, at the end; only servers with templates of their own lose their role."""
     pair = pair_of("messages", spoken)
-    facts = Spoken(kind, frozenset((spoken,)), dialect, read_models(None).of).facts(pair, model)
+    facts = TargetLanguages(kind, frozenset((spoken,)), dialect, read_models(None).of).facts(pair, model)
     body = {"model": model, "max_tokens": 9, "messages": [USER, SYSTEM, CALL, SYSTEM, RESULT, SYSTEM]}
     sent = pair.translator.request(body, facts, 0.0, lambda: "id")
     said = orjson.dumps(sent.body)
@@ -83,7 +83,7 @@ def test_each_target_takes_them(kind: str, dialect: str, spoken: str, model: str
 
 def test_a_model_that_takes_them_at_a_cloud_gets_them() -> None:
     pair = pair_of("messages", "claude_at_vertex")
-    facts = Spoken("vertex", frozenset(("claude_at_vertex",)), "vertex", read_models(None).of).facts(
+    facts = TargetLanguages("vertex", frozenset(("claude_at_vertex",)), "vertex", read_models(None).of).facts(
         pair, "claude-opus-5"
     )
     body = {"model": "m", "max_tokens": 9, "messages": [USER, SYSTEM]}
@@ -150,7 +150,7 @@ def test_bytes_without_such_turns_stay_as_they_are() -> None:
 async def test_other_servers_with_messages_get_words_of_the_user(dialect: str, model: str, is_kept: bool) -> None:
     """llama.cpp, vLLM and the like refuse the role; Anthropic says itself what its models do not take, and clients know it."""
     inner = ScriptedUpstream(*answers({"type": "message"}))
-    spoken = Spoken("other", frozenset(("messages",)), dialect, read_models(None).of)
+    spoken = TargetLanguages("other", frozenset(("messages",)), dialect, read_models(None).of)
     asked = replace(outgoing("/messages", {"max_tokens": 9, "messages": [USER, SYSTEM]}), model=model)
     await Converting(inner, spoken, Now(), lambda: "abc", learned=None).send(asked)
     assert asked.signs is not None

@@ -16,7 +16,7 @@ from gateway.core.types import Attempt, Clocks, How, Outgoing, UpstreamFailed
 from gateway.dialects.anthropic.places import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import FOLDER, as_bytes, events_of, needs_cases
@@ -133,7 +133,7 @@ RAW = b"""{ "model" : "m", "max_tokens":5, "stream": %b, "number": 1234567890123
 
 
 def around(dialect: str, model: str, *scripts: Script) -> tuple[ScriptedUpstream, Converting]:
-    spoken = Spoken(dialect, languages_of(dialect, dialect, None), dialect, read_models(None).of)
+    spoken = TargetLanguages(dialect, languages_of(dialect, dialect, None), dialect, read_models(None).of)
     inner = ScriptedUpstream(*scripts)
     return inner, Converting(inner, spoken.at(model), SystemClock(), lambda: "abc", learned=None)
 
@@ -167,7 +167,7 @@ async def test_claude_at_bedrock_is_asked_so(stream: bool) -> None:
     kept = raw[raw.index(b'"max_tokens"') : raw.index(b'"stream"')] + raw[raw.index(b'"number"') : raw.rindex(b",")]
     wanted = b'{"anthropic_beta":["a","b"],"anthropic_version":"bedrock-2023-05-31", ' + kept + b"}"
     assert bytes(sent.body) == wanted
-    spoken = Spoken("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
+    spoken = TargetLanguages("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
     assert spoken.at("amazon.nova-lite-v1:0") == spoken.at(None) == spoken
 
 
@@ -248,7 +248,7 @@ async def test_thinking_of_another_models_does_not_reach_claude_at_a_cloud() -> 
         assert sent["messages"][1]["content"] == [{"type": "text", "text": "so"}]
 
 
-SPOKEN_NOVA = Spoken("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
+SPOKEN_NOVA = TargetLanguages("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
@@ -297,7 +297,7 @@ async def test_tokens_are_counted_there(dialect: str, model: str, path: str, sai
     assert (sent.path, body) == (path, wanted)
     with pytest.raises(UpstreamFailed, match="did not count"):  # and it is estimated
         await upstream.send(question)
-    spoken = Spoken(dialect, languages_of(dialect, dialect, None), dialect, read_models(None).of)
+    spoken = TargetLanguages(dialect, languages_of(dialect, dialect, None), dialect, read_models(None).of)
     assert not gaps_by_endpoint(spoken.at(model), model)["count_tokens"]({})
     assert gaps_by_endpoint(SPOKEN_NOVA, "amazon.nova-lite-v1:0")["count_tokens"]({})
 

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.core.types import How
 from gateway.dialects.base import Json, ModelFacts
 from gateway.dialects.known import gaps_of_modalities
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
 from tests.rows import rows
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -48,7 +48,7 @@ def test_what_a_model_does_not_read_is_told_by_its_field(body: Json, reads: tupl
 def test_a_conversion_asks_the_facts_of_its_model() -> None:
     """By their row a text model refuses pictures, though its dialect has words for them."""
     facts = {"plain": ModelFacts(reads=()), "unknown": ModelFacts()}
-    spoken = Spoken("gemini", frozenset(("generate",)), "gemini", facts.__getitem__)
+    spoken = TargetLanguages("gemini", frozenset(("generate",)), "gemini", facts.__getitem__)
     refused = {
         model: [gap.field for gap in gaps_by_endpoint(spoken, model)["chat"](said(PICTURE)) if gap.how is How.REFUSED]
         for model in facts

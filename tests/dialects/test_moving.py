@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gateway.core.snapshot.snapshot import Model, OnLoss, Provider, Target
 from gateway.core.types import Outgoing, UpstreamFailed
 from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, language_at, proofs_in
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Languages
 from tests.dialects.ways import CALLERS, MODELS, TABLES, TOOL
 from tests.support.flow import JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
@@ -271,7 +271,7 @@ class Moving(Bench):
         provider = Provider(target.provider, place.dialect, url, api_key=f"sk-{server.name}")  # type: ignore[arg-type]
         upstream = self.languages.conversing(server, provider, place.kind)
         speaks = languages_of(place.dialect, place.kind, place.speaks)
-        spoken = Spoken(place.kind, speaks, place.dialect, MODELS.of).at(place.model)
+        spoken = TargetLanguages(place.kind, speaks, place.dialect, MODELS.of).at(place.model)
         around = self.languages.converting(upstream, spoken, server.name)
         assert around is not None
         return replace(

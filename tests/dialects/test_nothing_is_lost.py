@@ -17,7 +17,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import ServerFacts, Translator
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects.sdk.callers import CALLERS, target_forms
 from tests.dialects.sdk.forms import Forms, Json
 from tests.dialects.sdk.walk import Walk, problems
@@ -151,7 +151,7 @@ class Heard:
         kind, dialect = target.dialect, "openai" if target.dialect == "vllm" else target.dialect
         pair = pair_of(asked, target.speaks)
         self._translator: Translator = pair.translator
-        self._facts: ServerFacts = Spoken(kind, frozenset((target.speaks,)), dialect, MODELS.of).facts(
+        self._facts: ServerFacts = TargetLanguages(kind, frozenset((target.speaks,)), dialect, MODELS.of).facts(
             pair, target.model
         )
         self._forms: Forms = known or target_forms(target.speaks, is_openais=target.dialect == "openai")

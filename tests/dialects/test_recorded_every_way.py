@@ -19,7 +19,7 @@ from gateway.core.config.models.policies_models import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.registry import Pair, pair_of
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects import test_recorded_chat_over_converse as converse
 from tests.dialects import test_recorded_chat_over_generate as generate
 from tests.dialects import test_recorded_chat_over_messages as messages
@@ -64,7 +64,7 @@ NOT_SAID: dict[tuple[str, str], set[str]] = {
 def way(asked: str, spoken: str, model: str | None = None) -> tuple[Pair, ServerFacts, str]:
     dialect, usual = TARGETS[spoken]
     pair, model = pair_of(asked, spoken), model or usual
-    return pair, Spoken(dialect, frozenset((spoken,)), dialect, MODELS.of).facts(pair, model), model
+    return pair, TargetLanguages(dialect, frozenset((spoken,)), dialect, MODELS.of).facts(pair, model), model
 
 
 @pytest.mark.parametrize(("asked", "spoken"), WAYS)

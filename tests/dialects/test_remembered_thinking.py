@@ -13,7 +13,7 @@ from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from gateway.drivers.memory_store import MemoryStore
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL
@@ -64,7 +64,9 @@ class Agents(Bench):
 
     def _around(self, target: Target, dialect: str) -> Target:
         speaks = frozenset(("responses",)) if dialect == "responses" else frozenset(("messages",))
-        spoken = Spoken("other", speaks, "openai" if dialect == "responses" else dialect, lambda _model: self.facts)
+        spoken = TargetLanguages(
+            "other", speaks, "openai" if dialect == "responses" else dialect, lambda _model: self.facts
+        )
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None, memory=self.memory)
         return replace(target, converters_by_path=around.converters_by_path, gaps=gaps_by_endpoint(spoken, "m"))
 

@@ -12,7 +12,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Model
 from gateway.core.types import Endpoint
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from tests.support.flow import Bench, Script, ScriptedUpstream, whole
 
@@ -24,7 +24,7 @@ TITAN = ModelFacts(embeds="titan")
 class _AtTitan(Bench):
     def _model(self) -> Model:
         model = super()._model()
-        spoken = Spoken("bedrock", frozenset(("converse",)), "bedrock", lambda _model: TITAN)
+        spoken = TargetLanguages("bedrock", frozenset(("converse",)), "bedrock", lambda _model: TITAN)
         (target,) = model.plan
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None)
         target = replace(target, converters_by_path=around.converters_by_path, gaps=gaps_by_endpoint(spoken, "m"))

@@ -14,7 +14,7 @@ from gateway.dialects.base import OPENAIS_FIELDS, ServerFacts
 from gateway.dialects.openai.fields import CHAT, RESPONSES
 from gateway.dialects.registry import pair_of
 from gateway.dialects.schema_tools.unknown import Form, form, known_part
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from tests.dialects.odd import odd_bodies
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ COMMON = {"model", "messages", "temperature", "user"}
 def test_each_kind_of_server_gets_the_fields_that_it_knows(kind: str) -> None:
     """Of a caller of Responses; the rest is named, under names of ours."""
     pair = pair_of("responses", "chat")
-    facts = Spoken(kind, frozenset(("chat",))).facts(pair, "m")
+    facts = TargetLanguages(kind, frozenset(("chat",))).facts(pair, "m")
 
     sent = pair.translator.request(CODEX, facts, 0.0, lambda: "id")
 
@@ -54,7 +54,7 @@ def test_what_the_config_sets_goes_to_its_target() -> None:
     """Whoever sets a field knows that the server takes it."""
     pair = pair_of("responses", "chat")
     sets = frozenset(("chat_template_kwargs",))
-    facts = Spoken("vllm", frozenset(("chat",)), sets=sets).facts(pair, "m")
+    facts = TargetLanguages("vllm", frozenset(("chat",)), sets=sets).facts(pair, "m")
     body = {"model": "m", "input": "x", "chat_template_kwargs": {"enable_thinking": False}, "mine": 1}
 
     sent = pair.translator.request(body, facts, 0.0, lambda: "id")

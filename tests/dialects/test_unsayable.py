@@ -14,7 +14,7 @@ from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import needs_of
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Skip
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 from gateway.dialects.upstream import Converting
 from tests.support.flow import RESPONSES, Bench, Script, ScriptedUpstream, whole
 
@@ -56,7 +56,7 @@ class Plan(Bench):
         if number not in self.learns:
             return target
         learned: dict[str, float] | None = {} if self.speaks is None else None
-        spoken = Spoken("other", self.speaks)
+        spoken = TargetLanguages("other", self.speaks)
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=learned)
         return replace(target, converters_by_path=around.converters_by_path, on_unknown_path=around.on_unknown_path)
 

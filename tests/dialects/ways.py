@@ -18,7 +18,7 @@ from gateway.core.config.models.policies_models import read_models
 from gateway.core.openai.sse import split_events
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Endpoint
-from gateway.dialects.spoken import Spoken, languages_of
+from gateway.dialects.spoken import TargetLanguages, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event as frame
 from tests.support.flow import CHAT, RESPONSES, Bench, Script, ScriptedUpstream
@@ -212,7 +212,7 @@ class Ways(Bench):
         language = LANGUAGES[name]
         kind = language.dialect if language.dialect != "openai" else "other"
         speaks = languages_of(language.dialect, kind, None) if language.speaks is None else language.speaks
-        spoken = Spoken(kind, speaks, language.dialect, MODELS.of).at(language.model)
+        spoken = TargetLanguages(kind, speaks, language.dialect, MODELS.of).at(language.model)
         around = Converting(target.upstream, spoken, self.clock, lambda: "abc", learned=None)
         return replace(
             target,

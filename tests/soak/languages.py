@@ -17,7 +17,7 @@ from gateway.core.config.models.policies_models import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.registry import Pair, pair_of
-from gateway.dialects.spoken import Spoken
+from gateway.dialects.spoken import TargetLanguages
 
 Json = dict[str, Any]
 MODELS: Final = read_models(None)
@@ -56,7 +56,7 @@ def way(asked: str, spoken: str) -> Way:
     """The way, with all that the gateway knows of its target."""
     dialect, model = TARGETS[spoken]
     pair = pair_of(asked, spoken)
-    facts = Spoken(dialect, frozenset((spoken,)), dialect, MODELS.of).facts(pair, model)
+    facts = TargetLanguages(dialect, frozenset((spoken,)), dialect, MODELS.of).facts(pair, model)
     own = ThoughtMemory(time.monotonic).of("tenant", None, f"{facts.issuer} {spoken}", keeps_all=False)
     return Way(asked, pair, replace(facts, memory=own if facts.issuer else None), model)
 

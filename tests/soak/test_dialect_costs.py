@@ -17,7 +17,7 @@ import pytest
 from gateway import process
 from gateway.credentials.aws import SigV4, hash_of
 from gateway.credentials.google import AwsKeys
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
 from tests.soak.conftest import Report
 from tests.soak.language_streams import STREAMS
 from tests.soak.languages import MODELS, ROUNDS, TARGETS, TURNS, WORDS, Json, Way, conversation, cost_us, way
@@ -134,7 +134,7 @@ def test_a_whole_answer_of_1_kb(asked: str, spoken: str, report: Report) -> None
 def test_what_is_lost(asked: str, spoken: str, report: Report) -> None:
     """As it is looked for before a call goes out."""
     dialect, model = TARGETS[spoken]
-    find = gaps_by_endpoint(Spoken(dialect, frozenset((spoken,)), dialect, MODELS.of), model)[asked]
+    find = gaps_by_endpoint(TargetLanguages(dialect, frozenset((spoken,)), dialect, MODELS.of), model)[asked]
     bodies = {turns: conversation(asked, turns, 300 * turns) for turns in (4, TURNS, 10 * TURNS)}
     costs = {turns: cost_us(partial(find, body), 4000 // turns) for turns, body in bodies.items()}
     each = (costs[10 * TURNS] - costs[TURNS]) / (9 * TURNS)

@@ -15,7 +15,7 @@ from redis import Redis
 
 from gateway.core.ports import VectorRow
 from gateway.core.types import StoreBounds
-from gateway.drivers.redis.link import Link, Script, StoreGone, StoreUnheard
+from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone
 from gateway.drivers.redis_store.store import RedisStore
 from gateway.fleet.lease.lease import SharedState
 from tests.support.conformance import settle
@@ -81,7 +81,7 @@ class Lent(Link):
             future.set_exception(StoreGone("away"))
             future.exception()
         else:
-            asked.add_done_callback(lambda _: future.set_exception(StoreUnheard("lost")))
+            asked.add_done_callback(lambda _: future.set_exception(NoReply("lost")))
         return future
 
     async def start(self) -> None:

@@ -54,7 +54,7 @@ def explain(
 
     Raises the GatewayError that the request would be answered with.
     """
-    endpoint, body = door.asked_at(path, body) or (_endpoint(path), body)
+    endpoint, body = door.endpoint_at(path, body) or (_endpoint(path), body)
     key = _key(policy, key_name)
     peeked = peek(endpoint, body, {})
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)

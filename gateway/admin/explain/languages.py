@@ -17,7 +17,7 @@ from gateway.core.types import Endpoint, FindUnsupportedFields, How, Phase, RawH
 from gateway.dialects.spoken import Conversion
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.rules.keeping import RESPONSES, keeping_of
-from gateway.products.responses.rules.response_object import Keeping, ResponseOptions, keeps, read_asked
+from gateway.products.responses.rules.response_object import Keeping, ResponseOptions, keeps, read_response_options
 
 # Tells what the gateway makes of a provider's error, without sending anything: class, rule, and why it matched.
 
@@ -113,7 +113,7 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
     """Returns who keeps the response of a request; None: it makes none. Raises InvalidRequest."""
     if endpoint.name != RESPONSES:
         return None
-    options, keeping = read_asked(peeked.parsed or {}), keeping_of(policy, key, model, endpoint)
+    options, keeping = read_response_options(peeked.parsed or {}), keeping_of(policy, key, model, endpoint)
     if keeping is None:
         return "by the provider, as the request says: this gateway takes no jobs (jobs.store)"
     if options.in_background:
@@ -160,7 +160,7 @@ def explain_conversion(endpoint: Endpoint, model: Model, target: Target, body: b
     if names := _in_the_way(find_gaps, model, parsed):
         yield f"skipped by this call, for {', '.join(names)}"
     if isinstance(find_gaps, Conversion):
-        yield from _known(find_gaps, target.model or asked_of(parsed, target))
+        yield from _known(find_gaps, target.model or model_at_provider(parsed, target))
 
 
 def explain_sent(policy: PolicySnapshot, endpoint: Endpoint, model: Model, body: bytes) -> Iterator[str]:
@@ -176,7 +176,7 @@ def explain_sent(policy: PolicySnapshot, endpoint: Endpoint, model: Model, body:
             yield f"sent      {target.name}: as it came, but for what is said above"
             continue
         try:
-            path, sent = conversion.shown({**edited, "model": asked_of(fields, target)})
+            path, sent = conversion.shown({**edited, "model": model_at_provider(fields, target)})
         except InvalidRequest as error:
             yield f"sent      {target.name}: nothing, for the request cannot be put into its language: {error.message}"
             continue
@@ -188,7 +188,7 @@ def _edited(target: Target, body: dict[str, Any]) -> dict[str, Any]:
     return body if target.edits is None else target.edits.seen(body)
 
 
-def asked_of(body: Mapping[str, Any], target: Target) -> str:
+def model_at_provider(body: Mapping[str, Any], target: Target) -> str:
     """Returns the name by which the target's provider is asked for the model."""
     return target.model or str(body.get("model", "")).removeprefix(target.strip)
 

@@ -226,7 +226,7 @@ class Gates:
             return line
         return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
-    def heard(self, target: Target, call: Call) -> Responsiveness | None:
+    def latency_of(self, target: Target, call: Call) -> Responsiveness | None:
         """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.health.heard
@@ -237,7 +237,7 @@ class Gates:
         line = self.lines.get(base)
         return [] if line is None else [line, *self._of_callers(base)]
 
-    def meant(self, name: str) -> list[WaitingLine]:
+    def lines_named(self, name: str) -> list[WaitingLine]:
         """Returns the lines that a person means by the name: a gate's or a target's, with all their models and callers."""
         lines = [line for key, line in self.lines.items() if name in (key, self.names.label(key))]
         found = {one.gate.name: one for line in lines for one in (line, *self._of_callers(line.gate.name))}

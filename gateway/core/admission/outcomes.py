@@ -116,7 +116,7 @@ class HealthPropagation:
             breaker.fall_ill(f"failures of {len(failures)} callers ({why})", now, self._draw(), why)
             failures.clear()
 
-    def told_to_wait(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+    def apply_pause(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
         """The provider has named a delay, perhaps not for this target alone."""
         if diagnosis.delay_s is not None and diagnosis.scope != "target":
             for line in self._siblings(gate, diagnosis.scope):
@@ -149,15 +149,15 @@ class HealthPropagation:
         What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
         gates of their own means all of these; one caller's own can only be closed. Raises KeyError for unknown names.
         """
-        self.told_force(name, to)
+        self.apply_override(name, to)
         if self.on_force is not None:
             self.on_force(name, to)
 
-    def told_force(self, name: str, to: Hand) -> None:
+    def apply_override(self, name: str, to: Hand) -> None:
         """Does what `force` does, where it was another replica that was told."""
         now = self._clock.monotonic()
         gates = self._gates
-        lines = gates.meant(name)
+        lines = gates.lines_named(name)
         healths = [line.gate.health for line in lines]
         breakers = [health.breaker for health in healths if to == "closed" or not health.is_callers]
         if lines and not breakers:
@@ -328,7 +328,7 @@ class AttemptOutcomes:
             return refusal
         is_lone = gate.pauses.refusals is not None and gate.pauses.refusals.is_lone(traits)
         if not is_lone:
-            self._health.told_to_wait(gate, diagnosis, now)
+            self._health.apply_pause(gate, diagnosis, now)
         is_paused = gate.pauses.until > now
         attempt = call.attempts[-1]
         before = sum([one.target == attempt.target and one.retry_at > 0.0 for one in call.attempts])
@@ -379,10 +379,10 @@ class AttemptOutcomes:
         # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
         if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self._gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)
-            self._health.told_to_wait(gate, diagnosis, now)
+            self._health.apply_pause(gate, diagnosis, now)
         self._health.freed(gate.name)
 
-    def unsayable(self, call: Call, phase: Phase) -> None:
+    def not_expressible(self, call: Call, phase: Phase) -> None:
         """The call cannot be put into the target's language, which is no news of the target's health."""
         grant, call.grant = call.grant, None
         if grant is None:
@@ -463,7 +463,7 @@ class AttemptOutcomes:
             grant.judge(CLIENT_GONE, now, 0.0)
             return
         usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
-        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
+        is_silent = is_deserted(now - last.answered_at, usual, thinks=call.thinks or gate.health.heard.thinks)
         self._judge(call, grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
     def _judge(self, call: Call, grant: Reservation, why: str | None, now: float) -> None:
@@ -486,7 +486,7 @@ class AttemptOutcomes:
         unserved_s = 0.0 if call.other_attempt is None else health.heard.unserved_s(now)
         usual = usual_of(health.heard.times(stream=call.stream, thinks=call.thinks))
         thinks = call.thinks or health.heard.thinks
-        is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
+        is_silent = is_evidence(now - call.attempts[-1].answered_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE
 
 

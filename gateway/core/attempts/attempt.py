@@ -29,7 +29,7 @@ from gateway.core.errors import (
     TargetsTimedOut,
     drop_frames,
 )
-from gateway.core.ledger import says_retry
+from gateway.core.ledger import should_retry_of
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects, find_target
@@ -219,7 +219,7 @@ class Attempts:
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
         if isinstance(failure, NotExpressible):
-            self._admission.outcomes.unsayable(call, failure.phase)
+            self._admission.outcomes.not_expressible(call, failure.phase)
             call.unsayable = {**(call.unsayable or {}), target.name: failure.refusal()}
             return
         attempt = call.attempts[-1]
@@ -236,7 +236,7 @@ class Attempts:
     def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
-        attempt.should_retry = says_retry(opened.headers)
+        attempt.should_retry = should_retry_of(opened.headers)
         attempt.is_callers = not target.account and target.name not in call.model.without_caller_credential
         if diagnosis.error_class in LIMITS_RATE:
             refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
@@ -347,7 +347,7 @@ class Attempts:
         )
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide
-        elif isinstance(last, FirstAnswer) and says_retry(last.headers) is False:
+        elif isinstance(last, FirstAnswer) and should_retry_of(last.headers) is False:
             error.should_retry = False
         elif error_class in PASSING and step.reason not in DENIALS:
             back_in_s = self._admission.back_in_s(call)

@@ -18,7 +18,7 @@ from pydantic_core import PydanticKnownError
 
 from gateway.core.config.admission import KINDS
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Flag, PositiveDuration, Section, said, substitute
+from gateway.core.config.fields.fields import Flag, PositiveDuration, Section, problem_of, substitute
 from gateway.core.config.schema import Entry
 from gateway.core.config.source import Document, Problem, did_you_mean, parse_document, quoted, read_document, read_text
 from gateway.core.error_tables import ErrorRule, ErrorTable, Phrase, Scope
@@ -56,11 +56,11 @@ def _phrases(value: object) -> tuple[Phrase, ...]:
 def _phrase(text: object) -> Phrase:
     text = str(text) if _is_number(text) else text
     if not isinstance(text, str):
-        raise said("expected phrases, each a text; is one to be quoted?")
+        raise problem_of("expected phrases, each a text; is one to be quoted?")
     if len(text) > _PHRASE_CHARS:
-        raise said(f"a phrase has at most {_PHRASE_CHARS} characters")
+        raise problem_of(f"a phrase has at most {_PHRASE_CHARS} characters")
     if "#" in text and re.search(r"[0-9]", text):
-        raise said(
+        raise problem_of(
             f"{quoted(text)} has digits beside a #, which stands for any number: write # for them too, or for none"
         )
     return Phrase.of(text)
@@ -69,7 +69,7 @@ def _phrase(text: object) -> Phrase:
 def _phrases_with_words(value: object) -> tuple[Phrase, ...]:
     phrases = _phrases(value)
     if not all(phrase.parts for phrase in phrases):
-        raise said("a phrase without words would be found in every error")
+        raise problem_of("a phrase without words would be found in every error")
     return phrases
 
 
@@ -83,7 +83,7 @@ def _status_range(item: object) -> Iterable[int]:
     if hundred is not None:
         return range(100 * int(hundred[1]), 100 * int(hundred[1]) + 100)
     if _STATUS.fullmatch(text) is None:
-        raise said(f"{quoted(item)} is no HTTP status: write for example 429 or 5xx")
+        raise problem_of(f"{quoted(item)} is no HTTP status: write for example 429 or 5xx")
     return (int(text),)
 
 
@@ -91,7 +91,7 @@ def _time_of_day(value: object) -> float:
     """Returns seconds after midnight; YAML reads some unquoted times as numbers."""
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise said(f'{quoted(value)} is no time of day: write for example "08:00", in quotes; it is in UTC')
+        raise problem_of(f'{quoted(value)} is no time of day: write for example "08:00", in quotes; it is in UTC')
     return int(match[1]) * 3600.0 + int(match[2]) * 60.0
 
 
@@ -104,7 +104,7 @@ def _error_class(value: object) -> ErrorClass:
 
 def _headers(value: object) -> tuple[tuple[bytes, tuple[Phrase, ...]], ...]:
     if not isinstance(value, dict):
-        raise said("expected a mapping of header names to phrases, such as {policy-id: token}")
+        raise problem_of("expected a mapping of header names to phrases, such as {policy-id: token}")
     return tuple((name.lower().encode(errors="replace"), _phrases(phrases)) for name, phrases in value.items())
 
 

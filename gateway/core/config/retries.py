@@ -27,7 +27,7 @@ from gateway.core.config.fields.fields import (
     Tokens,
     Usd,
     Whole,
-    said,
+    problem_of,
 )
 from gateway.core.config.schema import Entry
 from gateway.core.config.source import Document, Path, did_you_mean
@@ -67,7 +67,7 @@ class BreakersSet(Entry):
     def _is_in_order(self) -> Self:
         for low, high in (("slow_at_least", "slow_at_most"), ("open_for", "max_open_for")):
             if getattr(self, low) > getattr(self, high):
-                raise said(f"{high} must not be less than {low}")
+                raise problem_of(f"{high} must not be less than {low}")
         return self
 
 
@@ -150,7 +150,7 @@ class RetriesSet(Entry):
     @model_validator(mode="after")
     def _hedge_is_an_attempt(self) -> Self:
         if self.hedge is not None and self.attempts == 1:
-            raise said("hedge is a second attempt: it needs attempts: 2 or more")
+            raise problem_of("hedge is a second attempt: it needs attempts: 2 or more")
         return self
 
 
@@ -165,7 +165,7 @@ class BackoffEntry(Entry):
     @model_validator(mode="after")
     def _grows(self) -> Self:
         if self.base > self.max:
-            raise said("max must not be less than base")
+            raise problem_of("max must not be less than base")
         return self
 
 
@@ -181,9 +181,11 @@ class BudgetEntry(Entry):
     @model_validator(mode="after")
     def _allows_something(self) -> Self:
         if not self.percent_of_active and not self.min_concurrent:
-            raise said("percent_of_active and min_concurrent of 0 leave no retry at all: write attempts: 1 for that")
+            raise problem_of(
+                "percent_of_active and min_concurrent of 0 leave no retry at all: write attempts: 1 for that"
+            )
         if self.tokens < max(self.retry_tokens, self.timeout_tokens):
-            raise said("tokens must be enough for one retry: not less than retry_tokens and timeout_tokens")
+            raise problem_of("tokens must be enough for one retry: not less than retry_tokens and timeout_tokens")
         return self
 
 
@@ -204,9 +206,9 @@ class CostEntry(Entry):
     @model_validator(mode="after")
     def _check_scope(self) -> Self:
         if self.above_usd is None and self.below_usd is None:
-            raise said("needs above_usd or below_usd; attempts for every call stand beside by_cost")
+            raise problem_of("needs above_usd or below_usd; attempts for every call stand beside by_cost")
         if self.above_usd is not None and self.below_usd is not None and self.above_usd >= self.below_usd:
-            raise said("above_usd must be less than below_usd")
+            raise problem_of("above_usd must be less than below_usd")
         return self
 
 

@@ -34,7 +34,7 @@ from gateway.core.config.fields.fields import (
     Size,
     Text,
     Usd,
-    said,
+    problem_of,
 )
 from gateway.core.limits.table.rules import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
@@ -231,9 +231,11 @@ class TierPrices(UnitPrices):
         for index, one in enumerate(self.above):
             alone = sorted(one.model_fields_set - self.model_fields_set - {"input_tokens"})
             if alone:
-                raise said(f"above[{index}] has {alone[0]}, which has no price for less input: state that beside above")
+                raise problem_of(
+                    f"above[{index}] has {alone[0]}, which has no price for less input: state that beside above"
+                )
             if (first := first_at.setdefault(one.input_tokens, index)) < index:
-                raise said(
+                raise problem_of(
                     f"above[{index}] has the input_tokens of above[{first}]: one entry says all prices from there on"
                 )
         return self
@@ -248,13 +250,13 @@ class PriceEntry(TierPrices):
     def _names_other_tiers(self) -> Self:
         for tier in self.service_tiers:
             if tier != tier.lower():
-                raise said(f"service_tiers.{tier} must be in lower case: answers are compared so")
+                raise problem_of(f"service_tiers.{tier} must be in lower case: answers are compared so")
             if tier == "auto":
-                raise said(
+                raise problem_of(
                     "service_tiers.auto is no tier: an answer names the one that has served it, such as priority"
                 )
             if tier in USUAL_TIERS:
-                raise said(f"service_tiers.{tier} is the usual tier: state its prices beside service_tiers")
+                raise problem_of(f"service_tiers.{tier} is the usual tier: state its prices beside service_tiers")
         return self
 
 

@@ -55,7 +55,7 @@ from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
-from gateway.dialects.spoken import Spoken, languages_of
+from gateway.dialects.spoken import TargetLanguages, languages_of
 from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions
@@ -553,7 +553,7 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
     upstream = parts.upstreams[provider.name, None]
     speaks = languages_of(provider.dialect, kind, provider.speaks)
-    language = Spoken(kind, speaks, provider.dialect, policies.models.of)
+    language = TargetLanguages(kind, speaks, provider.dialect, policies.models.of)
     # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
     conversions = None if language.speaks is None else parts.convert(upstream, language, f"{provider.base_url} None")
     return Target(

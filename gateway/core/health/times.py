@@ -145,7 +145,7 @@ class Latency:
         self._histogram = DecayingHistogram(SHORTEST_S, _OCTAVES, _HALF_LIFE)
 
     @property
-    def heard_at(self) -> float:
+    def last_seen_at(self) -> float:
         """Returns when something was measured last, in monotonic seconds."""
         return self._at
 

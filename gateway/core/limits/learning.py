@@ -350,14 +350,14 @@ class UnwrittenBurst:
         self.is_news = True
         return self._flights <= _FLIGHTS
 
-    def told(self, left: float, most: float) -> float:
+    def observe(self, left: float, most: float) -> float:
         """Headers say that so many are left, of `most` that there can ever be; returns by how much that raises it."""
         self.is_told = True
         before = self.burst
         self.burst = max(before, min(left, most))
         return self.burst - before
 
-    def heard(self, burst: float, now: float) -> None:
+    def adopt(self, burst: float, now: float) -> None:
         """Another replica has found it to be so many."""
         self.burst = max(self._least, min(burst, max(self.most, self.burst)))
         self._rest(now)

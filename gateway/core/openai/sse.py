@@ -412,7 +412,7 @@ def first_word(event: bytes) -> FirstEventKind:
         return FirstEventKind.NONSENSE
     if parsed.get("type") == "message_stop":  # Anthropic's messages tell why they ended in an event before it
         return FirstEventKind.DONE
-    return FirstEventKind.NOTHING if says_nothing(parsed) else FirstEventKind.SOMETHING
+    return FirstEventKind.NOTHING if is_without_content(parsed) else FirstEventKind.SOMETHING
 
 
 def first_error(event: bytes) -> dict[str, Any] | None:
@@ -452,7 +452,7 @@ def choices_of(parsed: dict[str, Any]) -> list[dict[str, Any]]:
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
-def says_nothing(parsed: dict[str, Any]) -> bool:
+def is_without_content(parsed: dict[str, Any]) -> bool:
     """Returns whether this chunk or event has no output and no end: a role, filter results, a ping, an empty item or text."""
     kind = parsed.get("type")
     if isinstance(kind, str):

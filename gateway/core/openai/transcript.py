@@ -19,8 +19,8 @@ from gateway.core.openai.sse import (
     ended_candidates,
     failed_finish_message,
     failed_reason,
+    is_without_content,
     plain_events_of,
-    says_nothing,
 )
 from gateway.core.openai.usage import (
     AUDIO_CHARACTERS,
@@ -30,9 +30,9 @@ from gateway.core.openai.usage import (
     add_beside,
     find_usage,
     joined,
+    merge_usage,
     output_tokens_in,
     read_usage,
-    told_later,
 )
 from gateway.core.types import ErrorClass, RawHeaders, Usage
 
@@ -328,7 +328,7 @@ class Transcript:
 
     def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:
         """Passes on an event with an object that is no error."""
-        if not says_nothing(parsed):
+        if not is_without_content(parsed):
             self.events += 1
         for choice in choices_of(parsed):
             if choice.get("finish_reason"):
@@ -365,7 +365,7 @@ class Transcript:
         if usage is not None and found is not None:
             self._reported_at = self.plain
             if self._form == "messages":
-                self._reported = told_later(self._reported, found, is_estimated=parsed.get("estimated") is True)
+                self._reported = merge_usage(self._reported, found, is_estimated=parsed.get("estimated") is True)
                 self.usage = read_usage(self._reported)
             else:
                 self.usage = usage if self.usage is None else joined(self.usage, usage, max)  # counts only grow

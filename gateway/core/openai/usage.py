@@ -607,7 +607,7 @@ def joined(one: Usage, more: Usage, join: Callable[[Any, Any], Any]) -> Usage:
     )
 
 
-def told_later(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bool) -> dict[str, Any]:
+def merge_usage(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bool) -> dict[str, Any]:
     """Returns the usage of a message, whose input is told at the start and output at the end: of each number the last holds.
 
     The end may tell the input, too, which an estimate at the start must not outlive; none at all is no news.

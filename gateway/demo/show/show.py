@@ -221,7 +221,7 @@ class Display:
         self._marks = "█▓░" if "utf" in (stream.encoding or "").lower() else "#x."
         self._line: Line | None = None
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Prints whole lines."""
         self._stream.write(text + "\n")
         self._stream.flush()
@@ -259,7 +259,7 @@ class Display:
         self.draw()
         self._line = None
         if self._is_live:
-            self.say("")
+            self.print_line("")
 
 
 def run_line(run: Run, now: float, columns: int, marks: str, has_colour: bool) -> str:
@@ -414,8 +414,8 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
     check_folder(chart)
     client, connect = choose_client()
     limit = f"{storm.rpm:,} requests/min ({storm.rate_per_s:g} a second), {storm.burst:,} of them at once"
-    display.say(f"{storm.calls:,} calls in one moment. The provider's limit: {limit}.")
-    display.say(f"The app's client: {client}. The provider: an emulator.\n")
+    display.print_line(f"{storm.calls:,} calls in one moment. The provider's limit: {limit}.")
+    display.print_line(f"The app's client: {client}. The provider: an emulator.\n")
     runs = perform(run_storm(storm, connect, display.watch), display)
     save_chart(chart, storm_chart(runs), display)
     if as_json:
@@ -428,9 +428,9 @@ def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool 
     check_folder(chart)
     client, connect = choose_client()
     trouble = ", ".join(act.label for act in outage.acts)
-    display.say(f"{outage.rate_per_s:g} calls a second for {outage.seconds:g} s, every other one streamed.")
-    display.say(f"The provider's troubles: {trouble}. The gateway knows a second provider.")
-    display.say(f"The app's client: {client}. The providers: emulators.\n")
+    display.print_line(f"{outage.rate_per_s:g} calls a second for {outage.seconds:g} s, every other one streamed.")
+    display.print_line(f"The provider's troubles: {trouble}. The gateway knows a second provider.")
+    display.print_line(f"The app's client: {client}. The providers: emulators.\n")
 
     def begin(trials: list[Trial]) -> None:
         display.follow(partial(trial_line, outage, trials))
@@ -452,7 +452,7 @@ def check_folder(chart: Path) -> None:
 def save_chart(chart: Path, picture: str, display: Display) -> None:
     """Writes the chart, and says where it is."""
     chart.write_text(picture, encoding="utf-8")
-    display.say(f"\nchart: {chart}\n")
+    display.print_line(f"\nchart: {chart}\n")
 
 
 def perform(scenario: Coroutine[Any, Any, Result], display: Display) -> Result:

@@ -16,12 +16,12 @@ def show_batch(demo: BatchDemo, display: Display, chart: Path) -> BatchRun:
     Raises as `show` does, and AskFailedError or ProcessFailedError where the batch came to no end.
     """
     check_folder(chart)
-    display.say(
+    display.print_line(
         f"A batch of {demo.lines:,} lines. The limit: {demo.rpm:,} requests/min, {demo.burst:,} of them at once."
     )
-    display.say(f"{FAULTS}.")
-    display.say(f"The gateway is killed with -9 {times(demo.kills)} on the way, and started again.")
-    display.say("Provider (an emulator) and gateway are processes of their own.\n")
+    display.print_line(f"{FAULTS}.")
+    display.print_line(f"The gateway is killed with -9 {times(demo.kills)} on the way, and started again.")
+    display.print_line("Provider (an emulator) and gateway are processes of their own.\n")
 
     def begin(run: BatchRun) -> None:
         display.follow(partial(batch_line, demo, run))

@@ -256,13 +256,13 @@ async def _through_gateway(stack: AsyncExitStack, outage: Outage, trial: Trial, 
     url = await stack.enter_async_context(gateway_between(primary.base_url, fallback.base_url))
 
     def heard(_status: int, headers: Mapping[str, str]) -> None:
-        trial.tried(*tries_told(headers))
+        trial.tried(*count_tries(headers))
 
     client = connect(url, heard, habits=_habits(outage, lambda: None))
     return World(trial, await stack.enter_async_context(client), primary, fallback)
 
 
-def tries_told(headers: Mapping[str, str]) -> tuple[int, int]:
+def count_tries(headers: Mapping[str, str]) -> tuple[int, int]:
     """Returns the gateway's tries for an answer, from its headers, and how many of them found the primary dead."""
     trail = headers.get(ATTEMPTS, "")
     return sum([":skipped(" not in one for one in trail.split()]), len(_REFUSED.findall(trail))
@@ -326,7 +326,7 @@ async def measure(run: Run, storm: Storm, connect: Connect, now: Now) -> None:
         base_url = server.base_url
         if run.name == THROUGH:
             base_url = await stack.enter_async_context(gateway_before(base_url, rpm=storm.rpm, burst=storm.burst))
-        ask = await stack.enter_async_context(connect(base_url, run.heard))
+        ask = await stack.enter_async_context(connect(base_url, run.record))
         run.begin(level=storm.burst, now=now())
         counting = asyncio.create_task(_keep_counting(run, server.emulator.stats, now))
         try:

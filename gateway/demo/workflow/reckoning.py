@@ -72,7 +72,7 @@ class ProcessKill(NamedTuple):
     """The steps that were on the disk; of a gateway."""
 
 
-class RunsTold(NamedTuple):
+class RunsReported(NamedTuple):
     """What `GET /v1/runs` says."""
 
     succeeded: int
@@ -95,7 +95,7 @@ class WorkflowArm:
     journal: Sequence[JournalEntry] = ()
     ledger: Sequence[StepCall] = ()
     """What the provider recorded, in its order."""
-    told: RunsTold | None = None
+    told: RunsReported | None = None
     """None: there was no gateway to tell it."""
 
     @property
@@ -239,7 +239,7 @@ class WorkflowArm:
 
 def broken_promises(straight: WorkflowArm, through: WorkflowArm) -> list[str]:
     """Returns what was promised and is not so, in sentences; empty: all promises were kept."""
-    reported, steps = through.told or RunsTold(0, 0.0), through.runs * through.steps
+    reported, steps = through.told or RunsReported(0, 0.0), through.runs * through.steps
     facts = (
         (straight.finished < straight.runs, f"{straight.finished} runs straight to the provider were finished"),
         (through.finished < through.runs, f"{through.finished} runs through the gateway were finished"),

@@ -39,7 +39,7 @@ from gateway.demo.workflow.reckoning import (
     INPUT_USD,
     OUTPUT_USD,
     ProcessKill,
-    RunsTold,
+    RunsReported,
     Step,
     StepCall,
     WorkflowArm,
@@ -205,14 +205,14 @@ def _write_config(folder: Path, url: str) -> None:
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
 
 
-async def _fetch_runs(gateway: Caller) -> RunsTold:
+async def _fetch_runs(gateway: Caller) -> RunsReported:
     """Returns what the gateway says of the runs, page by page."""
     page = await gateway.get(f"/runs?limit={_PAGE}")
     runs: list[dict[str, Any]] = page["data"]
     while page["has_more"]:
         page = await gateway.get(f"/runs?limit={_PAGE}&after={runs[-1]['id']}")
         runs += page["data"]
-    return RunsTold(sum(run["outcome"] == "succeeded" for run in runs), sum(run["cost_usd"] for run in runs))
+    return RunsReported(sum(run["outcome"] == "succeeded" for run in runs), sum(run["cost_usd"] for run in runs))
 
 
 async def _keep_counting(arm: WorkflowArm, folder: Path) -> None:
@@ -234,11 +234,11 @@ def show_workflow(demo: WorkflowDemo, display: Display, chart: Path) -> list[Wor
     Raises as `show` does, and AskFailedError or ProcessFailedError where one came to no end.
     """
     check_folder(chart)
-    display.say(f"{demo.runs:,} runs of {demo.steps} steps, each step quoting the answer of the one before.")
-    display.say(f"{FAULTS}.")
-    display.say("The program repeats no call: a run whose step failed it begins again from the first step.")
-    display.say(f"It is killed with -9 {times(demo.kills)} on the way, and started again; so is the gateway.")
-    display.say("Provider (an emulator), gateway and program are processes of their own.\n")
+    display.print_line(f"{demo.runs:,} runs of {demo.steps} steps, each step quoting the answer of the one before.")
+    display.print_line(f"{FAULTS}.")
+    display.print_line("The program repeats no call: a run whose step failed it begins again from the first step.")
+    display.print_line(f"It is killed with -9 {times(demo.kills)} on the way, and started again; so is the gateway.")
+    display.print_line("Provider (an emulator), gateway and program are processes of their own.\n")
 
     def begin(arm: WorkflowArm) -> None:
         display.follow(partial(workflow_line, demo, arm))

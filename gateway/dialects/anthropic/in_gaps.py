@@ -25,7 +25,7 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
-from gateway.dialects.openai.fitting import NOT_SAMPLED, says_more
+from gateway.dialects.openai.fitting import NOT_SAMPLED, is_not_default
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search
 
 _HINT: Final = "the target has no such option"
@@ -139,7 +139,7 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     elif type(most) is int and most > 0 and in_request.bound(body, facts) < most:
         found.append(Gap("max_tokens", How.APPROXIMATED, f"the model answers with {model.max_output} at most"))
     for name in in_request.unsampled(body, facts):
-        if (value := body.get(name)) is not None and says_more(value):
+        if (value := body.get(name)) is not None and is_not_default(value):
             found.append(Gap(name, How.DROPPED, NOT_SAMPLED))
     if body.get("top_k") is not None and not facts.takes_details:
         found.append(Gap("top_k", How.DROPPED, _HINT))
@@ -154,7 +154,7 @@ def _gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
         found.append(Gap("service_tier", How.DROPPED, _HINT))
     elif tier is not None and tier not in ("auto", "standard_only"):
         found.append(Gap("service_tier", How.DROPPED, "no such tier is known"))
-    schema = in_request.schema_asked(body)
+    schema = in_request.requested_schema(body)
     if schema is not None and not in_request.is_strict(schema, facts):
         found.append(Gap("output_config.format", How.APPROXIMATED, "the target holds to no optional properties"))
     if schema is None and (body.get("output_format") or object_of(body.get("output_config")).get("format")):

@@ -672,7 +672,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         made["stop"] = stops
     if (effort := effort_for(body, facts)) is not None:
         made["reasoning_effort"] = effort
-    if (schema := schema_asked(body)) is not None:
+    if (schema := requested_schema(body)) is not None:
         strict = is_strict(schema, facts)
         made["response_format"] = {
             "type": "json_schema",
@@ -707,7 +707,7 @@ def bound(body: Json, facts: ServerFacts) -> int:
     return min(most, facts.model.max_output)
 
 
-def effort_asked(body: Json) -> str | None:
+def requested_effort(body: Json) -> str | None:
     """Returns how much the model is to think, in the words of chat completions; None: nothing is said of it."""
     thinking = object_of(body.get("thinking"))
     kind, effort = thinking.get("type"), object_of(body.get("output_config")).get("effort")
@@ -723,11 +723,11 @@ def effort_asked(body: Json) -> str | None:
 
 def effort_for(body: Json, facts: ServerFacts) -> str | None:
     """Returns the effort that the target is told: what was asked for, or what comes nearest and is no more."""
-    effort = effort_asked(body)
+    effort = requested_effort(body)
     return effort if facts.takes_details else fitting.effort_for(effort, facts.model)
 
 
-def schema_asked(body: Json) -> Json | None:
+def requested_schema(body: Json) -> Json | None:
     """Returns the JSON Schema of the answer; a beta had it at the top."""
     form = object_of(body.get("output_config")).get("format") or body.get("output_format")
     schema = object_of(form).get("schema")

@@ -159,10 +159,10 @@ class ChatAsMessages(ConvertingReader):
         if thought or details:
             self._blocks.think(made, thought, details)
         if text:
-            self._blocks.say(made, text)
+            self._blocks.add_text(made, text)
         if refusal := text_of(delta.get("refusal")):
             self._is_refused = True
-            self._blocks.say(made, refusal)
+            self._blocks.add_text(made, refusal)
         for piece in responses_answer.pieces_in(delta):
             self._piece(made, piece)
 

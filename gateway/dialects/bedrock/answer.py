@@ -442,7 +442,7 @@ class ConverseAsChat:
                 return b""
             self._length += len(text)
             if self._turn is not None:
-                self._turn.say(place, text)
+                self._turn.append(place, text)
             return b'%b"content":%b%b' % (self._before, orjson.dumps(text), _AFTER)
         if type(inner := delta.get("toolUse")) is dict:
             tool, text = self._tools.get(place), inner.get("input")

@@ -23,7 +23,7 @@ from gateway.dialects.gemini import in_request
 from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, held_by, inner, listed
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
-from gateway.dialects.openai.fitting import NOT_SAMPLED, effort_for, how_fitted, is_sampled, says_more
+from gateway.dialects.openai.fitting import NOT_SAMPLED, effort_for, how_fitted, is_not_default, is_sampled
 from gateway.dialects.schema_tools.media import type_of_name
 from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 
@@ -134,7 +134,7 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
         found += (
             Gap(f"generationConfig.{name}", How.DROPPED, NOT_SAMPLED)
             for name in ("temperature", "topP")
-            if (value := config.get(name)) is not None and says_more(value)
+            if (value := config.get(name)) is not None and is_not_default(value)
         )
     if not facts.takes_details and (lost := how_fitted(effort, facts.model)) is not None:
         name = "thinkingLevel" if level else "thinkingBudget"
@@ -150,7 +150,7 @@ def _add_config(found: list[Gap], config: Json, facts: ServerFacts) -> None:
     kind = text_of(config.get("responseMimeType"))
     if kind not in _MIME_TYPES:
         found.append(Gap("generationConfig.responseMimeType", How.REFUSED, "the target has no such format"))
-    schema = in_request.schema_asked(config)
+    schema = in_request.requested_schema(config)
     if schema is not None and in_request.checked_form(schema, facts) is None:
         name = "responseSchema" if config.get("responseSchema") is not None else "responseJsonSchema"
         why = "answers are held to an object without optional properties alone"

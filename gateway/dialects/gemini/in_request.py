@@ -15,7 +15,7 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_for, strings, text_of
 from gateway.dialects.gemini.in_answer import camel, held_by, inner, listed, without_marks
-from gateway.dialects.gemini.out_answer import told_of_call, told_signature
+from gateway.dialects.gemini.out_answer import detail_of_signature, extra_of_call
 from gateway.dialects.gemini.out_request import BUDGETS
 from gateway.dialects.openai.fitting import fitted
 from gateway.dialects.schema_tools.media import type_of_name
@@ -172,7 +172,7 @@ class ContentsOfCaller:
         made: Json = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
         if signature and self._facts.takes("extra_content"):
             held = held_by(signature)
-            extra = told_of_call(signature, _GEMINI) if held is None else object_of(held.get("extra_content"))
+            extra = extra_of_call(signature, _GEMINI) if held is None else object_of(held.get("extra_content"))
             made |= {"extra_content": extra} if extra else {}
         return made
 
@@ -247,7 +247,7 @@ class _ModelsTurn:
         words, self._thought = self._thought, ""
         held = held_by(signature)
         if held is None:
-            self._details.append(told_signature(signature, _GEMINI, len(self._details)))
+            self._details.append(detail_of_signature(signature, _GEMINI, len(self._details)))
             self._unsigned += [words] if words else []
         elif detail := object_of(held.get("detail")):
             part = {"text": words} if words and detail.get("type") == "reasoning.text" else {}
@@ -403,7 +403,7 @@ def effort_of(config: Json) -> str | None:
     return next((name for name, most in BUDGETS.items() if budget <= most), "high")
 
 
-def schema_asked(config: Json) -> Any:
+def requested_schema(config: Json) -> Any:
     """Returns the JSON Schema of the answer; None: there is none."""
     for name in ("responseJsonSchema", "_responseJsonSchema"):
         if config.get(name) is not None:
@@ -438,7 +438,7 @@ def _messages(given: Json, facts: ServerFacts) -> list[Json]:
 
 def _form(config: Json, facts: ServerFacts) -> Json:
     made: Json = {"modalities": modalities} if (modalities := modalities_of(config)) else {}
-    schema = schema_asked(config)
+    schema = requested_schema(config)
     if not isinstance(schema, dict):
         is_json = text_of(config.get("responseMimeType")) == _JSON
         return made | ({"response_format": {"type": "json_object"}} if is_json else {})

@@ -66,7 +66,7 @@ class KeptTurn:
         self._details: list[Json] = []
         self._size = 0
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Takes words."""
         self._size += len(text)
         if self._size <= MOST_TURN_BYTES:
@@ -75,7 +75,7 @@ class KeptTurn:
     def take(self, delta: Json) -> None:
         """Takes what a part adds to the message; thoughts in words are not wanted back."""
         if "content" in delta:
-            self.say(delta["content"])
+            self.add_text(delta["content"])
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             self._calls.append((call["id"], function["name"], orjson.loads(function["arguments"])))
@@ -117,7 +117,7 @@ class Words:
         self._more = [0]
         """How many more bytes than characters there are before each of these."""
 
-    def say(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Takes more words."""
         if text.isascii():
             self._bytes += len(text)
@@ -192,7 +192,7 @@ def format_of(issuer: str) -> str:
     return FORMATS.get(issuer, FORMATS[_GEMINI])
 
 
-def told_thought(text: str, issuer: str, index: int, *, is_first: bool) -> Json:
+def detail_of_thought(text: str, issuer: str, index: int, *, is_first: bool) -> Json:
     """Returns a thought in words as a detail; of the pieces of one only the first tells the format.
 
     Clients put the strings of pieces together.
@@ -201,12 +201,12 @@ def told_thought(text: str, issuer: str, index: int, *, is_first: bool) -> Json:
     return made | ({"format": format_of(issuer)} if is_first else {})
 
 
-def told_signature(signature: str, issuer: str, index: int) -> Json:
+def detail_of_signature(signature: str, issuer: str, index: int) -> Json:
     """Returns the signature of words, or of a picture, as a detail."""
     return {"type": _ENCRYPTED, "data": signature, "format": format_of(issuer), "index": index}
 
 
-def told_of_call(signature: str, issuer: str) -> Json:
+def extra_of_call(signature: str, issuer: str) -> Json:
     """Returns what a call has as its `extra_content`."""
     google = {"thought_signature": signature}
     return {"google": google if issuer != "vertex" else google | {"issuer": issuer}}
@@ -308,7 +308,7 @@ class Candidate:
         self.message = ""
         """What the provider says of that."""
 
-    def hear_end(self, candidate: Json) -> None:
+    def read_end(self, candidate: Json) -> None:
         """Takes note of why a candidate ended. Raises MalformedAnswer where that means that it has failed."""
         reason = text_of(candidate.get("finishReason"))
         if reason in _INTERNAL_FIELDS:
@@ -359,12 +359,12 @@ class Candidate:
                 made |= {"reasoning_content": text, "reasoning_details": [self._thought(text)]}
             else:
                 self.is_thinking = False
-                self.words.say(text)
+                self.words.add(text)
                 made["content"] = text
         elif isinstance(data := part.get("inlineData"), dict) and part.get("thought") is not True:
             made |= self._picture(data)
         if signature:
-            detail = told_signature(signature, self._issuer, self._next_detail())
+            detail = detail_of_signature(signature, self._issuer, self._next_detail())
             made.setdefault("reasoning_details", []).append(detail)
         return made
 
@@ -372,7 +372,7 @@ class Candidate:
         is_first = not self.is_thinking
         index = self._next_detail() if is_first else self.thought
         self.is_thinking = True
-        return told_thought(text, self._issuer, index, is_first=is_first)
+        return detail_of_thought(text, self._issuer, index, is_first=is_first)
 
     def _next_detail(self) -> int:
         self._details += 1
@@ -394,7 +394,7 @@ class Candidate:
             "function": {"name": self._sent.names.get(name, name), "arguments": _arguments(given)},
         }
         if signature:
-            made["extra_content"] = told_of_call(signature, self._issuer)
+            made["extra_content"] = extra_of_call(signature, self._issuer)
         return made
 
     def _picture(self, data: Json) -> Json:
@@ -434,7 +434,7 @@ def _choice(sent: ConvertedRequest, place: int, source: Json) -> Json:
     message |= _merged(map(candidate.delta, objects(object_of(source.get("content")).get("parts"))))
     if "groundingMetadata" in source and (cited := candidate.words.cited(source["groundingMetadata"])):
         message["annotations"] = cited
-    candidate.hear_end(source)
+    candidate.read_end(source)
     if not candidate.end and len(message) == 3 and not message["content"]:
         raise MalformedAnswer("the answer is empty, and has no end")
     candidate.remember()
@@ -607,9 +607,9 @@ class GenerateAsChat(ConvertingReader):
                 candidate = self._candidates[index]
                 if len(part) == 1:
                     candidate.is_thinking = False
-                    candidate.words.say(text)
+                    candidate.words.add(text)
                     if candidate.kept is not None:
-                        candidate.kept.say(text)
+                        candidate.kept.add_text(text)
                     return b'%b"content":%b%b' % (before, orjson.dumps(text), _AFTER)
                 if candidate.is_thinking and part.keys() == _THOUGHT and part["thought"] is True:
                     return _THINKS % (before, words := orjson.dumps(text), words, candidate.thought, _AFTER)
@@ -633,7 +633,7 @@ class GenerateAsChat(ConvertingReader):
                 choice = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": None}
                 made += self._chunk({"choices": [choice]})
             if "finishReason" in event:
-                candidate.hear_end(event)
+                candidate.read_end(event)
         except MalformedAnswer as error:
             made += self._fail({"message": str(error), "code": _MALFORMED})
         return bytes(made)

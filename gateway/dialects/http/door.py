@@ -93,7 +93,7 @@ _STREAM: Final = "streamGenerateContent"
 _VERBS: Final = {"generateContent": GENERATE, _STREAM: GENERATE, "countTokens": COUNT}
 
 
-def asked_at(path: str, body: bytes) -> tuple[Endpoint, bytes] | None:
+def endpoint_at(path: str, body: bytes) -> tuple[Endpoint, bytes] | None:
     """Returns what is asked at one of these paths, and the body with what the path says; None: it is none of them."""
     version = next((one for one in VERSIONS if path.startswith(f"{one}/models/")), None)
     model, _, verb = path.partition("?")[0].removeprefix(f"{version}/models/").rpartition(":")

@@ -64,10 +64,10 @@ def fitted(chat: Json, facts: ServerFacts) -> tuple[Json, list[Gap]]:
     if not is_sampled(effort, facts):
         unsaid = [name for name in SAMPLING if chat.get(name) is not None]
         made = {name: value for name, value in made.items() if name not in unsaid} if unsaid else made
-        lost += [Gap(name, How.DROPPED, NOT_SAMPLED) for name in unsaid if says_more(chat[name])]
+        lost += [Gap(name, How.DROPPED, NOT_SAMPLED) for name in unsaid if is_not_default(chat[name])]
     return made, lost
 
 
-def says_more(value: object) -> bool:
+def is_not_default(value: object) -> bool:
     """Returns whether a way to draw says anything: 1 is what holds without it."""
     return value != 1 or value is True

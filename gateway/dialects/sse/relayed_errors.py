@@ -111,7 +111,7 @@ def _words(error: Json, status: int) -> str:
     return text_of(error.get("message")) or f"The provider answered with status {status}."
 
 
-def says_path_is_unknown(body: bytes, status: int) -> bool:
+def is_unknown_path(body: bytes, status: int) -> bool:
     """Returns whether a 400, 404 or 405 means the path, and not a model or anything else that was asked for.
 
     OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
@@ -138,7 +138,7 @@ def unknown_path(provider: str, status: int, body: bytes) -> bytes | None:
     The path is the operator's to mend. What speaks of a model is not: OpenAI says so of models that have another endpoint.
     """
     words = _words(error_object(body) or {}, status)[:_MOST_QUOTED]
-    if not says_path_is_unknown(body, status) or any(word in words.lower() for word in _MODEL_WORDS):
+    if not is_unknown_path(body, status) or any(word in words.lower() for word in _MODEL_WORDS):
         return None
     message = f"{_NO_PATH.format(provider)} It answered with status {status}: {words}"
     return openai_error(status, {"message": message}, "not_found")

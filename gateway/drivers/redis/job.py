@@ -51,7 +51,7 @@ class StoreRefused(StoreGone):
     """The store rejected this one command; others work."""
 
 
-class StoreUnheard(StoreGone):
+class NoReply(StoreGone):
     """The command was sent, and its answer did not come: it may have been carried out, or be so yet."""
 
 

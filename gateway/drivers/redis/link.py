@@ -18,12 +18,12 @@ from redis.asyncio import Connection, Redis
 
 from gateway.drivers.redis.connect import Node, address_of, always, client_of, connect, master_of
 from gateway.drivers.redis.job import (
+    NoReply,
     Part,
     Script,
     StoreCommand,
     StoreGone,
     StoreRefused,
-    StoreUnheard,
     load_script,
     script_of,
 )
@@ -31,7 +31,7 @@ from gateway.drivers.redis_cluster import Cluster, ServerOptions, StoreServer
 from gateway.drivers.redis_health import Subscriber
 from gateway.fleet.lease.lease import SharedState
 
-__all__ = ["Link", "Script", "StoreGone", "StoreRefused", "StoreUnheard", "load_script", "script_of"]
+__all__ = ["Link", "NoReply", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
 
 T = TypeVar("T")
 log = logging.getLogger("gateway.store")

@@ -15,7 +15,7 @@ from redis.asyncio import Connection
 from redis.exceptions import ResponseError
 
 from gateway.drivers.redis.connect import Node
-from gateway.drivers.redis.job import StoreCommand, StoreGone, StoreUnheard
+from gateway.drivers.redis.job import NoReply, StoreCommand, StoreGone
 
 Dial = Callable[[Node], Awaitable[Connection]]
 
@@ -72,7 +72,7 @@ class StoreWire:
         self._in_flight.clear()
         self._pending.clear()
         for job in sent:
-            job.fail(StoreUnheard(reason))
+            job.fail(NoReply(reason))
         for job in unsent:
             job.fail(StoreGone(reason))
         return task

@@ -55,6 +55,6 @@ class SlowModels:
     def _p95_s(self, call: Call, at: int, now: float) -> float:
         """Returns the percentile of one of the model's own targets; 0.0: too few, or none of late."""
         latency = self._gates.line(call.model.targets[at], call).gate.health.latency
-        if now - latency.heard_at > RECENT_S:
+        if now - latency.last_seen_at > RECENT_S:
             return 0.0
         return latency.quantile(0.95) or 0.0

@@ -102,10 +102,10 @@ class MemoryObjects:
         """Logs the first eviction."""
         if self._is_logged and not self._has_warned:
             self._has_warned = True
-            say_that_objects_go(self._bound)
+            warn_of_evictions(self._bound)
 
 
-def say_that_objects_go(bound: int) -> None:
+def warn_of_evictions(bound: int) -> None:
     """Logs that owners are evicted, whose tenants get a 404 for their objects from now on."""
     log.warning(
         "No room to remember whose all objects at providers are (files, responses and the like; %d at most): those not used "

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.core.ports import Later
 from gateway.drivers.redis.job import FOLDER, script_of
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone
-from gateway.features.ownership.memory import MemoryObjects, say_that_objects_go
+from gateway.features.ownership.memory import MemoryObjects, warn_of_evictions
 from gateway.features.reuse.redis.lru import WallTime
 
 PARTS = 16
@@ -183,5 +183,5 @@ class RedisObjects:
         self.lost += int(reply[1])
         if reply[1] and not self._has_warned:
             self._has_warned = True
-            say_that_objects_go(self._bound)
+            warn_of_evictions(self._bound)
         return list(reply[2:])

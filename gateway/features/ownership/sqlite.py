@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later
 from gateway.drivers.sqlite import File, FileThread
-from gateway.features.ownership.memory import MemoryObjects, say_that_objects_go
+from gateway.features.ownership.memory import MemoryObjects, warn_of_evictions
 
 FRONT = 65_536
 """Objects in memory, at most."""
@@ -129,7 +129,7 @@ class SqliteObjects:
         self.lost += over + spare
         if not self._has_warned:
             self._has_warned = True
-            say_that_objects_go(self._bound)
+            warn_of_evictions(self._bound)
 
 
 def _look(db: sqlite3.Connection, objects: Sequence[bytes]) -> dict[bytes, tuple[str, float]]:

@@ -31,7 +31,7 @@ from gateway.core.config.fields.fields import (
     Version,
     WhichRequests,
     is_pattern,
-    said,
+    problem_of,
 )
 from gateway.core.config.schema import Entry
 from gateway.core.config.source import Document, Path, did_you_mean
@@ -83,9 +83,9 @@ class ExactEntry(Entry):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.max_entry > self.max_bytes:
-            raise said("max_entry must not be more than max_bytes")
+            raise problem_of("max_entry must not be more than max_bytes")
         if self.stale_if_error and self.requests == "off":
-            raise said("stale_if_error has nothing to give with requests: off: write deterministic or always")
+            raise problem_of("stale_if_error has nothing to give with requests: off: write deterministic or always")
         return self
 
 

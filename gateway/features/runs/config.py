@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Amount, Count, PositiveDuration, Section, parse_duration, said
+from gateway.core.config.fields.fields import Amount, Count, PositiveDuration, Section, parse_duration, problem_of
 from gateway.core.config.schema import Entry
 from gateway.core.config.source import Document, Path, quoted
 from gateway.features.runs.rules import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
@@ -22,7 +22,7 @@ def _slo(value: object) -> float:
     """Returns `99.5%` as 0.995."""
     found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value) if isinstance(value, str) else None
     if found is None or not 0 < float(found[1]) <= 100:
-        raise said("must be a percentage above 0, such as 99%")
+        raise problem_of("must be a percentage above 0, such as 99%")
     return float(found[1]) / 100
 
 
@@ -40,7 +40,7 @@ def _ends(value: object) -> tuple[Ends, float]:
             idle_s = 0.0
         if idle_s > 0:
             return "idle", idle_s
-    raise said("must be last_task, told, or idle and a time, such as idle 5m")
+    raise problem_of("must be last_task, told, or idle and a time, such as idle 5m")
 
 
 class WorkflowsFile(Entry):

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from gateway.drivers.redis.job import StoreGone, StoreUnheard, load_script
+from gateway.drivers.redis.job import NoReply, StoreGone, load_script
 from gateway.drivers.redis.link import Link
 from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, begun, decode_run, encode_run
 from gateway.features.runs.step import (
@@ -264,7 +264,7 @@ class SharedRunRecords:
                     return result
                 try:
                     is_done = await self._swap(raw, result.after, {**marks, self._replica: number})
-                except StoreUnheard as trouble:
+                except NoReply as trouble:
                     doubt = None if more is None else (number, more)
                     raise RunsUnavailable(f"The store of runs did not answer: {trouble}", is_kept=True) from None
                 if is_done:

@@ -240,7 +240,7 @@ def one_call(
     return RunChange(first_ms, at_ms, {task: added}, LastWrite(at_ms, workflow) if workflow else None)
 
 
-def told(
+def label_change(
     at: float,
     *,
     workflow: str = "",

@@ -87,7 +87,7 @@ def part_of(words: RunWords, workflows: Workflows, fixed: str = "") -> RunPart |
     return RunPart(workflow, words.run, words.task, labels, rules)
 
 
-def outcome_said(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
+def outcome_in(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
     """Returns the outcome that a call's header gives its run; empty: none. Raises InvalidRequest."""
     value = index.get(OUTCOME)
     if value is None:

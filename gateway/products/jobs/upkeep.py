@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from gateway.core.clock import Clock
-from gateway.features.runs.rules import RunOutcome, told
+from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches.output import batch_of_blob
 from gateway.products.jobs.calls.ports import JobMeter, TellRun, tell_nobody
 from gateway.products.jobs.dead_letters.replay.replay import CLASS
@@ -128,7 +128,7 @@ class CountedEnds:
             self._meter.replayed(ended.about[CLASS], is_ok=False)
         if ended.kind is JobKind.RUN:
             outcome = RunOutcome.CANCELLED if ended.state is JobState.CANCELLED else RunOutcome.FAILED
-            self._tell_run(ended.tenant, ended.id, told(ended_at, workflow=ended.model, outcome=str(outcome)))
+            self._tell_run(ended.tenant, ended.id, label_change(ended_at, workflow=ended.model, outcome=str(outcome)))
 
 
 # Removes blobs that nobody knows: what a process leaves behind that dies between a blob and the record of it.

@@ -25,7 +25,7 @@ from gateway.core.config.fields.fields import (
     Text,
     Usd,
     Whole,
-    said,
+    problem_of,
     substitute,
 )
 from gateway.core.config.schema import Entry
@@ -45,7 +45,7 @@ _NO_BUDGET: Final = "budget_usd"
 
 def _usd_per_run(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-        raise said("must be more than 0: with nothing to spend, no step could begin")
+        raise problem_of("must be more than 0: with nothing to spend, no step could begin")
     return value
 
 

@@ -19,7 +19,7 @@ import orjson
 
 from gateway.core.clock import Clock
 from gateway.features.output.judging import FairTurns, NotATurn
-from gateway.features.runs.rules import RunOutcome, told
+from gateway.features.runs.rules import RunOutcome, label_change
 from gateway.products.batches import output
 from gateway.products.batches.finish import INTERNAL
 from gateway.products.jobs.calls.ports import TellRun, tell_nobody
@@ -505,7 +505,7 @@ class PipelineRuns:
     def _tell_of(self, job: Job, *, is_ok: bool) -> None:
         """Says what has become of a run, for whoever counts runs."""
         outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
-        self._tell(job.tenant, job.id, told(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
+        self._tell(job.tenant, job.id, label_change(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
 
     async def _stop_children(self, ids: Sequence[str], tenant: str) -> None:
         """Has children stop whose run has ended, or is about to. Raises JobsUnavailable."""

@@ -62,7 +62,7 @@ from gateway.products.responses.rules.response_object import (
     items_of,
     keeps,
     previous_not_found,
-    read_asked,
+    read_response_options,
     sent_upstream,
     shown,
 )
@@ -370,7 +370,7 @@ class ForegroundResponses:
         keeping = keeping_of(call.policy, call.key, call.model, call.endpoint)
         if keeping is None:
             return await self._serve(call)
-        return await self.handle(call, keeping, read_asked(call.parsed or await body_of(call)))
+        return await self.handle(call, keeping, read_response_options(call.parsed or await body_of(call)))
 
     async def _kept_whole(self, call: Call, events: KeptEvents, own: list[dict[str, Any]], reply: Reply) -> Reply:
         if is_stream(reply.headers):  # it was made before, and is given again in one piece

@@ -35,7 +35,7 @@ from gateway.products.responses.socket_turns import (
     STEER,
     EventFrames,
     OverlongEvent,
-    TurnAsked,
+    TurnRequest,
     error_frame,
     lane_of,
     read_turn,
@@ -271,7 +271,7 @@ class WaitingTurn(NamedTuple):
 
     data: bytes
     outline: Outline
-    asked: TurnAsked
+    asked: TurnRequest
 
 
 class WaitingRefusal(NamedTuple):

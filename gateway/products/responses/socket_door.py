@@ -40,7 +40,7 @@ from gateway.products.realtime.service import POLICY
 from gateway.products.responses.rules.keeping import is_stateless
 from gateway.products.responses.service import is_converted
 from gateway.products.responses.socket import ConversationMemory, ResponseConnection, SocketTurn, TurnCycle, WaitingTurn
-from gateway.products.responses.socket_turns import TurnAsked, turn_body, warm_response, with_output
+from gateway.products.responses.socket_turns import TurnRequest, turn_body, warm_response, with_output
 
 PATHS = ("/v1/responses", "/responses")
 _OF_HANDSHAKE = tuple(b"upgrade connection content- transfer-encoding expect x-request-id".split())
@@ -177,7 +177,7 @@ class ResponseSocketDoor:
         if response is not None and not connection.is_over and _is_nobodys(turn, wanted, response):
             self.memory.remember(owner, str(response.get("id")), with_output(items, response))
 
-    async def _warm(self, connection: ResponseConnection, turn: SocketTurn, wanted: TurnAsked, items: bytes) -> None:
+    async def _warm(self, connection: ResponseConnection, turn: SocketTurn, wanted: TurnRequest, items: bytes) -> None:
         """Makes the input known to the turns behind it. No provider is asked."""
         intake = self._edge.intake
         call = intake.take(turn) or await intake.wait(turn)
@@ -231,7 +231,7 @@ def _account_headers(offered: Offered) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, _, value in parts]
 
 
-def _is_nobodys(turn: SocketTurn, wanted: TurnAsked, response: dict[str, Any]) -> bool:
+def _is_nobodys(turn: SocketTurn, wanted: TurnRequest, response: dict[str, Any]) -> bool:
     """Whether nobody keeps a response, so that no request could go on from it unless its connection remembers."""
     call = turn.call
     if call is None or is_ours(RESPONSE, str(response.get("id"))):

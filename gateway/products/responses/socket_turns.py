@@ -144,7 +144,7 @@ _ENVELOPE: Final = ("type", "stream_id", "generate", "background", "stream")
 _SHORT_BYTES: Final = 4096
 
 
-class TurnAsked(NamedTuple):
+class TurnRequest(NamedTuple):
     """An event of the client's, as far as it is for the gateway."""
 
     kind: str
@@ -166,7 +166,7 @@ class TurnBody(NamedTuple):
     """All items of the conversation up to here, as JSON with commas between them."""
 
 
-def read_turn(data: bytes, outline: Outline) -> TurnAsked:
+def read_turn(data: bytes, outline: Outline) -> TurnRequest:
     """Reads an event. Raises InvalidRequest, naming the field."""
     repeated = outline.repeated.intersection((*_ENVELOPE, "input", "previous_response_id", "store"))
     if repeated:
@@ -196,7 +196,7 @@ def read_turn(data: bytes, outline: Outline) -> TurnAsked:
             code="invalid_type",
         )
     generates = _flag(data, outline, "generate") is not False
-    return TurnAsked(kind, lane, previous or "", generates, _flag(data, outline, "store"))
+    return TurnRequest(kind, lane, previous or "", generates, _flag(data, outline, "store"))
 
 
 def lane_of(data: bytes, outline: Outline) -> str | None:

@@ -30,7 +30,7 @@ from gateway.workers.channel.listeners import ListenerPlace, is_one_for_all, pla
 from gateway.workers.metrics.scrape import MetricsRounds
 from gateway.workers.metrics.shared_log import make_lock
 from gateway.workers.supervisor.heartbeat import STACK_SIGNAL, Heartbeat
-from gateway.workers.worker.single import greet, say_stopping
+from gateway.workers.worker.single import announce_stop, greet
 from gateway.workers.worker.worker import WorkerSlot, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
@@ -119,7 +119,7 @@ class Supervisor:
             self._grace_ends_at = max(self._grace_ends_at, time.monotonic() + _grace_s(server))
         if not self._has_announced_stop:
             self._has_announced_stop = True
-            say_stopping(server)
+            announce_stop(server)
 
     def _hurry(self) -> None:
         self._is_hurried, self._code = True, 1

@@ -35,7 +35,7 @@ async def serve(settings: Settings, environ: Mapping[str, str], *, only_works: b
     await gateway.start()
     greet(gateway.policy, gateway.url, does="runs jobs, takes no calls, and listens on" if only_works else "listens on")
     await stopping.wait()
-    say_stopping(gateway.policy.server)
+    announce_stop(gateway.policy.server)
     with contextlib.suppress(asyncio.CancelledError):
         await gateway.drain(hurry)
     await gateway.stop()
@@ -53,7 +53,7 @@ def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens
         log.warning("%s", slow)
 
 
-def say_stopping(server: Server) -> None:
+def announce_stop(server: Server) -> None:
     """Says that the gateway stops, and how to make it faster."""
     notice = f" in {server.notice_s:g} s" if server.notice_s else ""
     log.info("stopping: no new calls%s; running ones have %g s (signal again to exit now)", notice, server.grace_s)

@@ -132,7 +132,7 @@ def test_the_rows_of_a_user_go_over_those_that_are_built_in_field_by_field(tmp_p
 def test_what_a_provider_tells_goes_over_what_is_built_in_and_under_what_the_user_says(tmp_path: Path) -> None:
     """It holds for that provider's models alone, under whatever name a call has for them, and at once."""
     told, common = ListedModels(), table(tmp_path, 'mine: {"claude-x*": {max_output: 9}}')
-    known = common.told_by(told, "a")
+    known = common.for_provider(told, "a")
     assert known.of("claude-x-1").max_input is None
 
     assert told.tell("a", {"claude-x-1": {"max_input": 50, "max_output": 70, "sampling": True}}) == 1
@@ -140,7 +140,7 @@ def test_what_a_provider_tells_goes_over_what_is_built_in_and_under_what_the_use
 
     facts = known.of("anthropic/claude-x-1@2026")
     assert (facts.max_input, facts.max_output, facts.sampling, facts.json_schema) == (50, 9, True, True)
-    assert common.of("claude-x-1").max_input is common.told_by(told, "b").of("claude-x-1").max_input is None
+    assert common.of("claude-x-1").max_input is common.for_provider(told, "b").of("claude-x-1").max_input is None
     assert {name: one.source for name, one in known.sources("claude-x-1").items() if name[:4] in ("max_", "json")} == {
         "max_output": "models.yaml, claude-x*", "max_input": "told by a", "json_schema": "built in, claude-*"
     }  # fmt: skip

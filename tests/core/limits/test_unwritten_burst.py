@@ -109,7 +109,7 @@ def test_what_another_replica_has_found_holds_here() -> None:
     """And is not tried again at once."""
     limits = limits_of()
 
-    limit_table.burst_heard(limits, 4.0, 0.0)
+    limit_table.adopt_burst(limits, 4.0, 0.0)
 
     assert level(limits) == 4
     drain(limits, 0.0)

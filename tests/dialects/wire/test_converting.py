@@ -15,7 +15,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
 from gateway.dialects import registry
 from gateway.dialects import upstream as module
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
 from tests.rows import rows
 from tests.support.flow import JSON, Broken, Script, ScriptedUpstream
@@ -59,7 +59,7 @@ def answers(*bodies: Any, status: int = 200) -> list[Script]:
 
 def around(inner: Any, clock: Any = None, *, speaks: frozenset[str] | None = None) -> Converting:
     learned: dict[str, float] | None = {} if speaks is None else None
-    return Converting(inner, Spoken("other", speaks), clock or Now(), lambda: "abc", learned=learned)
+    return Converting(inner, TargetLanguages("other", speaks), clock or Now(), lambda: "abc", learned=learned)
 
 
 def outgoing(path: str = "/responses", body: Any = None, method: str = "POST") -> Outgoing:
@@ -125,7 +125,7 @@ async def test_googles_models_are_steps_of_the_path(
 ) -> None:
     """What is done with them stands behind a colon; embeddings are asked for beside the languages."""
     inner = ScriptedUpstream(*answers(EMBEDDED if path == "/embeddings" else GENERATED))
-    spoken = Spoken(dialect, languages_of(dialect, dialect, None), dialect)
+    spoken = TargetLanguages(dialect, languages_of(dialect, dialect, None), dialect)
     upstream = Converting(inner, spoken, Now(), lambda: "abc", learned=None)
     body = {"model": model, "stream": is_stream, "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -139,7 +139,7 @@ async def test_googles_models_are_steps_of_the_path(
 async def test_a_model_leads_to_no_other_path(model: str) -> None:
     """A caller may send any name to a target that takes every model."""
     upstream = Converting(
-        ScriptedUpstream(), Spoken("gemini", frozenset(("generate",)), "gemini"), Now(), str, learned=None
+        ScriptedUpstream(), TargetLanguages("gemini", frozenset(("generate",)), "gemini"), Now(), str, learned=None
     )
     with pytest.raises(InvalidRequest, match="model"):
         await upstream.send(
@@ -308,11 +308,11 @@ async def test_a_reload_forgets_nothing_that_was_learned() -> None:
     clock = Now()
     languages = Languages(clock, lambda: "abc")
     inner = ScriptedUpstream(*answers({"detail": "Not Found"}, status=404), *answers(SAID, SAID))
-    first = languages.converting(inner, Spoken("other", None), "https://x m")
+    first = languages.converting(inner, TargetLanguages("other", None), "https://x m")
     assert first is not None
     await ask(first, outgoing())
     after, elsewhere = (
-        languages.converting(inner, Spoken("other", None), place) for place in ("https://x m", "https://y m")
+        languages.converting(inner, TargetLanguages("other", None), place) for place in ("https://x m", "https://y m")
     )
     assert after is not None
     assert elsewhere is not None
@@ -322,7 +322,7 @@ async def test_a_reload_forgets_nothing_that_was_learned() -> None:
     await ask(after, outgoing())
     assert inner.sent[-1].path == "/chat/completions"
     clock.at = LEARNED_FOR_S
-    late = languages.converting(inner, Spoken("other", None), "https://x m")
+    late = languages.converting(inner, TargetLanguages("other", None), "https://x m")
     assert late is not None
     assert set(late.converters_by_path) == {"/generate", "/messages"}
 
@@ -424,7 +424,7 @@ async def test_openai_counts_what_its_responses_would_be_sent() -> None:
     tool = {"name": "f", "input_schema": {"type": "object"}}
     asked = {"model": "m", "system": "S", "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     inner = ScriptedUpstream(*answers({"object": "response.input_tokens", "input_tokens": 7}))
-    upstream = Converting(inner, Spoken("openai", None), Now(), lambda: "abc", learned={})
+    upstream = Converting(inner, TargetLanguages("openai", None), Now(), lambda: "abc", learned={})
 
     assert await body_of(await upstream.send(outgoing("/messages/count_tokens", asked))) == {"input_tokens": 7}
 
@@ -436,21 +436,21 @@ async def test_openai_counts_what_its_responses_would_be_sent() -> None:
     for kind, speaks in (("openai", frozenset(("chat",))), ("vllm", None), ("azure", None)):
         assert (
             "/messages/count_tokens"
-            not in Converting(inner, Spoken(kind, speaks), Now(), str, learned=None).converters_by_path
+            not in Converting(inner, TargetLanguages(kind, speaks), Now(), str, learned=None).converters_by_path
         )
-        assert gaps_by_endpoint(Spoken(kind, speaks), "m")["count_tokens"]({})
-    assert not gaps_by_endpoint(Spoken("openai", None), "m")["count_tokens"]({})
+        assert gaps_by_endpoint(TargetLanguages(kind, speaks), "m")["count_tokens"]({})
+    assert not gaps_by_endpoint(TargetLanguages("openai", None), "m")["count_tokens"]({})
 
 
 def test_what_is_declared_to_speak_a_language_is_asked_in_it() -> None:
     """Calls of OpenAI's clients cost nothing more; Messages are looked into for what we put there ourselves."""
     languages = Languages(Now(), lambda: "abc")
     declared = languages_of("openai", "other", ["chat", "responses"])
-    between = languages.converting(ScriptedUpstream(), Spoken("other", declared), "x m")
+    between = languages.converting(ScriptedUpstream(), TargetLanguages("other", declared), "x m")
     assert between is not None
     assert set(between.converters_by_path) == {"/generate", "/messages"}
     everything = languages_of("openai", "other", ["chat", "responses", "messages"])
-    between = languages.converting(ScriptedUpstream(), Spoken("other", everything), "x m")
+    between = languages.converting(ScriptedUpstream(), TargetLanguages("other", everything), "x m")
     assert between is not None
     assert set(between.converters_by_path) == {"/generate", "/messages", "/messages/count_tokens"}
 

@@ -16,7 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Attempt, Clocks, Outgoing, UpstreamFailed
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import events_of
@@ -24,7 +24,7 @@ from tests.support.flow import JSON, Script, ScriptedAnswer, ScriptedUpstream
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
 ARN = "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-haiku-4-5-20251001-v1:0"
-SPOKEN = Spoken("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
+SPOKEN = TargetLanguages("bedrock", languages_of("bedrock", "bedrock", None), "bedrock", read_models(None).of)
 USAGE = {"inputTokens": 1, "outputTokens": 2, "totalTokens": 3}
 ANSWER = {
     "output": {"message": {"role": "assistant", "content": [{"text": "so"}]}},

@@ -82,7 +82,7 @@ async def test_turns_that_nobody_knows_take_no_room_of_others() -> None:
     memory.shared = SharedTurns(MemoryStore(StoreBounds({THINKING: 1_000_000}, 0), now).answers, now)
     keep(memory, 0, "s")
     for number in range(1, MOST_UNKNOWN + 2):
-        memory.heard(("b", f"toolu_{number}"), None)
+        memory.remember_shared(("b", f"toolu_{number}"), None)
 
     assert find(memory, 0) == "s"
     assert not memory.is_unknown(("b", "toolu_1"))

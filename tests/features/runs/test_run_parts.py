@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
 from gateway.features.runs.rules import WorkflowRules
-from gateway.features.runs.step import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
+from gateway.features.runs.step import is_id, outcome_in, part_of, run_words, task_of_step, without_own_members
 from tests.rows import rows
 
 INVOICE = WorkflowRules("invoice", ("extract", "check"))
@@ -77,10 +77,10 @@ def test_only_declared_names_are_labels() -> None:
 
 def test_a_last_call_tells_an_outcome_of_a_run_that_it_names() -> None:
     part = part_of(run_words({b"x-gateway-run": b"r"}), {})
-    assert outcome_said({b"x-gateway-run-outcome": b"failed"}, part) == "failed"
+    assert outcome_in({b"x-gateway-run-outcome": b"failed"}, part) == "failed"
     for index, of in (({b"x-gateway-run-outcome": b"done"}, part), ({b"x-gateway-run-outcome": b"failed"}, None)):
         with pytest.raises(InvalidRequest, match="x-gateway-run-outcome"):
-            outcome_said(index, of)
+            outcome_in(index, of)
 
 
 def test_what_is_meant_for_the_gateway_goes_no_further() -> None:

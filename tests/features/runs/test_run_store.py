@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from gateway.core.types import Usage
-from gateway.features.runs.rules import RunChange, RunOutcome, RunRecord, begun, count_once, merged, one_call, told
+from gateway.features.runs.rules import (
+    RunChange,
+    RunOutcome,
+    RunRecord,
+    begun,
+    count_once,
+    label_change,
+    merged,
+    one_call,
+)
 from gateway.features.runs.step import RUN_BYTES, STEP_BYTES, RunQuery, RunToChange, StepAbout, StepTooLarge, StoredStep
 from tests.support.job_stores import DAY_S, Jobs, key
 
@@ -115,7 +124,7 @@ async def test_a_run_adds_up_beside_its_steps(jobs: Jobs) -> None:
         jobs.wall.advance(1)
         await jobs.store.runs.keep_step(step(jobs, name))
         await change(jobs, call(jobs, name))
-    await change(jobs, told(jobs.wall(), workflow="invoice", outcome="succeeded"))
+    await change(jobs, label_change(jobs.wall(), workflow="invoice", outcome="succeeded"))
 
     found = await jobs.store.runs.find("t", "order-1")
     assert found is not None
@@ -163,7 +172,7 @@ async def test_lists_go_from_the_newest_page_by_page(jobs: Jobs) -> None:
     """By tenant or for all, by workflow, and by what a run has come to."""
     for number in range(7):
         tenant, workflow = ("t", "u")[number % 2], ("invoice", "mail")[number % 3 > 0]
-        cost = told(jobs.wall(), workflow=workflow, outcome=("failed", "succeeded")[number > 3])
+        cost = label_change(jobs.wall(), workflow=workflow, outcome=("failed", "succeeded")[number > 3])
         await change(jobs, cost, f"run-{number}", tenant)
         jobs.wall.advance(1)
     await change(jobs, call(jobs), "run-0", "t")
@@ -188,7 +197,10 @@ async def test_a_list_that_leaves_most_out_finds_the_rest(jobs: Jobs, monkeypatc
     monkeypatch.setattr("gateway.features.runs.redis.ROWS_AT_ONCE", 2)
     for number in range(9):
         await change(
-            jobs, told(jobs.wall(), workflow="rare" if number % 4 == 0 else "usual"), f"run-{number}", f"t{number % 3}"
+            jobs,
+            label_change(jobs.wall(), workflow="rare" if number % 4 == 0 else "usual"),
+            f"run-{number}",
+            f"t{number % 3}",
         )
         jobs.wall.advance(1)
 

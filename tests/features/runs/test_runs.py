@@ -23,10 +23,10 @@ from gateway.features.runs.rules import (
     decode_run,
     encode_run,
     is_rescued,
+    label_change,
     merged,
     one_call,
     outcome_of,
-    told,
 )
 from tests.rows import rows
 
@@ -48,7 +48,7 @@ calls = st.builds(
     workflow=st.sampled_from(("", "invoice", "letters")),
 )
 words = st.builds(
-    told,
+    label_change,
     times,
     workflow=st.sampled_from(("", "invoice")),
     outcome=st.sampled_from((None, "succeeded", "failed")),
@@ -108,7 +108,9 @@ def test_a_run_of_twenty_tasks_fits_in_1500_bytes() -> None:
             for n in range(20)
         ]
     )
-    record = begun("team", "2026-11-22/4711", run + told(NOW + 200, outcome="succeeded", usable=True, value_usd=3.2))
+    record = begun(
+        "team", "2026-11-22/4711", run + label_change(NOW + 200, outcome="succeeded", usable=True, value_usd=3.2)
+    )
     assert len(encode_run(record)) <= 1500
 
 
@@ -145,18 +147,18 @@ GOOD, BAD = "", "server_error"
 def test_the_outcome_is_read_from_the_last_word_on_each_task(
     rules: WorkflowRules | None, said: list[tuple[str, str]], after_s: float, outcome: str
 ) -> None:
-    parts = [told(NOW), *(one_call(task, NOW + n, error_class=bad) for n, (task, bad) in enumerate(said))]
+    parts = [label_change(NOW), *(one_call(task, NOW + n, error_class=bad) for n, (task, bad) in enumerate(said))]
     record = begun("t", "r", whole(parts))
     assert outcome_of(record, rules, NOW + after_s) == outcome
 
 
 def test_a_told_outcome_beats_what_the_calls_show_and_the_last_word_wins() -> None:
     run = begun("t", "r", one_call("extract", NOW) + one_call("check", NOW + 1, bad_attempts=1, attempts=2))
-    run = merged(run, told(NOW + 9, outcome="succeeded"))
-    run = merged(run, told(NOW + 3, outcome="failed"))
+    run = merged(run, label_change(NOW + 9, outcome="succeeded"))
+    run = merged(run, label_change(NOW + 3, outcome="failed"))
     assert outcome_of(run, INVOICE, NOW + 10) is RunOutcome.SUCCEEDED
     assert is_rescued(run, RunOutcome.SUCCEEDED)
-    assert outcome_of(merged(run, told(NOW + 11, outcome="failed")), None, NOW + 12) is RunOutcome.FAILED
+    assert outcome_of(merged(run, label_change(NOW + 11, outcome="failed")), None, NOW + 12) is RunOutcome.FAILED
 
 
 def test_a_run_is_counted_once_and_again_only_when_its_outcome_changes() -> None:

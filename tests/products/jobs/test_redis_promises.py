@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.drivers.redis.link import Link, StoreGone
-from gateway.features.runs.rules import told
+from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunToChange
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs import redis
@@ -294,7 +294,7 @@ async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytes
                 lambda: store.note(work, {"a": 1}),
                 lambda: store.runs.keep_step(step(jobs)),
                 lambda: store.runs.keep_step(step(jobs)),  # the first is there, perhaps only since a moment ago
-                lambda: store.runs.change([RunToChange("t", "r", told(jobs.wall(), outcome="succeeded"))]),
+                lambda: store.runs.change([RunToChange("t", "r", label_change(jobs.wall(), outcome="succeeded"))]),
                 lambda: store.runs.forget("t", "r"),
             ):
                 with pytest.raises(JobsUnavailable, match="copied it to a replica"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.features.runs.rules import told
+from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunQuery, RunToChange
 from gateway.products.jobs.dead_letters.rules import LetterPage
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
@@ -110,7 +110,7 @@ async def use_runs(jobs: Jobs) -> None:
     for number in range(4):
         await runs.keep_step(step(jobs, f"step-{number}", bytes(1000)))
         await runs.keep_step(step(jobs, run=f"order-{number}"))
-    await runs.change([RunToChange("t", "order-9", told(jobs.wall(), workflow="w"))])
+    await runs.change([RunToChange("t", "order-9", label_change(jobs.wall(), workflow="w"))])
     await runs.find_step("t", "order-3", "extract")
     await runs.find("t", "order-3")
     for tenant in ("t", None):

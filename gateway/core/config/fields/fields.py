@@ -150,7 +150,7 @@ def parse_size(text: object) -> int:
     return size
 
 
-def said(message: str) -> PydanticCustomError:
+def problem_of(message: str) -> PydanticCustomError:
     """Returns a problem whose message does not show the value."""
     return PydanticCustomError("said", "{message}", {"message": message})
 
@@ -244,13 +244,13 @@ def _ignored(name: str) -> str:
 
 def _embeddings(text: str) -> str:
     if text == "local:":
-        raise said("names no folder: write local:FOLDER")
+        raise problem_of("names no folder: write local:FOLDER")
     return text
 
 
 def _header_safe(text: str) -> str:
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise said("must be printable ASCII without spaces; is there a line break at its end?")
+        raise problem_of("must be printable ASCII without spaces; is there a line break at its end?")
     return text
 
 
@@ -258,7 +258,7 @@ def real_secret(text: str) -> str:
     """Returns the text; raises for the placeholder of a secret, and for the name of a variable in its place."""
     refuse_unfilled(text)
     if _PLACEHOLDER.match(text):
-        raise said(
+        raise problem_of(
             "is a placeholder, which anybody could guess: put a real secret in its place (openssl rand -hex 24 makes one)"
         )
     return text
@@ -267,7 +267,7 @@ def real_secret(text: str) -> str:
 def refuse_unfilled(text: str) -> None:
     """Raises where the text names a variable that nobody has put the value of in its place."""
     if _UNFILLED.fullmatch(text):
-        raise said(
+        raise problem_of(
             "is the name of a variable, not its value: write ${NAME} for a variable of the environment, and set it"
         )
 
@@ -284,7 +284,7 @@ def is_pattern(name: str) -> bool:
 
 def _label(text: str) -> str:
     if not is_label(text):
-        raise said("must be printable ASCII, for it goes into headers and metrics")
+        raise problem_of("must be printable ASCII, for it goes into headers and metrics")
     return text
 
 
@@ -294,7 +294,7 @@ def _api_key(text: str | None) -> str | None:
 
 def _two_or_more(keys: list[str | None]) -> list[str | None]:
     if len(keys) < 2:
-        raise said("needs two or more; write a single one as api_key")
+        raise problem_of("needs two or more; write a single one as api_key")
     return keys
 
 
@@ -304,17 +304,17 @@ def _digest(value: object) -> object:
         return value
     if value.startswith("sha256:"):
         if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", value):
-            raise said("sha256: must be followed by 64 hexadecimal digits")
+            raise problem_of("sha256: must be followed by 64 hexadecimal digits")
         return bytes.fromhex(value[7:])
     refuse_unfilled(value)
     if len(_header_safe(value)) < MIN_SECRET_CHARS:
-        raise said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
+        raise problem_of(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
     return sha256(real_secret(value).encode()).digest()
 
 
 def _attempts(number: int) -> int:
     if number < 1:
-        raise said("must be at least 1, for the first attempt is one of them")
+        raise problem_of("must be at least 1, for the first attempt is one of them")
     return number
 
 
@@ -322,29 +322,29 @@ def split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
     """Returns the parts of a URL; raises when it is not of these schemes, has no host, or holds odd characters."""
     choice = ", ".join(f"{scheme}://" for scheme in schemes)
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise said("holds characters that a URL cannot have")
+        raise problem_of("holds characters that a URL cannot have")
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # reading it is what checks it
     except ValueError:
-        raise said("is not a valid URL") from None
+        raise problem_of("is not a valid URL") from None
     if parts.scheme not in schemes or "://" not in url:
-        raise said(f"must begin with {choice}")
+        raise problem_of(f"must begin with {choice}")
     if not parts.hostname:
-        raise said("has no host")
+        raise problem_of("has no host")
     return parts
 
 
 def _base_url(url: str) -> str:
     if url.startswith(EMULATOR):
         if not re.fullmatch(r"emulator://[A-Za-z0-9_-]+", url.rstrip("/")):
-            raise said("must be emulator://NAME, with a name of letters, digits, - and _")
+            raise problem_of("must be emulator://NAME, with a name of letters, digits, - and _")
         return url.rstrip("/")
     parts = split_url(url, ("http", "https", "emulator"))
     if parts.username is not None or parts.password is not None:
-        raise said("must not carry a user or password: use api_key or headers")
+        raise problem_of("must not carry a user or password: use api_key or headers")
     if "?" in url or "#" in url:
-        raise said("must not have a query or fragment")
+        raise problem_of("must not have a query or fragment")
     return url.rstrip("/")
 
 
@@ -359,17 +359,19 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         low, shown = name.lower(), quoted(name)
         if not _HEADER_NAME.fullmatch(name):
-            raise said(f"{shown} is not a header name")
+            raise problem_of(f"{shown} is not a header name")
         if low in _CREDENTIAL_HEADERS:
-            raise said(f"{shown} is set by the gateway itself: use api_key")
+            raise problem_of(f"{shown} is set by the gateway itself: use api_key")
         if low in _FRAMING_HEADERS:
-            raise said(f"{shown} is set by the gateway itself")
+            raise problem_of(f"{shown} is set by the gateway itself")
         if low in seen:
-            raise said(f"{shown} is here twice")
+            raise problem_of(f"{shown} is here twice")
         if not value.isascii() or not value.replace("\t", "").isprintable():
-            raise said(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
+            raise problem_of(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
         if _UNFILLED.fullmatch(value):
-            raise said(f"the value of {shown} is the name of a variable; write ${{NAME}} for one of the environment")
+            raise problem_of(
+                f"the value of {shown} is the name of a variable; write ${{NAME}} for one of the environment"
+            )
         seen.add(low)
     return {name: value for name, value in headers.items() if value}
 

@@ -34,7 +34,7 @@ from gateway.core.config.state.shared_limits import check_fail_closed, share_lim
 from gateway.core.config.targets.targets import TargetParts, TargetPlace, build_targets
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.dialects.known import name_in_cloud
-from gateway.dialects.spoken import Spoken, languages_of, why_never
+from gateway.dialects.spoken import TargetLanguages, languages_of, why_never
 from gateway.features.degrade.lower import LatencyRules
 from gateway.features.degrade_config import read_degrade
 from gateway.features.grouping.bodies import GroupRules
@@ -303,7 +303,9 @@ class ConfigParts:
         provider, kind = group[0], self.kinds[place.entry.provider]
         declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
         speaks = languages_of(provider.dialect, kind, declared)
-        language = Spoken(kind, speaks, provider.dialect, self.policies.models.of).at(place.model or place.asked)
+        language = TargetLanguages(kind, speaks, provider.dialect, self.policies.models.of).at(
+            place.model or place.asked
+        )
         return why_never(endpoint, language, place.model)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import SQLITE, Count, Duration, Section, Text, refuse_unfilled, said
+from gateway.core.config.fields.fields import SQLITE, Count, Duration, Section, Text, problem_of, refuse_unfilled
 from gateway.core.config.schema import ConfigFile, Entry
 from gateway.core.config.sections import beside, is_file
 from gateway.core.config.source import Document, Path, kind_of
@@ -31,26 +31,26 @@ def _url(text: str) -> str:
     try:
         parse_redis_url(text)
     except ValueError as error:
-        raise said(str(error)) from None
+        raise problem_of(str(error)) from None
     return text
 
 
 def _login(text: str) -> str:
     if not text.isprintable():
-        raise said("must be printable; is there a line break at its end?")
+        raise problem_of("must be printable; is there a line break at its end?")
     refuse_unfilled(text)
     return text
 
 
 def _namespace(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise said("must be made of letters, digits, dots, - and _, 64 of them at most")
+        raise problem_of("must be made of letters, digits, dots, - and _, 64 of them at most")
     return name
 
 
 def _timeout(seconds: float) -> float:
     if not 0.005 <= seconds <= 1:
-        raise said("must be between 5ms and 1s")
+        raise problem_of("must be between 5ms and 1s")
     return seconds
 
 

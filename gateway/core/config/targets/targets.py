@@ -22,12 +22,12 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.snapshot.snapshot import Provider, Rates, Target
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable
-from gateway.dialects.spoken import Spoken, gaps_by_endpoint, languages_of
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
-Convert = Callable[[Upstream, Spoken, str], Conversions | None]
+Convert = Callable[[Upstream, TargetLanguages, str], Conversions | None]
 """Returns what puts calls into another language for a server that speaks these; None: it speaks all.
 
 The last argument names the server and its model, for what is learned of it."""
@@ -41,7 +41,7 @@ def as_wired(upstream: Upstream, _provider: Provider, _kind: Kind) -> Upstream:
     return upstream
 
 
-def as_it_is(_upstream: Upstream, _languages: Spoken, _place: str) -> None:
+def as_it_is(_upstream: Upstream, _languages: TargetLanguages, _place: str) -> None:
     """Converts nothing."""
 
 
@@ -85,7 +85,7 @@ class TargetParts:
         if self.told is None or not provider.learns_models:
             return policies.models
         if provider.group not in self._tables:
-            self._tables[provider.group] = policies.models.told_by(self.told, provider.group)
+            self._tables[provider.group] = policies.models.for_provider(self.told, provider.group)
         return self._tables[provider.group]
 
 
@@ -120,7 +120,7 @@ def _build(
     timeouts = policies.timeouts[model.timeouts]
     declared = provider.speaks if entry.speaks is None else entry.speaks
     table = parts.models_of(provider, policies)
-    language = Spoken(
+    language = TargetLanguages(
         kind,
         languages_of(provider.dialect, kind, declared),
         provider.dialect,

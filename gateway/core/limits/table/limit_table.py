@@ -625,10 +625,10 @@ def burst_refused(limits: LimitSet, now: float, *, is_first: bool, in_flight: fl
     return is_explained
 
 
-def burst_heard(limits: LimitSet, burst: float, now: float) -> None:
+def adopt_burst(limits: LimitSet, burst: float, now: float) -> None:
     """Takes over how many requests go at once, as another replica has found it."""
     if limits.table.burst is not None:
-        limits.table.burst.heard(burst, now)
+        limits.table.burst.adopt(burst, now)
         limits.table.reshape_requests(now)
 
 
@@ -673,7 +673,7 @@ def _open_as_reported(
 ) -> None:
     """Lets go at once what headers say is left."""
     left = (reading.remaining or 0.0) + reading.grain
-    more = burst.told(left, one.amount * limits.table.style.request_burst)
+    more = burst.observe(left, one.amount * limits.table.style.request_burst)
     if not more:
         return
     limits.table.reshape_requests(now)

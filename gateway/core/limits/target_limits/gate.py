@@ -699,7 +699,7 @@ class Gate:
     def peer_learned(self, name: str, amount: float, period_s: float, now: float) -> None:
         """Takes over a limit of so much in so many seconds from another replica; nothing of what is left of it."""
         if name == BURST:
-            limit_table.burst_heard(self.limits, amount, now)
+            limit_table.adopt_burst(self.limits, amount, now)
         elif self.counting.learns and name in READING_OF:
             learned = Learned()
             setattr(learned, READING_OF[name], Reading(amount, period_s=period_s))

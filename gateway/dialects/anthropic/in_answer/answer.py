@@ -312,12 +312,12 @@ class ToolUse(MessageBlock):
         self._tries = self._tried = 0
 
     @property
-    def told_id(self) -> str:
+    def shown_id(self) -> str:
         """The id that the caller gets."""
         return id_back(self.id) if self.id else self._made_id
 
     def begun(self) -> Json:
-        return {"type": CALL, "id": self.told_id, "name": self.name, "input": {}}
+        return {"type": CALL, "id": self.shown_id, "name": self.name, "input": {}}
 
     def hold(self, text: str) -> None:
         """Keeps a piece until the call's turn has come."""
@@ -424,7 +424,7 @@ class MessageBlocks:
         else:
             self._tell_thought(made, thought, details)
 
-    def say(self, made: list[bytes], text: str) -> None:
+    def add_text(self, made: list[bytes], text: str) -> None:
         self._catch_up(made)
         if isinstance(self.open, ToolUse):
             self._wait((text, None))
@@ -509,7 +509,7 @@ class MessageBlocks:
 
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
-            self._tell_whole(made, in_request.extra_block(call.told_id, call.extra))
+            self._tell_whole(made, in_request.extra_block(call.shown_id, call.extra))
         elif self._is_to_mark:
             self._tell_whole(made, in_request.redacted_block(in_request.MARK))
         self._forget_blank()

@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.in_answer.ids import shortened
 from gateway.dialects.anthropic.out_request.tools import (
-    Told,
+    ToolDeclarations,
     blocks_of,
     bound_marks,
     has_mark,
@@ -67,7 +67,7 @@ class ChatOptions:
         self._sample()
         self._form()
         thinks_by_budget = object_of(self.fields.get("thinking")).get("type") == "enabled"
-        tools: Told = tools_and_choice(body, facts, thinks_by_budget=thinks_by_budget)
+        tools: ToolDeclarations = tools_and_choice(body, facts, thinks_by_budget=thinks_by_budget)
         self.fields |= tools.fields
         self.gaps += tools.gaps
         self._address()

@@ -175,14 +175,14 @@ _PLACE: Final = ("city", "region", "country", "timezone")
 _NOT_DEFINED: Final = "calls in the conversation need a tool of their name: it is told without a description"
 
 
-class Told(NamedTuple):
+class ToolDeclarations(NamedTuple):
     """Fields of a Messages request, and what was lost on the way to them."""
 
     fields: Json
     gaps: list[Gap]
 
 
-def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) -> Told:
+def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) -> ToolDeclarations:
     """Returns `tools` and `tool_choice`. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     choice = body.get("tool_choice", body.get("function_call"))
@@ -207,7 +207,7 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
             gaps.append(Gap("tool_choice", How.REFUSED, NO_SEARCH.why))
         elif chosen is not None and chosen["type"] in ("any", "tool"):
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
-        return Told({}, gaps)
+        return ToolDeclarations({}, gaps)
     is_forced = chosen is not None and chosen["type"] in ("any", "tool")
     if is_forced and (thinks_by_budget or not facts.model.forced_tools):
         why = "the model cannot be made to call a tool" + (" while it thinks" if facts.model.forced_tools else "")
@@ -215,7 +215,7 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
         chosen = {"type": "auto"}
     if body.get("parallel_tool_calls") is False and (chosen is None or chosen["type"] != "none"):
         chosen = {**(chosen or {"type": "auto"}), "disable_parallel_tool_use": True}
-    return Told({"tools": tools} | ({"tool_choice": chosen} if chosen else {}), gaps)
+    return ToolDeclarations({"tools": tools} | ({"tool_choice": chosen} if chosen else {}), gaps)
 
 
 def is_filtered(body: Json) -> bool:

@@ -480,7 +480,7 @@ class OpenContent:
         """Takes a block that is none of those that can be repeated."""
         self._open(place, {"type": ""})
 
-    def say(self, place: int, text: str) -> None:
+    def append(self, place: int, text: str) -> None:
         """Takes more of a block's words."""
         if place not in self._opened:
             self._open(place, {"type": "text"})

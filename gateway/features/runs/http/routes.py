@@ -18,7 +18,7 @@ from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake.intake import read_object, refuse_unknown
 from gateway.core.snapshot.snapshot import Policies
 from gateway.features.runs.http.run_object import WorkflowStats, show_for_operators, show_ladder, show_run
-from gateway.features.runs.rules import OTHER, RunChange, RunOutcome, RunRecord, told
+from gateway.features.runs.rules import OTHER, RunChange, RunOutcome, RunRecord, label_change
 from gateway.features.runs.step import ID_CHARS, is_id, read_outcome, show_step
 from gateway.features.runs.table.table import RunTable
 from gateway.products.jobs.model import list_page
@@ -114,7 +114,7 @@ def _word(fields: dict[str, Any], now: float) -> RunChange:
     outcome = None if fields.get("outcome") is None else str(read_outcome(fields["outcome"], "field 'outcome'"))
     if outcome is None and usable is None and value_usd is None:
         raise InvalidRequest(f"Say what became of the run: send {EXAMPLE}.", param="outcome", code="missing_field")
-    return told(
+    return label_change(
         now,
         workflow=workflow or "",
         outcome=outcome,

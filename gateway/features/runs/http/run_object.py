@@ -26,7 +26,7 @@ from gateway.features.runs.step import (
     STEP,
     TASK,
     WORKFLOW,
-    outcome_said,
+    outcome_in,
     part_of,
     run_words,
     without_own_members,
@@ -68,7 +68,7 @@ class RunParts:
             named = self._names.get(names) or self._read_names(names, index)
             part = RunPart(named.workflow, run, named.task, named.labels, named.rules)
         if OUTCOME in index:
-            outcome = outcome_said(index, part)
+            outcome = outcome_in(index, part)
             if part is not None:
                 part.outcome = outcome
         return part

@@ -26,7 +26,7 @@ from gateway.core.config.fields.fields import (
     UpToOne,
     Usd,
     Whole,
-    said,
+    problem_of,
 )
 from gateway.core.config.retries import CostEntry
 from gateway.core.config.schema import Entry
@@ -60,7 +60,7 @@ def _part_of(value: object) -> float:
     """Returns `50%` as 0.5."""
     found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value) if isinstance(value, str) else None
     if found is None or not 0 < float(found[1]) <= 100:
-        raise said("must be a percentage above 0, such as 50%")
+        raise problem_of("must be a percentage above 0, such as 50%")
     return float(found[1]) / 100
 
 
@@ -98,7 +98,7 @@ class JobBackoffEntry(Entry):
     @model_validator(mode="after")
     def _grows(self) -> Self:
         if self.base > self.max:
-            raise said("max must not be less than base")
+            raise problem_of("max must not be less than base")
         return self
 
 

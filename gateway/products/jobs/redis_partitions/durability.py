@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from gateway.core.clock import SharedClock
 from gateway.core.errors import StoreUnusable
-from gateway.drivers.redis.link import Link, Script, StoreGone, StoreRefused, StoreUnheard, script_of
+from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone, StoreRefused, script_of
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs.model import ClaimedWork, JobsUnavailable, NotDurable, OutcomeUnknown
 
@@ -369,7 +369,7 @@ class JobPartitions:
             answer = await reply
         except StoreGone as error:
             self.is_well = False
-            refusal = OutcomeUnknown if isinstance(error, StoreUnheard) else JobsUnavailable
+            refusal = OutcomeUnknown if isinstance(error, NoReply) else JobsUnavailable
             raise refusal("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
         self.is_well = True
         return answer

@@ -19,7 +19,7 @@ from gateway.products.jobs.calls.ports import ServeCall
 from gateway.products.jobs.http.events import POLL_AFTER_S, EventReaders
 from gateway.products.jobs.model import RESPONSE, Job, is_ours
 from gateway.products.jobs.service.job_request import read_option_headers
-from gateway.products.responses.rules.response_object import BackgroundRefused, read_asked, shown
+from gateway.products.responses.rules.response_object import BackgroundRefused, read_response_options, shown
 from gateway.products.responses.service import ForegroundResponses, ResponseService, body_of, refuse_unknown
 
 COMMENT = b": nothing new"
@@ -41,7 +41,7 @@ class ResponseEndpoint:
     async def handle(self, served: ServedRequest, call: Call) -> Reply:
         """Serves a call whose route says who keeps its responses. Raises GatewayError."""
         keeping = served.plan.keeping
-        wanted = read_asked(call.parsed or await body_of(call))
+        wanted = read_response_options(call.parsed or await body_of(call))
         if keeping is None:
             return await self._serve(call)
         if not wanted.in_background:

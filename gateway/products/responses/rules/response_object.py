@@ -38,7 +38,7 @@ class ResponseOptions:
     """The response that it goes on from; empty: none."""
 
 
-def read_asked(body: Mapping[str, Any]) -> ResponseOptions:
+def read_response_options(body: Mapping[str, Any]) -> ResponseOptions:
     """Reads the top-level fields of a body. Raises InvalidRequest, naming the field."""
     previous = body.get("previous_response_id")
     if previous is not None and not (isinstance(previous, str) and len(previous) <= MOST_ID_CHARS):

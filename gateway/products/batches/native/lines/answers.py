@@ -37,7 +37,7 @@ from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import LANGUAGES
 from gateway.dialects.registry import PATHS, Pair, pair_of
-from gateway.dialects.spoken import Conversion, Spoken
+from gateway.dialects.spoken import Conversion, TargetLanguages
 from gateway.dialects.sse.relayed_errors import for_openai
 from gateway.dialects.upstream import ConversationWire
 from gateway.products.batches.chunk.chunk_input import ChunkInput, InputLine
@@ -135,7 +135,7 @@ class LineTranslator:
         found = None if self._target is None else self._target.gaps.get(self._requests)
         if isinstance(found, Conversion) and found.pair.spoken == MESSAGES:
             return found
-        language = Spoken("anthropic", frozenset((MESSAGES,)), "anthropic")
+        language = TargetLanguages("anthropic", frozenset((MESSAGES,)), "anthropic")
         return Conversion(pair_of(self._requests, MESSAGES), language, self._part.model)
 
     def _translated(self, line_id: str, body: bytes) -> TranslatedLine | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.core.config.fields.fields import real_secret, said
+from gateway.core.config.fields.fields import problem_of, real_secret
 
 MIN_SECRET_BYTES: Final = 24
 _PREFIX: Final = "whsec_"
@@ -20,7 +20,7 @@ def _hook_secret(secret: object) -> object:
         return secret
     key = _decoded(secret.removeprefix(_PREFIX)) if secret.startswith(_PREFIX) else real_secret(secret).encode()
     if len(key) < MIN_SECRET_BYTES:
-        raise said(f"is too short to be a secret: at least {MIN_SECRET_BYTES} bytes; {_REMEDY}")
+        raise problem_of(f"is too short to be a secret: at least {MIN_SECRET_BYTES} bytes; {_REMEDY}")
     return key
 
 
@@ -28,14 +28,14 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise said(f"is not base64 after whsec_; {_REMEDY}") from None
+        raise problem_of(f"is not base64 after whsec_; {_REMEDY}") from None
 
 
 def _one_or_two(secrets: list[bytes]) -> list[bytes]:
     if len(secrets) > 2:
-        raise said("takes one secret, or two while receivers change from one to the other")
+        raise problem_of("takes one secret, or two while receivers change from one to the other")
     if len(set(secrets)) < len(secrets):
-        raise said("has the same secret twice")
+        raise problem_of("has the same secret twice")
     return secrets
 
 

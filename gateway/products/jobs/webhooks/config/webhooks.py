@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Names, ProxyUrl, Text, said, split_url
+from gateway.core.config.fields.fields import Names, ProxyUrl, Text, problem_of, split_url
 from gateway.core.config.schema import ConfigFile, Entry
 from gateway.core.config.sections import beside
 from gateway.core.config.source import Document, Path, did_you_mean
@@ -28,9 +28,9 @@ _ANONYMOUS: Final = "anonymous"
 def _hook_url(url: str) -> str:
     parts = split_url(url, ("http", "https"))
     if parts.username is not None or parts.password is not None:
-        raise said("must not carry a user or password: receivers check the signature")
+        raise problem_of("must not carry a user or password: receivers check the signature")
     if "#" in url:
-        raise said("must not have a fragment")
+        raise problem_of("must not have a fragment")
     return url
 
 
