@@ -165,7 +165,8 @@ class Call:
     reserved: Reserved | None = None
     """What it has reserved of its key's budget."""
     seq: int = 0
-    """Its age among all calls, given when it first asks to be let through; 0: it has not."""
+    """Its age among all calls, given when it first asks to be let through; 0: it has not. Negative: that of the call which it
+    repeats, to be taken on then."""
     held: QueuePlace | None = None
     """Its place in the delay queue, while it is there."""
     queue_s: float = 0.0
@@ -184,8 +185,6 @@ class Call:
     """Its account is closed; it is closed once."""
     sdk_retry: int = 0
     """So many times its SDK has sent it before."""
-    original_seq: int = 0
-    """The age of the call that it repeats, which it takes on; 0: it has its own."""
     idempotency_key: bytes | None = None
     """As the client sent it, without quotes."""
     cache_control: bytes | None = None

@@ -64,7 +64,7 @@ class Running:
         Raises the original's GatewayError, or DeadlineExceeded when the call's own time is up. A call that is served itself
         after all takes on the age of its original: age decides the order among calls that are queued again.
         """
-        call.original_seq = original.seq
+        call.seq = -abs(original.seq)  # the original may not have been let through itself
         call.parsed = None  # its memory is not needed as long as it waits
         ended = await self._end_of(original, call)
         if isinstance(ended, GatewayError):

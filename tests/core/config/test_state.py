@@ -385,6 +385,7 @@ def test_a_redis_elsewhere_that_others_can_listen_to_or_use_is_announced(
 )
 def test_password_in_a_file_that_others_can_read_is_announced(tmp_path: Path, state: str, named: str | None) -> None:
     """As other secrets are, and without it."""
+    tmp_path.chmod(0o755)
     notices = load_state(tmp_path, state, PW="x").notices
 
     assert (f"holds a secret ({named}): make it private" in "".join(notices)) == (named is not None)

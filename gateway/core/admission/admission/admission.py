@@ -114,10 +114,10 @@ class Admission:
         delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
         """
         now = self._clock.monotonic()
-        if not call.seq:
+        if call.seq <= 0:
             if now >= call.deadline:
                 raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
-            call.seq = call.original_seq or self.queue.next_seq()
+            call.seq = -call.seq or self.queue.next_seq()
             if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
                 return self._enter_with_key(call, targets, now)
         model = call.model
@@ -173,11 +173,11 @@ class Admission:
         Raises DeadlineExceeded, KeyRateLimited, BudgetExceeded, BudgetReserved.
         """
         now = self._clock.monotonic()
-        if call.seq:
+        if call.seq > 0:
             return
         if now >= call.deadline:
             raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
-        call.seq = call.original_seq or self.queue.next_seq()
+        call.seq = -call.seq or self.queue.next_seq()
         if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
             await self._take_of_key(call, now)
 
