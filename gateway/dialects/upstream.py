@@ -27,6 +27,7 @@ from gateway.core.http.client.pools.whole_answers import (
 )
 from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.openai.json_edit import has_lone_surrogate
+from gateway.core.openai.sse import split_events
 from gateway.core.openai.usage import read_usage
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (
@@ -553,19 +554,24 @@ class ConvertedAnswer:
         held = 0
         try:
             async for chunk in chunks:
-                known = reader.reported
-                if made := reader.feed(chunk) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, chunk):
-                    held = 0
-                    self._is_reported = reader.reported is not known
-                    yield made
-                else:
-                    self._is_reported = self._is_reported or reader.reported is not known
-                    held += len(chunk)
+                made = []
+                # One by one where a report is among them: what follows it is not in it.
+                for piece in split_events(chunk) if b'"usage' in chunk else (chunk,):
+                    known = reader.reported
+                    if said := reader.feed(piece) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, piece):
+                        held = 0
+                        self._is_reported = reader.reported is not known
+                        made.append(said)
+                    else:
+                        self._is_reported = self._is_reported or reader.reported is not known
+                        held += len(piece)
+                if made:
+                    yield made[0] if len(made) == 1 else b"".join(made)
         except self._errors:
             if not reader.is_over:  # Gemini's callers are told of no end but that of the connection
                 raise
-        if made := reader.close(is_clean=True):
-            yield made
+        if said := reader.close(is_clean=True):
+            yield said
 
 
 # Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.

@@ -59,6 +59,17 @@ async def test_the_input_that_a_message_began_with_counts(asked: str, behind: in
 
 
 @pytest.mark.parametrize("asked", CALLERS)
+async def test_what_comes_in_one_read_with_a_report_counts_beside_it(asked: str) -> None:
+    """The beginning of a message tells of its input; the texts that came with it are output all the same."""
+    events = sse(*MESSAGE, named=True)
+    usage = (await ended(asked, "messages", [b"".join(events)], None)).account.usage
+
+    assert usage is not None
+    assert (usage.input, usage.cached, usage.estimated) == (9010, 9000, True)
+    assert usage.output == pytest.approx(2000, abs=101)
+
+
+@pytest.mark.parametrize("asked", CALLERS)
 async def test_a_message_that_is_left_behind_its_last_report_costs_what_that_says(asked: str) -> None:
     """Though no event of the caller's comes of it."""
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 70}}
