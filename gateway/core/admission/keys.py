@@ -35,6 +35,8 @@ DAY_S = 86_400
 LEARN_S = 0.05
 COME_BACK_S = 2.0
 """The seconds after which a key's calls in flight may have left some of its budget."""
+SPENT_PART = 0.05
+"""A budget of which no more than this part is left counts as spent in the log: few calls fit into the rest."""
 UNTOLD_PART = 0.05
 """The part of a budget that all replicas together may reserve before they have told each other."""
 log = logging.getLogger("gateway")
@@ -67,8 +69,9 @@ class KeyBudgets:
         """What is reserved of each key, while it has calls in flight."""
         self._tallies: dict[str, tuple[int, FleetSum]] = {}
         """What all replicas have spent of each key, and on which day."""
-        self._exhausted: dict[str, tuple[int, float]] = {}
-        """The keys that were refused something for want of money: on which day, and what their budget was."""
+        self._exhausted: dict[str, tuple[int, float, bool]] = {}
+        """The keys that were refused something for want of money: on which day, what their budget was, and whether next to
+        nothing of it was left."""
 
     async def reserve(self, call: Call, price: Price) -> None:
         """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
@@ -179,23 +182,26 @@ class KeyBudgets:
         if not self._exhausted:
             return
         budgets = {key.name: key.budget_usd_per_day for key in policy.keys.values()}
-        for name, (day, usd) in list(self._exhausted.items()):
+        for name, (day, usd, was_spent) in list(self._exhausted.items()):
             new_usd = budgets.get(name, usd)
-            if name not in budgets:
-                del self._exhausted[name]
-            elif new_usd is None or new_usd > usd or day != self.today():
-                del self._exhausted[name]
+            if name in budgets and new_usd is not None and new_usd <= usd and day == self.today():
+                continue
+            del self._exhausted[name]
+            if name in budgets and was_spent:
                 now = "it has no budget any more" if new_usd is None else f"its budget is ${new_usd:g} for today (UTC)"
                 log.info("the key '%s' may spend again: %s", name, now)
 
     def _note_exhausted(self, key: Key, budget_usd: float) -> None:
-        """Logs that a key is refused something for want of money, once a day and budget."""
-        if key.name not in self._exhausted:
-            self._exhausted[key.name] = self.today(), budget_usd
-            log.warning(
-                "the key '%s' has spent its budget: $%.3g of $%g for today (UTC) is left, and what may cost more is refused",
-                *(key.name, max(0.0, budget_usd - self._spent(key.name)), budget_usd),
-            )
+        """Logs that a key is refused something for want of money, once a day and budget, and once more where it had much left
+        then and has next to nothing now."""
+        left_usd = max(0.0, budget_usd - self._spent(key.name))
+        is_spent = left_usd <= budget_usd * SPENT_PART
+        known = self._exhausted.get(key.name)
+        if known is not None and (known[2] or not is_spent):
+            return
+        self._exhausted[key.name] = self.today(), budget_usd, is_spent
+        what = "has spent its budget" if is_spent else "is refused a call that may cost more than its budget allows"
+        log.warning("the key '%s' %s: $%.3g of $%g for today (UTC) is left", key.name, what, left_usd, budget_usd)
 
     def is_spent(self, key: Key) -> bool:
         """Tells whether the key has nothing left for today."""

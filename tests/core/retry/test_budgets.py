@@ -166,7 +166,7 @@ def test_the_log_says_once_that_a_budget_is_spent_and_when_it_is_open_again(
             await city.call(key=key(0.005))
             budgets.tick(of[0.005])
         (spent,) = caplog.messages
-        assert spent.startswith("the key 'team' has spent its budget: $0 of $0.005 for today (UTC) is left")
+        assert spent == "the key 'team' has spent its budget: $0 of $0.005 for today (UTC) is left"
         assert list(budgets.of_keys(of[0.005])) == [("team", 0.005, 0.0)]
 
         if opens == "tomorrow":
@@ -176,6 +176,25 @@ def test_the_log_says_once_that_a_budget_is_spent_and_when_it_is_open_again(
         (_, again) = caplog.messages
         assert again.startswith("the key 'team' may spend again: ")
         assert says in again
+        await city.settle()
+
+    caplog.set_level("INFO", "gateway")
+    run(story)
+
+
+def test_the_log_tells_a_call_that_is_too_dear_from_a_budget_that_is_spent(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused call that may cost more than a whole budget has spent nothing of it, and hides no end of it later."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(answers())], clock)
+        assert (await city.call(key=key(0.005), max_tokens=100_000)).result == "budget_exceeded"
+        for _ in range(6):
+            await city.call(key=key(0.005))
+        assert caplog.messages == [
+            "the key 'team' is refused a call that may cost more than its budget allows: $0.005 of $0.005 for today (UTC) is "
+            "left",
+            "the key 'team' has spent its budget: $0 of $0.005 for today (UTC) is left",
+        ]
         await city.settle()
 
     caplog.set_level("INFO", "gateway")
