@@ -162,7 +162,7 @@ class CostEstimates:
         target = next((one for one in _reached(call) if one.name == last.target), None)
         if target is None:
             return None, None
-        usage = self.usage(call, target)
+        usage = replace(self.usage(call, target), estimated=True)
         if call.endpoint.name not in MEDIA:
             answers = _asked_answers(call, target)[1]
             usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers)

@@ -11,7 +11,7 @@ from gateway.core.calllog import JsonLines
 from gateway.core.snapshot.snapshot import Key, Rates
 from gateway.core.types import Usage
 from tests.core.test_hedge import Track, turns
-from tests.support.flow import ANSWER, JSON, Bench, Broken, Script, ScriptedUpstream, streamed, whole
+from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Broken, Script, ScriptedUpstream, streamed, whole
 
 KEY = Key("team", "team", b"", budget_usd_per_day=1000.0)
 RATES = Rates(input_usd=0.001, output_usd=0.01, cached_input_usd=0.001)
@@ -75,6 +75,18 @@ async def test_a_call_is_estimated_alike_before_its_answer_and_behind_it(reports
         else:
             await leave(stage, 0.001, body=body)
         assert stage.account.usage == Usage(input_tokens, 1, estimated=True)
+
+
+async def test_speech_that_is_left_before_it_came_is_marked_as_estimated() -> None:
+    """Its price is certain, by the characters; whether its provider made any of it is not."""
+    rates = Rates(0.0, 0.0, 0.0, character_usd=0.01, prices_tokens=False)
+    stage = Bench([ScriptedUpstream(Script(200, (JSON,), [asyncio.Event()]))], keys=[KEY], rates=rates)
+
+    await leave(stage, 0.02, endpoint=SPEECH, body=b'{"model": "m", "input": "hello"}')
+
+    assert stage.account.cost_usd == pytest.approx(0.05)
+    line = orjson.loads(JsonLines({}).line(0.0, stage.account))
+    assert (line["usage_estimated"], line["cost_estimated"]) == (True, "left")
 
 
 async def test_a_call_that_is_left_teaches_nothing_of_answers() -> None:
