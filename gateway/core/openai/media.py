@@ -81,21 +81,21 @@ def estimated_media_usage(
     parts = certain.parts
     if endpoint == "transcriptions" and not parts.audio_s:
         parts = replace(parts, audio_s=len(body) / _SOUND_BYTES_PER_S)
-    if certain.input or certain.output:
+    if certain.input and certain.output:
         return replace(certain, parts=parts, estimated=True)
     if endpoint == "speech":
         read = ceil(parts.characters / _CHARACTERS_PER_TOKEN)
         made = ceil(parts.characters * _AUDIO_OUTPUT_TOKENS_PER_CHARACTER)
-        parts = replace(parts, audio_output=made)
+        parts = replace(parts, audio_output=parts.audio_output or made)
     elif endpoint == "images":
         read = ceil(len(str(request.get("prompt") or "")) / _CHARACTERS_PER_TOKEN)
         made = ceil(parts.images * _area_of(request.get("size")) * _tokens_of(request.get("quality")))
-        parts = replace(parts, image_output=made)
+        parts = replace(parts, image_output=parts.image_output or made)
     else:
         read = ceil(parts.audio_s * _AUDIO_INPUT_TOKENS_PER_S)
         made = ceil(parts.audio_s * _WRITTEN_TOKENS_PER_S) if written is None else written
-        parts = replace(parts, audio_input=read)
-    return replace(certain, input=read, output=made, parts=parts, estimated=True)
+        parts = replace(parts, audio_input=parts.audio_input or read)
+    return replace(certain, input=certain.input or read, output=certain.output or made, parts=parts, estimated=True)
 
 
 def _tokens_of(quality: object) -> int:

@@ -102,6 +102,23 @@ def test_what_is_not_reported_is_estimated_by_the_request(endpoint: str, asked: 
     assert (certain.input, certain.output, certain.estimated) == (0, 0, False)
 
 
+@pytest.mark.parametrize("endpoint", sorted(MEDIA))
+def test_a_number_that_is_missing_beside_another_is_estimated(endpoint: str) -> None:
+    """Null, or more than any call can have used: it is not taken for nothing."""
+    body, asked = wav(fmt(), data=bytes(32_000)), {"input": "x" * 700, "prompt": "a cat"}
+    nothing = estimated_media_usage(endpoint, certain_usage(endpoint, None, body, asked), body, asked)
+    for told, read, made in (
+        ({"input_tokens": None, "output_tokens": 45}, nothing.input, 45),
+        ({"input_tokens": 1 << 31, "output_tokens": 45}, nothing.input, 45),
+        ({"input_tokens": 14, "output_tokens": "x"}, 14, nothing.output),
+    ):
+        certain = certain_usage(endpoint, read_media_answer({"usage": told}), body, asked)
+
+        estimated = estimated_media_usage(endpoint, certain, body, asked)
+
+        assert (estimated.input, estimated.output, estimated.estimated) == (read, made, True), told
+
+
 @given(
     st.sampled_from(sorted(MEDIA)),
     st.none() | st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**6)),
@@ -115,12 +132,14 @@ def test_what_is_not_reported_is_estimated_by_the_request(endpoint: str, asked: 
 def test_an_estimate_keeps_what_is_certain(
     endpoint: str, told: Usage | None, body: bytes, asked: dict[str, Any], written: int | None
 ) -> None:
-    """Of any request: tokens that are reported stay, and so does every quantity that is known."""
+    """Of any request: each number of tokens that is reported stays, and so does every quantity that is known."""
     certain = certain_usage(endpoint, told, body, asked)
     estimated = estimated_media_usage(endpoint, certain, body, asked, written)
 
-    if told is not None and (told.input or told.output):
-        assert (estimated.input, estimated.output) == (certain.input, certain.output) == (told.input, told.output)
+    if told is not None:
+        assert (certain.input, certain.output) == (told.input, told.output)
+        assert estimated.input == told.input or not told.input
+        assert estimated.output == told.output or not told.output
     for name in ("characters", "images", "audio_s"):
         known = getattr(certain.parts, name)
         assert getattr(estimated.parts, name) >= known
