@@ -26,11 +26,11 @@ from gateway.core.attempts.attempt import Attempts
 from gateway.core.call import Call
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
-from gateway.core.ledger import whole_usage
+from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
 from gateway.core.snapshot.snapshot import Target
-from gateway.core.types import RawHeaders
+from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.bodies import (
     LINES_WINDOW_S,
     MOST_TOKENS,
@@ -255,12 +255,16 @@ class Groups:
             if opened.relay is not None:
                 await opened.relay.aclose()
                 self._admission.outcomes.ended(call, "ok")
+                self._price_unfit(group, call, opened.target, self._admission.costs.usage(call, opened.target))
                 self._part(group, None)
             elif opened.diagnosis is not None:
                 self._part(group, None if opened.status in FAULTS else [opened] * len(group.members))
             else:
                 usage = whole_usage(call, opened.usage, opened.body)
-                self._part(group, _parts(group, call, opened))
+                parts = _parts(group, call, opened)
+                if parts is None:
+                    self._price_unfit(group, call, opened.target, usage)
+                self._part(group, parts)
         except CallerFault:
             self._part(group, None)  # too much for one request, perhaps, and not for several
         except GatewayError as error:
@@ -274,6 +278,15 @@ class Groups:
             self._refuse(group, internal)
         finally:
             self._admission.outcomes.settle(call, usage)
+
+    def _price_unfit(self, group: Group, call: Call, target: Target, usage: Usage | None) -> None:
+        """Tells the members that an answer which is of no use to them was paid for."""
+        last = call.attempts[-1]
+        last.ended_at = self._clock.monotonic() if last.ended_at is None else last.ended_at
+        last.cost_usd = None if call.endpoint.tokens == "none" else cost_usd(call, target, usage)
+        last.is_cost_reported = usage is not None and not usage.estimated
+        for member, share in zip(group.members, _shares(group), strict=True):
+            _note_attempts(member, group, share)
 
     def _part(self, group: Group, answers: Sequence[FirstAnswer] | None) -> None:
         """Gives each member its answer; None: each is to be sent alone."""

@@ -264,6 +264,23 @@ def test_an_answer_that_does_not_fit_is_asked_for_again_one_by_one() -> None:
     play(story)
 
 
+def test_an_answer_that_does_not_fit_was_paid_for_all_the_same() -> None:
+    """By those who were to have it, each its share: eight letters at a tenth of a cent, for nothing."""
+
+    async def story(stage: Stage) -> None:
+        unfit = b'{"data": [{"index": 0, "embedding": [9]}], "usage": {"prompt_tokens": 8, "total_tokens": 8}}'
+        stage.provider.scripts.append(whole(unfit))
+        answers = await stage.ask_all("one", "three")
+
+        assert [lengths(reply) for _, reply in answers] == [[3], [5]]
+        accounts = stage.bench.meter.accounts
+        assert sum(one.cost_usd or 0.0 for one in accounts) == pytest.approx(0.008)
+        assert sum(one.retries_usd for one in accounts) == pytest.approx(0.008)
+        assert [one.estimated_retries_usd for one in accounts] == [0.0, 0.0]
+
+    play(story)
+
+
 def test_what_is_nobodys_fault_is_everybodys() -> None:
     """A dead provider, no room in time: one attempt each for the group, and the same words for all in it."""
 
