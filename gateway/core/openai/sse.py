@@ -27,7 +27,7 @@ PENDING_LIMIT = 65_536
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
-_BLANK = re.compile(rb"\n+")
+_BLANK = re.compile(rb"(?:\r?\n)+|\r+")
 _ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
 _FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
 DONE = b"[DONE]"
@@ -98,9 +98,11 @@ def split_events(block: bytes) -> Iterator[bytes]:
                 end_at = blank.end() - 2
             yield block[start : end_at + 2]
             start = end_at + 2
-    for end in _EVENT_END.finditer(block, start):
-        yield block[start : end.end()]
-        start = end.end()
+    while end := _EVENT_END.search(block, start):
+        blank = _BLANK.match(block, start) if end.start() == start else None
+        end_at = (blank or end).end()
+        yield block[start:end_at]
+        start = end_at
     if start < len(block):
         yield block[start:]
 

@@ -155,9 +155,12 @@ def test_split_events_splits_and_loses_nothing(some: list[bytes]) -> None:
     ]
 
 
-def test_a_stream_of_blank_lines_is_not_an_event_for_each() -> None:
+@rows("line_end", [b"\n", b"\r\n", b"\r"])
+def test_a_stream_of_blank_lines_is_not_an_event_for_each(line_end: bytes) -> None:
     """A provider can send millions of them in a few bytes, packed."""
-    assert list(split_events(b"\n" * 1001 + DELTA + b"\n" * 1000 + DELTA)) == [b"\n" * 1001, DELTA, b"\n" * 1000, DELTA]
+    delta, blank = DELTA.replace(b"\n", line_end), line_end * 1000
+
+    assert list(split_events(blank + delta + blank + delta)) == [blank, delta, blank, delta]
 
 
 @rows(
