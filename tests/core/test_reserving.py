@@ -219,30 +219,33 @@ def test_several_answers_whose_client_leaves_are_charged() -> None:
 
 
 @rows(
-    "name, advice",
+    ("name", "max_tokens", "advice"),
     [
-        ("chat", "set a smaller max_tokens, "),
-        ("responses", "set a smaller max_tokens, "),
-        ("embeddings", "ask for less, "),
-        ("speech", "ask for less, "),
-        ("images", "ask for less, "),
+        ("chat", 700, "set a smaller max_tokens"),
+        ("chat", None, "set max_tokens"),
+        ("responses", 700, "set a smaller max_tokens"),
+        ("embeddings", None, "ask for less"),
+        ("speech", None, "ask for less"),
+        ("images", None, "ask for less"),
     ],
 )
 async def test_a_call_that_costs_too_much_is_told_what_is_left_and_what_makes_it_cheaper(
-    name: str, advice: str
+    name: str, max_tokens: int | None, advice: str
 ) -> None:
-    """Where there is no answer in tokens, no bound of it helps."""
+    """Where there is no answer in tokens, no bound of it helps; and what costs more than a whole day has, waits in vain."""
     bench = Bench([])
     endpoint = next(one for one in ENDPOINTS if one.name == name)
-    call = bench.call(key=team(), endpoint=endpoint)
+    call = bench.call(key=team(), endpoint=endpoint, max_tokens=max_tokens)
+    bench.admission.budgets.paid(call.key, 0.02)
 
-    with pytest.raises(BudgetExceeded) as refusal:
-        await bench.admission.budgets.reserve(call, Price(0.07, 0.07, 0.07))
+    async def refusal(usd: float) -> str:
+        with pytest.raises(BudgetExceeded) as refused:
+            await bench.admission.budgets.reserve(call, Price(usd, usd, usd))
+        return str(refused.value)
 
-    assert str(refusal.value) == (
-        "The key 'team' has $0.05 left of its budget of $0.05 for today (UTC), and this call may cost $0.07; "
-        f"{advice}raise budget_usd_per_day, or wait for tomorrow."
-    )
+    left = "The key 'team' has $0.03 left of its budget of $0.05 for today (UTC), and this call may cost"
+    assert await refusal(0.04) == f"{left} $0.04; {advice}, raise budget_usd_per_day, or wait for tomorrow."
+    assert await refusal(0.07) == f"{left} $0.07; {advice}, or raise budget_usd_per_day: a new day has no more."
 
 
 @rows(

@@ -110,18 +110,18 @@ class KeyBudgets:
         self._note_exhausted(call.key, budget_usd)
         spent_usd = self._spent(name)
         if spent_usd >= budget_usd:
-            what, remedy = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)", ""
+            what = f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC)"
+            remedy = "raise budget_usd_per_day, or wait for tomorrow"
         else:
             usd = price.usual if call.key.allow_overspend else price.worst
             what = (
                 f"The key '{name}' has ${budget_usd - spent_usd:.3g} left of its budget of ${budget_usd:g} for today (UTC), "
                 f"and this call may cost ${usd:.3g}"
             )
-            remedy = "set a smaller max_tokens, " if call.endpoint.tokens == "both" else "ask for less, "
-        raise BudgetExceeded(
-            f"{what}; {remedy}raise budget_usd_per_day, or wait for tomorrow.",
-            retry_after_s=DAY_S - self._clock.wall() % DAY_S,
-        )
+            remedy = f"{_cheaper(call)}, raise budget_usd_per_day, or wait for tomorrow"
+            if usd > budget_usd and not call.key.allow_overspend:
+                remedy = f"{_cheaper(call)}, or raise budget_usd_per_day: a new day has no more"
+        raise BudgetExceeded(f"{what}; {remedy}.", retry_after_s=DAY_S - self._clock.wall() % DAY_S)
 
     async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
         """Returns whether what the call took fits what all replicas have; where the store says nothing, this one's part."""
@@ -290,6 +290,13 @@ class KeyBudgets:
     def today(self) -> int:
         """The present day (UTC)."""
         return int(self._clock.wall() // DAY_S)
+
+
+def _cheaper(call: Call) -> str:
+    """Returns what makes such a call cost less."""
+    if call.endpoint.tokens != "both":
+        return "ask for less"
+    return "set max_tokens" if call.max_tokens is None else "set a smaller max_tokens"
 
 
 def _fits(key: Key, spent_usd: float, reserved_usd: float, price: Price) -> bool:
