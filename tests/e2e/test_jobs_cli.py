@@ -167,6 +167,7 @@ async def test_jobs_and_batches_are_listed_shown_and_stopped(
     assert page.splitlines()[-1] == f"there are more: --after {batch_id}"
     assert [one["id"] for one in orjson.loads(as_it_came)["data"]] == [later["id"], batch_id, done["id"]]
     assert "output    /v1/files/file-gw" in batch
+    assert "paused" not in batch
     assert f"result    /v1/jobs/{done['id']}/result\n" in job
     assert code == 0
     assert stopped.startswith(f"{later['id']} ")
@@ -374,23 +375,37 @@ def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere(monkeypatch:
     assert plain.getvalue() == "one\n"
 
 
+JOB = {
+    "id": "job_gw1",
+    "kind": "call",
+    "status": "failed",
+    "is_paused": True,
+    "model": "gpt-4o",
+    "endpoint": "/v1/x",
+    "progress": {"total": 0, "done": 0, "failed": 0},
+    "attempts": {"made": 1, "max": 5},
+    "last_error": None,
+    "usage": {"input_tokens": 1, "output_tokens": 2},
+    **dict.fromkeys(("created_at", "started_at", "finished_at", "deadline"), 0),
+    "cost_usd": 0.000123456,
+    "result": None,
+}
+
+
+def test_a_batch_is_shown_with_what_it_waits_for_and_without_attempts() -> None:
+    """Its lines have attempts; its own would always be none."""
+    files = {"output_file_id": None, "error_file_id": None}
+    batch = {**JOB, "kind": "batch", "status": "running", "batch": files, "paused": "budget_exceeded"}
+
+    facts = dict(row.split(maxsplit=1) for row in job_facts(batch).splitlines())
+    assert (facts["paused"], "attempts" in facts) == ("budget_exceeded", False)
+    assert "paused" not in dict(row.split(maxsplit=1) for row in job_facts({**batch, "paused": None}).splitlines())
+    assert "attempts  1 of 5\n" in job_facts(JOB)
+
+
 def test_nothing_that_was_named_commands_the_terminal() -> None:
     """Neither a model, nor an error, nor a problem of a line."""
-    job = {
-        "id": "job_gw1",
-        "kind": "call",
-        "status": "failed",
-        "is_paused": True,
-        "model": "\x1b[2J",
-        "endpoint": "/v1/x",
-        "progress": {"total": 0, "done": 0, "failed": 0},
-        "attempts": {"made": 1, "max": 5},
-        "last_error": {"class": "x", "message": "\x1b[2J"},
-        "usage": {"input_tokens": 1, "output_tokens": 2},
-        **dict.fromkeys(("created_at", "started_at", "finished_at", "deadline"), 0),
-        "cost_usd": 0.000123456,
-        "result": None,
-    }
+    job = {**JOB, "model": "\x1b[2J", "last_error": {"class": "x", "message": "\x1b[2J"}}
     found = [{"line": number, "code": "x", "message": "\x1b[2J"} for number in range(12)]
     shown = [
         jobs_table({"data": [job], "has_more": False}),

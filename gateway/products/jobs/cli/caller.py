@@ -256,7 +256,11 @@ def job_facts(job: Mapping[str, Any]) -> str:
         ("endpoint", job["endpoint"]),
         ("model", job["model"]),
         ("done", _done(job) if job["progress"]["total"] else None),
-        ("attempts", f"{attempts['made']} of {attempts['max']}" if attempts["max"] else None),
+        ("paused", job.get("paused")),
+        (
+            "attempts",
+            f"{attempts['made']} of {attempts['max']}" if attempts["max"] and job["kind"] != "batch" else None,
+        ),
         ("last error", f"{error['class']}: {error['message']}" if error else None),
         ("created", _at(job["created_at"])),
         ("started", _at(job["started_at"])),
@@ -356,12 +360,13 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Shows a job; of a batch its files, too."""
+    """Shows a job; of a batch its files, too, and why it stands still."""
 
     def ask(client: CallerClient) -> dict[str, Any]:
         job = client.ask("GET", f"jobs/{quote(options.id, safe='')}").fields
         if job["kind"] == "batch":
-            job["batch"] = client.ask("GET", f"batches/{quote(options.id, safe='')}").fields
+            batch = client.ask("GET", f"batches/{quote(options.id, safe='')}")
+            job |= {"batch": batch.fields, "paused": batch.paused}
         return job
 
     return _ask(options, ask, job_facts)
