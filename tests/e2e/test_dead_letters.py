@@ -131,6 +131,8 @@ async def test_dead_lines_are_tried_again_by_the_id_of_their_batch(
     batch = ended.id
     assert ended.request_counts is not None
     assert ended.request_counts.failed == 2
+    (group,) = orjson.loads((await ask(gateway.url, get("/admin/dlq", ADMIN))).body)["groups"]
+    assert {letter["line"] for letter in group["samples"]} < {1, 2, 3}  # as in a batch's errors
     code, output, _ = await run(capsys, "jobs", "retry", batch, other, *where)
     assert code == 1
     assert output.startswith(f"{batch} 2 dead lines run again; gateway dlq show job_gw"), output

@@ -190,7 +190,7 @@ def _shown(letter: DeadLetter, now: float) -> dict[str, Any]:
         "group": letter.group,
         "class": letter.error_class,
         "job": letter.job_id,
-        "line": letter.line,
+        "line": None if letter.line is None else letter.line + 1,
         "tenant": letter.tenant or None,
         "model": letter.model or None,
         "last_error": _shown_error(letter.error),
