@@ -68,7 +68,7 @@ async def test_a_job_that_failed_is_looked_at_replayed_and_succeeds(
     code, output, _ = await run(capsys, "dlq", "stats", *where)
     assert (code, output.split("\n")[1].split()[:3]) == (0, ["call", "server_error", "1"])
     code, output, _ = await run(capsys, "dlq", "replay", "--dry-run", *where)
-    assert (code, output.startswith("1 letters would run again; ")) == (0, True)
+    assert (code, output.startswith("1 letter would run again; about $0.")) == (0, True)
 
     await until(lambda: 'gateway_dlq_depth{class="server_error",kind="call"} 1.0' in metrics_of(gateway))
     code, output, _ = await run(capsys, "dlq", "replay", "--group", group["group"], *where)

@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.cli.main import UNUSABLE, fail
-from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe
+from gateway.cli.operate import AdminClient, ask_admin, lay_out, moment, safe, usd
 
 GROUPS = ("group", "kind", "class", "model", "letters", "oldest", "message")
 LETTERS = ("id", "state", "attempts", "dead at", "tenant", "last error")
 FACTS = ("id", "kind", "state", "class", "job", "line", "tenant", "model", "attempts", "cost_usd", "replays", "group")
-MODELS = ("model", "letters", "tokens in", "usd", "limit/s")
+MODELS = ("model", "letters", "tokens in", "cost", "limit/s")
 FILTER = ("id", "group", "kind", "error_class", "model", "tenant")
 
 
@@ -107,16 +107,18 @@ def _replayed(answer: Mapping[str, Any]) -> str:
             f"{safe(answer['id'])} is {safe(answer['status'])}: {answer['replayed']} replayed, {answer['skipped']} gone"
         )
         return f"{state}\ngateway dlq show {safe(answer['id'])} shows how far it is"
-    usd = "not priced" if answer["usd"] is None else f"about ${answer['usd']:.4f}"
+    cost = "not priced" if answer["usd"] is None else f"about {usd(answer['usd'])}"
     rows = [
-        tuple(
-            "-" if row[name] is None else safe(row[name])
-            for name in ("model", "letters", "input_tokens", "usd", "limit_per_s")
+        (
+            *(safe("-" if row[name] is None else row[name]) for name in ("model", "letters", "input_tokens")),
+            "-" if row["usd"] is None else usd(row["usd"]),
+            "-" if row["limit_per_s"] is None else safe(row["limit_per_s"]),
         )
         for row in answer["models"]
     ]
     gone = f", {answer['not_replayable']} are gone" if answer["not_replayable"] else ""
-    head = f"{answer['letters']} letters would run again{gone}; {usd}, {_age(answer['seconds'])}"
+    letters = "1 letter" if answer["letters"] == 1 else f"{answer['letters']:,} letters"
+    head = f"{letters} would run again{gone}; {cost}, {_age(answer['seconds'])}"
     return "\n".join([head, lay_out([MODELS, *rows])]) if rows else head
 
 
