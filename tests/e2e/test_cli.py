@@ -113,6 +113,27 @@ def test_a_mistyped_code_is_told_what_it_is_like(capsys: pytest.CaptureFixture[s
         neither.format("circuit_opn", '; did you mean "circuit_open"?'),
     )
     assert run(capsys, "explain", "mystery") == (1, "", neither.format("mystery", ""))
+    assert run(capsys, "explain", "CIRCUIT_OPEN")[2] == neither.format("CIRCUIT_OPEN", '; did you mean "circuit_open"?')
+    status = "; of an answer with this status: gateway explain --error 429 BODY"
+    assert run(capsys, "explain", "429") == (1, "", neither.format("429", status))
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rate_limit_requests", "a class of errors of providers\nsee docs/reference/errors.md#error-classes"),
+        ("half_open", "why a call went past a target\nsee docs/reference/errors.md#skipped-targets"),
+        ("model_not_found", "status 404\n"),
+    ],
+)
+def test_what_attempts_are_called_by_is_explained_as_well(
+    capsys: pytest.CaptureFixture[str], word: str, said: str
+) -> None:
+    """Words of `x-gateway-attempts`; a code of the gateway's goes first."""
+    code, told, errors = run(capsys, "explain", word)
+
+    assert (code, errors) == (0, "")
+    assert told.startswith(f"{word}: {said}")
 
 
 def test_a_closed_pipe_ends_a_command_without_a_word() -> None:

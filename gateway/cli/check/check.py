@@ -23,6 +23,7 @@ from gateway.core.config.load.load import locate_policies
 from gateway.core.config.source import Problem, did_you_mean
 from gateway.core.errors import ConfigError, GatewayError, NotFound
 from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import ErrorClass, SkipReason
 from gateway.settings import Settings
 from gateway.workers.channel.listeners import require_shared
 
@@ -45,8 +46,8 @@ def check(options: argparse.Namespace) -> int:
     return OK
 
 
-_CODE: Final = re.compile(r"[a-z_]+")
-"""What an error code looks like, and a file hardly."""
+_CODE: Final = re.compile(r"[A-Za-z0-9_]+")
+"""What an error code, or a status, looks like, and a file hardly."""
 
 
 def explain_call(options: argparse.Namespace) -> int:
@@ -57,9 +58,9 @@ def explain_call(options: argparse.Namespace) -> int:
         print(about)
         return OK
     if _CODE.fullmatch(str(options.request)) and not options.request.exists():
-        known = {*CODES, *(one.code for one in _errors() if one.code)}
-        suggestion = did_you_mean(str(options.request), known).partition("; there are")[0]
-        return fail(f"{options.request}: neither a file nor an error code of the gateway{suggestion}", FAILED)
+        return fail(
+            f"{options.request}: neither a file nor an error code of the gateway{_meant(options.request)}", FAILED
+        )
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
@@ -67,6 +68,15 @@ def explain_call(options: argparse.Namespace) -> int:
     except GatewayError as error:
         return fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
     return OK
+
+
+def _meant(request: Path) -> str:
+    """Returns what was meant by a word that is none of the gateway's codes; empty: who knows."""
+    word = str(request).lower()
+    if word.isdigit():
+        return f"; of an answer with this status: gateway explain --error {word} BODY"
+    known = {*CODES, *ErrorClass, *SkipReason, *(one.code for one in _errors() if one.code)}
+    return did_you_mean(word, known).partition("; there are")[0]
 
 
 def _error_of(code: str) -> type[GatewayError] | None:
@@ -86,9 +96,18 @@ def _about_code(code: str) -> str | None:
     if (error := _error_of(code)) is not None:
         return _about(error)
     if code not in CODES:
-        return None
+        return _about_word(code)
     status, meaning = CODES[code]
     return f"{code}: status {status}\n{meaning}\nclients may try again: no\nsee docs/reference/errors.md"
+
+
+def _about_word(word: str) -> str | None:
+    """Returns where a word of `x-gateway-attempts` is explained; None: it is none."""
+    if word in {*ErrorClass}:
+        return f"{word}: a class of errors of providers\nsee docs/reference/errors.md#error-classes"
+    if word in {*SkipReason}:
+        return f"{word}: why a call went past a target\nsee docs/reference/errors.md#skipped-targets"
+    return None
 
 
 def _about(error: type[GatewayError]) -> str:
