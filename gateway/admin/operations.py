@@ -325,8 +325,11 @@ def _hint(name: str, kind: str, shown: Shown) -> str:
     for other in shown:
         if name in shown[other]:
             return f"it is one of the {other}: use /admin/{other}."
-    close = get_close_matches(name, shown[kind], n=1)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
+    if close := get_close_matches(name, shown[kind], n=1):
+        return f"did you mean '{close[0]}'?"
+    if parts := [target for target in shown["targets"] if name in target.split("/", 1)]:  # a provider, or a model there
+        return f"did you mean {' or '.join(repr(target) for target in parts[:5])}?"
+    return f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
 
 
 def _known_action(fields: Mapping[str, Any]) -> str:

@@ -398,6 +398,7 @@ async def test_a_name_may_be_told_in_several_ways(start: StartGateway, path: str
     [
         ("targets/main/gpt-4", b'{"action": "open"}', 404, "did you mean 'main/gpt-4o'?"),
         ("targets/zzz", b'{"action": "open"}', 404, "there are: main/*, main/gpt-4o, main/gpt-4o-mini."),
+        ("accounts/gpt-4o-mini", b'{"action": "open"}', 404, "did you mean 'main/gpt-4o-mini'?"),
         ("targets/main", b'{"action": "open"}', 404, "it is one of the accounts: use /admin/accounts."),
         ("accounts/main/gpt-4o", b'{"action": "open"}', 404, "it is one of the targets: use /admin/targets."),
         ("targets/main/gpt-4o", b'{"action": "shut"}', 400, "must be one of: open, close, drain, reset"),
