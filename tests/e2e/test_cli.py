@@ -79,6 +79,13 @@ def test_a_mistyped_command_is_told_what_it_is_like(
     assert errors.rstrip().endswith(f"did you mean '{meant}'?")
 
 
+def test_a_target_in_the_place_of_an_action_is_taken_for_no_slip_of_the_pen(capsys: pytest.CaptureFixture[str]) -> None:
+    """`open` would keep calls from it."""
+    code, _, errors = run(capsys, "targets", "openai/gpt-4o")
+
+    assert (code, "did you mean" in errors) == (2, False)
+
+
 def test_a_code_of_the_gateway_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a config."""
     code, told, errors = run(capsys, "explain", "provider_credential_refused")

@@ -24,7 +24,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         wrong, *choices = _QUOTED.findall(message) if "invalid choice" in message else [""]
-        suggestions = get_close_matches(wrong, choices, 1)
+        # A target's name is like no command.
+        suggestions = [] if "/" in wrong else get_close_matches(wrong, choices, 1)
         super().error(f"{message}; did you mean '{suggestions[0]}'?" if suggestions else message)
 
 
