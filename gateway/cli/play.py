@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import uvloop
 
 from gateway.cli.arguments.arguments import EMULATOR_FLAGS
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
+from gateway.core.http.server import owner_of
 from gateway.demo.batch import LINES_PER_KILL, BatchDemo
 from gateway.demo.record import ProcessFailedError
 from gateway.demo.show.show import Display, show, show_outage
@@ -95,7 +97,14 @@ async def _run_emulator(config: EmulatorConfig, host: str, port: int) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await server.start()
+    try:
+        await server.start()
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            raise
+        owner = owner_of(host, port)
+        used = f"address already in use by {owner}" if owner else "address already in use"
+        return fail(f"cannot listen on {host}:{port}: {used}; choose another port: --port", FAILED)
     print(f"emulator: base_url {server.base_url}, control {server.url}/__emulator/stats", file=sys.stderr, flush=True)
     await stopping.wait()
     await server.stop()

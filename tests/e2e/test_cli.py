@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -417,6 +418,17 @@ def test_a_request_file_that_is_not_there_is_named(
     code, _, errors = run(capsys, "explain", "-c", config, missing, "--key", "web")
 
     assert (code, errors) == (1, f"gateway: {missing}: No such file or directory\n")
+
+
+def test_a_port_of_the_emulator_that_is_taken_is_told_with_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a gateway; exit code 1."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, errors = run(capsys, "emulate", "--port", str(port))
+
+    assert code == 1
+    assert errors.startswith(f"gateway: cannot listen on 127.0.0.1:{port}: address already in use")
+    assert errors.endswith("; choose another port: --port\n")
 
 
 def test_bad_settings_of_the_emulator_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
