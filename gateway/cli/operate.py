@@ -277,7 +277,7 @@ def _why(row: Mapping[str, Any]) -> str:
     if account and account["state"] != "closed":
         notes.append(f"account {account['name']} is {account['state'].replace('_', ' ')}")
     if row.get("quota_spent_s"):
-        notes.append(f"quota spent for {_seconds(row['quota_spent_s'])}")
+        notes.append(f"quota spent, tried again in {_seconds(row['quota_spent_s'])}")
     elif row.get("paused_s"):
         notes.append(f"paused for {_seconds(row['paused_s'])}")
     if row.get("credential_refused"):

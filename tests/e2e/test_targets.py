@@ -234,7 +234,10 @@ def cells(**changes: Any) -> list[str]:
             ["closed", "-", "0", "4.0 s", "-", "-"],
         ),
         ({"paused_s": 3.0, "quota_spent_s": 0.0}, ["closed", "-", "0", "-", "-", "paused for 3.0 s"]),
-        ({"paused_s": 60.0, "quota_spent_s": 60.0}, ["quota spent", "-", "0", "-", "-", "quota spent for 60.0 s"]),
+        (
+            {"paused_s": 60.0, "quota_spent_s": 60.0},
+            ["quota spent", "-", "0", "-", "-", "quota spent, tried again in 60.0 s"],
+        ),
         (
             {"account": {"name": "a", "state": "half_open"}},
             ["account half open", "-", "0", "-", "-", "account a is half open"],
