@@ -127,8 +127,10 @@ def printable(text: str) -> str:
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Returns `; did you mean "openai"?`, else the known names, ready to be appended to a message."""
     names = list(known)
-    close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _SHOWN_CHARS else []
-    if close:
+    close = []
+    if isinstance(name, str) and len(name) <= _SHOWN_CHARS:
+        close = get_close_matches(name, names, n=1) or [one for one in names if one.startswith(f"{name}_")]
+    if len(close) == 1:
         return f"; did you mean {quoted(close[0])}?"
     return f"; there are: {', '.join(names[:20])}" if names else ""
 

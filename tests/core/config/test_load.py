@@ -373,6 +373,10 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (config(keys="[{name: a}]"), "config.yaml:3: keys[0].key: is missing"),
         (
+            config(keys=f"[{{name: a, key: {KEY}, budget: 5}}]"),
+            'config.yaml:3: keys[0].budget: unknown field; did you mean "budget_usd_per_day"?',
+        ),
+        (
             config(keys="[{name: a, key: fifteen-chars-x}]"),
             "config.yaml:3: keys[0].key: is too short to be a secret: at least 16 characters",
         ),
