@@ -3,15 +3,82 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.clock import Clock
-from gateway.core.ports import SharedStore, Store
+from gateway.core.ports import Answers, Objects, Records, SharedStore, Store, VectorRow, Vectors
 from gateway.core.snapshot.snapshot import PolicySnapshot
-from gateway.drivers.memory_store import MemoryStore
+from gateway.core.types import StoreBounds
+from gateway.features.ownership.memory import MemoryObjects
+from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
 
 if TYPE_CHECKING:
     from gateway.drivers.sqlite_store.store import SqliteStore
+
+# The default store, in this process's memory: it answers at once, and ends with the process.
+#
+# Each of its parts has a bound of its own. It must not know a file, a socket or the event loop.
+
+
+class MemoryVectors:
+    """Implements `gateway.core.ports.Vectors` without keeping anything: the index itself has the rows."""
+
+    __slots__ = ()
+
+    def add(self, row: VectorRow) -> None:
+        """Does nothing: the index has the row."""
+
+    def load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
+        """Returns no rows: a new process begins with an empty index."""
+        return ()
+
+    def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
+        """Does nothing."""
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """Returns 0: no rows are kept here."""
+        return 0
+
+
+class MemoryStore:
+    """Implements `gateway.core.ports.Store`; `wall` returns seconds since the epoch."""
+
+    __slots__ = ("_answers", "_objects", "_records", "answers", "is_local", "objects", "records", "vectors")
+
+    def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:
+        self._records = MemoryRecords(bounds.records, wall)
+        self._answers = MemoryAnswers(wall)
+        self._answers.configure(bounds.answers)
+        self.records: Records = self._records
+        self.answers: Answers = self._answers
+        self.vectors: Vectors = MemoryVectors()
+        self._objects = MemoryObjects(bounds.objects)
+        self.objects: Objects = self._objects
+        self.is_local = True
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Sets new bounds; entries above a lowered bound are evicted step by step, with every `tick` and every new entry."""
+        self._answers.configure(bounds.answers)
+        self._records.configure(bounds.records)
+        self._objects.configure(bounds.objects)
+
+    def tick(self) -> None:
+        """Is called about once a second: drops some expired entries, in bounded time."""
+        self._answers.tick()
+        self._records.tick()
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns, for each part, its entries and the bytes of memory that they take."""
+        return {
+            "answers": self._answers.stats(),
+            "records": self._records.stats(),
+            "vectors": {"entries": 0, "bytes": 0},
+        }
+
+    async def aclose(self) -> None:
+        """Does nothing: the store ends with the process."""
+
 
 SWITCH_S = 0.0005
 """A busy event loop lets the store's thread in after so long; with Python's own 5 ms each of its steps would take that."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from gateway.core.types import StoreBounds
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from tests.support.conformance import kept
 
 NOW = 1_700_000_000.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.ports import Store, VectorRow
 from gateway.core.types import Kept, Usage
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from tests.support.conformance import (
     KIB,
     ROOMY,

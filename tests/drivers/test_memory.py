@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.core.ports import Claim
 from gateway.drivers.lru import LET_GO, Lru
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
 
 MIB = 1024 * KIB

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.lease.lease import LeaseAsk, LeaseReply, LimitKind
-from gateway.fleet.lease.leased_amount import FORGOTTEN_S, REFRESH_S
-from gateway.fleet.parts.leased_part import Share
+from gateway.fleet.parts.leased_part import FORGOTTEN_S, REFRESH_S, Share
 from tests.support.pool import Pool
 
 T0 = 1000.0

@@ -32,7 +32,7 @@ from gateway.core.render import error_headers
 from gateway.core.snapshot.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from tests.sim import provider as simulated
 from tests.sim.limits import ProviderLimit, Refill, Sliding
 from tests.support.flow import CHAT, JSON, Recorder, read_all

@@ -14,7 +14,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.types import Answer, ErrorClass, Lane, Outgoing, Phase, StoreBounds, UpstreamFailed
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until

@@ -29,7 +29,7 @@ from gateway.core.types import (
     StoreBounds,
     UpstreamFailed,
 )
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.rules.rules import Caching
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")

@@ -18,7 +18,7 @@ from gateway.dialects.memory import (
     ThoughtMemory,
     VisibleTurn,
 )
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 
 TENANTS = ("a", "b")
 KEPT = st.tuples(

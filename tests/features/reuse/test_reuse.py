@@ -14,7 +14,7 @@ from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
 from gateway.core.snapshot.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.layers.layers import plan_reuse
 from gateway.features.reuse.rules.keys import LARGE_BYTES
 from gateway.features.reuse.rules.rules import Caching, ExactRule

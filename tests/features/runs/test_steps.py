@@ -12,7 +12,7 @@ import pytest
 from gateway.core.call import OutputCheck
 from gateway.core.errors import GatewayError
 from gateway.core.relay import StreamBroken
-from gateway.drivers.memory_store import MemoryStore
+from gateway.drivers.opening import MemoryStore
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.rules.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest

@@ -8,26 +8,232 @@ that is too late is refused; a claim whose reply was lost still belongs to its h
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from secrets import token_bytes
 from typing import Any
 
-from gateway.core.ports import Claim, Later
+from gateway.core.ports import TENANTS_SHARE, Claim, Later
 from gateway.core.types import Kept
-from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
-from gateway.drivers.redis_store.tenants import ID_BYTES, TenantRecords, Tenants
+from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone, StoreRefused
 from gateway.features.reuse.memory import EarlyEvictions, moved
 from gateway.features.reuse.redis.answers import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, unframed
-from gateway.features.reuse.redis.lru import WallTime, lru_script
-from gateway.features.reuse.redis_records.offline_records import (
-    ABANDONED_S,
-    FIRST_SHARED_FENCE,
-    HeldRecord,
-    OfflineRecords,
-)
+from gateway.features.reuse.redis.lru import SharedLru, WallTime, lru_script
+from gateway.fleet.redis import Registry
+
+# The records of each tenant, each in a slot of its own, and the bound of each.
+#
+# In a cluster the tenants spread over the servers, and no script sees two of them. So this process adds up the sizes as last
+# reported, and a tenant above its bound shrinks with its next record, or with a sweep. Invariant: the bounds of all tenants add
+# up to the whole, except for tenants that this process does not know yet.
+
+MOST_KNOWN = 4096
+"""Tenants whose sizes this process knows, at most; the longest unused are forgotten first."""
+ID_BYTES = 32
+"""The length of a record's id; the bytes behind it name the tenant."""
+
+
+class TenantRecords:
+    """The records of one tenant."""
+
+    __slots__ = ("bytes", "entries", "fence", "lru", "name", "running")
+
+    def __init__(self, link: Link, name: bytes, now: WallTime) -> None:
+        base = link.key("records", name)
+        self.name = name
+        self.lru = SharedLru(link, base, now)
+        self.running, self.fence = base + b":running", base + b":fence"
+        """The keys of the claims and of the last fence."""
+        self.entries = self.bytes = 0
+        """The size that `Tenants` counts."""
+
+    def keys(self, record: bytes) -> tuple[bytes, ...]:
+        """Returns the keys of a script on this record."""
+        lru, id = self.lru, record[:ID_BYTES]
+        return (*lru.keys, lru.value(id), self.running, self.fence, lru.parts(id))
+
+
+class Tenants:
+    """The records of all known tenants."""
+
+    def __init__(self, link: Link, now: WallTime, bound: int) -> None:
+        self.bound = bound
+        """The bytes of all tenants together, at most."""
+        self.entries = 0
+        self.bytes = 0
+        """The bytes of the known tenants, as last reported."""
+        self._link = link
+        self._now = now
+        self._known: OrderedDict[bytes, TenantRecords] = OrderedDict()
+        self._registry = Registry(link, link.key("record_tenants"), now)
+
+    def records_of(self, record: bytes) -> TenantRecords:
+        """Returns the tenant's part of the store that keeps a record."""
+        return self._records(record[ID_BYTES:])
+
+    def told(self, tenant: TenantRecords, entries: int, taken: int) -> None:
+        """Notes a tenant's size; one with entries is known from now on."""
+        self._forget(tenant.name)
+        if not entries:
+            return
+        tenant.entries, tenant.bytes = entries, taken
+        self._known[tenant.name] = tenant
+        self.entries += entries
+        self.bytes += taken
+        if len(self._known) > MOST_KNOWN:
+            self._forget(next(iter(self._known)))
+
+    def bound_of(self, tenant: TenantRecords) -> int:
+        """Returns a tenant's bound: the bytes that others leave, up to the tenants' share, and an equal part at least."""
+        known = self._known.get(tenant.name)
+        others = self.bytes - (0 if known is None else known.bytes)
+        if others <= 0:
+            return self.bound
+        count = len(self._known) + (known is None)
+        return int(max(self.bound / count, min(TENANTS_SHARE * self.bound, self.bound - others)))
+
+    async def note(self, tenant: TenantRecords, left_s: float) -> None:
+        """Registers a tenant with records for `left_s` seconds, so that other replicas find it. Raises StoreGone."""
+        try:
+            await self._registry.note(tenant.name, left_s)
+        except StoreRefused:  # there are too many tenants to register: the records of this one end by themselves
+            return
+
+    def lost(self) -> None:
+        """Has all tenants registered anew, because the store may have lost its data."""
+        self._registry.lost()
+
+    async def discover(self) -> None:
+        """Finds some of the tenants that other replicas serve. Raises StoreGone."""
+        await self._registry.discover()
+
+    def all(self) -> Iterator[TenantRecords]:
+        """Yields the known tenants and those found last."""
+        for name in dict.fromkeys((*self._known, *self._registry.found)):
+            yield self._records(name)
+
+    def _forget(self, name: bytes) -> None:
+        """Removes a tenant from the count."""
+        gone = self._known.pop(name, None)
+        if gone is not None:
+            self.entries -= gone.entries
+            self.bytes -= gone.bytes
+
+    def _records(self, name: bytes) -> TenantRecords:
+        return self._known.get(name) or TenantRecords(self._link, name, self._now)
+
+
+# The records that this replica runs, and the answers that it got while the store was gone, until the store has them.
+#
+# It must not know the store. Invariants: a record has one holder in this process at a time; an answer that the store has to
+# take is replayed from here meanwhile; such answers keep to their bytes, and the oldest are dropped first; a fence of this
+# process is lower than any of the store's.
+
+FIRST_SHARED_FENCE = 1 << 40
+"""The store's lowest fence; lower ones are of a process. Keep in sync with `lua/records_claim.lua`."""
+ABANDONED_S = 86_400.0
+"""Seconds after the end of its lease in which a holder may still complete its record."""
+LOOKED_AT = 256
+"""Claims that one tick examines, at most."""
+
+
+@dataclass(slots=True)
+class HeldRecord:
+    """A claim of this process; its nonce identifies it to the store even where the reply to the claim was lost."""
+
+    asked: bytes
+    fence: int
+    nonce: bytes
+    until: float
+
+    @property
+    def is_local(self) -> bool:
+        """Tells whether the store has not confirmed the claim."""
+        return self.fence < FIRST_SHARED_FENCE
+
+
+@dataclass(frozen=True, slots=True)
+class UnsyncedRecord:
+    """The answer of a record that the store still has to take."""
+
+    held: HeldRecord
+    kept: Kept
+    size: int
+
+
+class OfflineRecords:
+    """The claims and owed answers of one process; `lost` is called when an owed answer is dropped."""
+
+    __slots__ = ("_fences", "_lost", "bound", "held", "owed", "owed_bytes")
+
+    def __init__(self, bound: int, lost: Callable[[], None]) -> None:
+        self.bound = bound
+        """The bound of the owed answers, in bytes."""
+        self.held: dict[bytes, HeldRecord] = {}
+        self.owed: dict[bytes, UnsyncedRecord] = {}
+        self.owed_bytes = 0
+        self._fences = count(1)
+        self._lost = lost
+
+    def look(self, record: bytes, fingerprint: bytes, now: float, *, is_alone: bool) -> Claim | None:
+        """Returns the claim's result if this process alone can tell it, else None; `is_alone`: the store does not answer."""
+        if (unsynced := self.owed.get(record)) is not None and unsynced.kept.fresh_until > now:
+            return (
+                Claim("done", kept=replace(unsynced.kept)) if unsynced.held.asked == fingerprint else Claim("mismatch")
+            )
+        held = self.held.get(record)
+        if held is None or held.until <= now or not (is_alone or held.is_local):
+            return None
+        return Claim("running", lease_left_s=held.until - now) if held.asked == fingerprint else Claim("mismatch")
+
+    def take(self, record: bytes, fingerprint: bytes, nonce: bytes, until: float) -> Claim:
+        """Claims the record in this process, without the store."""
+        fence = next(self._fences)
+        self.held[record] = HeldRecord(fingerprint, fence, nonce, until)
+        return Claim("claimed", fence=fence)
+
+    def holder(self, record: bytes, fence: int) -> HeldRecord | None:
+        """Returns the claim of this process with this fence, else None."""
+        held = self.held.get(record)
+        return held if held is not None and held.fence == fence else None
+
+    def drop(self, record: bytes, held: HeldRecord | None) -> None:
+        """Removes the claim, unless another caller has the record by now."""
+        if held is not None and self.held.get(record) is held:
+            del self.held[record]
+
+    def owe(self, record: bytes, held: HeldRecord, kept: Kept, size: int) -> None:
+        """Ends the claim and keeps its answer until the store takes it."""
+        self.drop(record, held)
+        self.settle(record)
+        if size > self.bound:
+            self._lost()
+            return
+        self.owed[record] = UnsyncedRecord(held, kept, size)
+        self.owed_bytes += size
+        while self.owed_bytes > self.bound:
+            self._lost()
+            self.settle(next(iter(self.owed)))
+
+    def settle(self, record: bytes) -> None:
+        """Removes the record's owed answer."""
+        if (unsynced := self.owed.pop(record, None)) is not None:
+            self.owed_bytes -= unsynced.size
+
+    def tick(self, now: float) -> None:
+        """Drops some leases that ended long ago and some expired answers."""
+        for _ in range(min(LOOKED_AT, len(self.held))):
+            record = next(iter(self.held))
+            held = self.held.pop(record)
+            if held.until + ABANDONED_S > now:
+                self.held[record] = held  # moves to the end: the next tick examines the others
+        for record in [one for one, unsynced in self.owed.items() if unsynced.kept.fresh_until <= now][:LOOKED_AT]:
+            self.settle(record)
+
 
 # The answers of completed idempotency records: they go to the store, and are kept here while it is out of reach.
 #
