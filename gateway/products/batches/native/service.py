@@ -154,9 +154,10 @@ class ProviderAsking:
     def _not_before(self, job: Job) -> float:
         """Returns a time, by clocks that are right, before which nothing can have been made for the job.
 
-        What is missed would be sent, and paid for, again: a machine whose time was set may have noted parts by another time.
+        What is missed would be sent, and paid for, again: a machine whose time was set may have noted parts by another time,
+        and nobody knows which of the two is the right one.
         """
-        return job.created_at - self._clock.ahead_s - LAG_S
+        return job.created_at - max(0.0, self._clock.ahead_s) - LAG_S
 
     async def _tidy(self, job: Job, part: Part, provider: Provider) -> None:
         """Removes the part's files at the provider, or its batch, where that is all there is."""

@@ -60,6 +60,8 @@ class Lies:
     lost_answers: int = 0
     """So many answers to what it has done do not arrive."""
     list_lags_s: float = 0.0
+    machine_is_wrong: bool = False
+    """The time of the gateway's machine was set to a wrong one: its clock, which never jumps, goes on by the right one."""
     always_down_after_s: float | None = None
     ignores_cancel: int = 0
     cancels_s: float = 60.0
@@ -121,8 +123,8 @@ class ScriptedBatches:
         return file_id
 
     def now(self) -> float:
-        """The provider's time, which is right whatever the machine of the gateway shows."""
-        return self.clock.wall() - self.clock.ahead_s
+        """The provider's time, which is right: that of the gateway's machine, or of its clock."""
+        return self.clock.wall() - (0.0 if self.lies.machine_is_wrong else self.clock.ahead_s)
 
     async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
         self._arrive("find_file")

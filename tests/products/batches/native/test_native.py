@@ -388,14 +388,15 @@ def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing(w
 
 
 def test_a_machine_whose_time_was_set_submits_nothing_twice() -> None:
-    """What it has noted by a clock that is a day ahead is looked for by the provider's time."""
+    """What it has noted by a clock that is a day ahead, or behind, is looked for by the provider's time."""
 
-    async def story(clock: LoopClock, last: int) -> NativeStage:
-        clock.ahead_s = 86_400.0
-        return await told(clock, [last], works_s=10.0)
+    async def story(clock: LoopClock, last: int, ahead_s: float) -> NativeStage:
+        clock.ahead_s = ahead_s
+        return await told(clock, [last], works_s=10.0, machine_is_wrong=ahead_s < 0)
 
     for last in range(1, 12):
-        check_books(run(lambda clock, last=last: story(clock, last)))  # type: ignore[misc]  # bound at once
+        for ahead_s in (86_400.0, -86_400.0):
+            check_books(run(lambda clock, last=last, by=ahead_s: story(clock, last, by)))  # type: ignore[misc]  # bound at once
 
 
 def run_tally(stage: NativeStage) -> Any:
