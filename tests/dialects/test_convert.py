@@ -616,6 +616,7 @@ def generated(*parts: Json, reason: str = "STOP") -> bytes:
 
 TOOL_USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 MESSAGE_STREAM = streamed("messages", message(TOOL_USE, reason="tool_use"))
+TEXT = {"type": "text", "text": "a"}
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "s"}
 REASONING = {"id": "x", "type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
 CALL = {"id": "c", "type": "function_call", "name": "f", "arguments": "{}", "call_id": "c", "status": "completed"}
@@ -644,6 +645,10 @@ WORD = plainly(chunk({"content": "a"}))
         ("chat", False, chat({"content": "", "tool_calls": [{"id": "t"}]}), True),
         ("chat", False, chat({"content": None, "refusal": "no"}), True),
         ("chat", False, chat({"content": "", "reasoning_content": "hm", "annotations": []}), False),
+        ("chat", False, chat({"content": [{"type": "thinking", "thinking": [TEXT]}, TEXT | {"text": ""}]}), False),
+        ("chat", False, chat({"content": [{"type": "thinking", "thinking": [TEXT]}, TEXT]}), True),
+        ("chat", True, plainly(chunk({"content": [{"type": "thinking", "thinking": [TEXT]}]})) + END + DONE, False),
+        ("chat", False, chat({"content": "", "reasoning_content": "hm", "thinking_blocks": [THINKING]}), False),
         ("chat", True, plainly(chunk({"reasoning_content": "hm"})) + END + DONE, False),
         ("completions", False, b'{"choices":[{"text":"","finish_reason":"stop"}]}', False),
         ("responses", False, completed("completed", item("a"), error=None), True),

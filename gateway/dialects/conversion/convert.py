@@ -155,7 +155,11 @@ def _has_words(part: dict[str, Any]) -> bool:
 def _chat_parts(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for choice in choices_of(chunk):
         yield {"text": choice.get("text")}
-        yield _as_object(choice.get("message") or choice.get("delta"))
+        said = _as_object(choice.get("message") or choice.get("delta"))
+        if isinstance(said.get("content"), list):  # Mistral's, of models that think
+            yield from _objects(said["content"])
+            said = {**said, "content": None}
+        yield said
 
 
 def _message_parts(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -191,7 +195,10 @@ _PARTS_OF: Final = MappingProxyType(
 _THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning", "thinking_delta", "signature_delta"))
 _BESIDE: Final = frozenset(
     ("type", "role", "id", "index", "status", "annotations", "citations", "logprobs", "thoughtSignature", "signature")
-) | {"reasoning", "reasoning_content", "reasoning_details", "provider_specific_fields", "extra_content"}
+) | {
+    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+    *("provider_specific_fields", "extra_content"),
+}
 """Fields beside what a part says."""
 
 
