@@ -81,10 +81,10 @@ async def read_bytes(request: Request, server: Server, most: int, count: Callabl
         async with asyncio.timeout(server.body_timeout_s):
             async for part in request.stream():
                 body += part
-                if count is not None:
-                    count(len(part))
                 if len(body) > most:
                     raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
+                if count is not None:
+                    count(len(part))
     except ClientDisconnect:
         raise InvalidRequest("The body has ended early.") from None
     except TimeoutError:

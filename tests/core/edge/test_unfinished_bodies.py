@@ -10,9 +10,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from gateway.core.edge.served import Serving, StopReason, UnfinishedBodies
-from gateway.core.types import QueueBounds
+from gateway.core.errors import BodyTooLarge
+from gateway.core.intake.intake import read_bytes
+from gateway.core.types import QueueBounds, Server
 from gateway.core.waiting import Shedding
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Peer, chat, config_of, connect, post, to_yaml, until
@@ -67,6 +70,20 @@ def test_the_newest_of_the_largest_payer_gives_way() -> None:
     bodies.count(small, 100, 20)
 
     assert [one.stopped for one in (small, *large)] == [None, None, "no_room"]
+
+
+async def test_a_body_that_is_too_long_is_told_so_and_counts_no_further() -> None:
+    """Its last part could stop its own reader, whose answer would be cut off."""
+    counted: list[int] = []
+    parts = [{"type": "http.request", "body": b"x" * 8, "more_body": True} for _ in range(2)]
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop()
+
+    with pytest.raises(BodyTooLarge):
+        await read_bytes(Request({"type": "http"}, receive), Server(), 10, counted.append)
+
+    assert counted == [8]
 
 
 def test_what_is_held_and_memory_bound_it_too() -> None:
