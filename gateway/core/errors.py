@@ -222,7 +222,7 @@ class KeyRateLimited(AdmissionDenied):
 
 
 class BudgetExceeded(AdmissionDenied):
-    """The key has spent its budget for the day."""
+    """The key has spent its budget for the day, or what is left of it does not pay for the call."""
 
     status = 429
     type = "rate_limit_error"
@@ -238,7 +238,7 @@ class BudgetReserved(BudgetExceeded):
 
 
 class CircuitOpen(AdmissionDenied):
-    """Every target that could serve the call has failed too often and is left alone; `retry_after_s` is the next probe."""
+    """Every target that could serve the call is left alone, after failures or by hand; `retry-after` is the next probe."""
 
     code = "circuit_open"
 
