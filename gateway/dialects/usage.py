@@ -97,6 +97,7 @@ def generated_usage(usage: Usage) -> Json:
         "cacheWrite1hTokenCount": usage.cache_written_1h,
         "serviceTier": usage.tier,
         "server_tool_use": {"web_search_requests": parts.searches} if parts.searches else None,
+        "prompt_audio_seconds": parts.audio_s,
         "estimated": usage.estimated,
         "doubt": usage.doubt,
         "steps": [*map(message_usage, usage.steps)],
@@ -141,6 +142,7 @@ def _besides(usage: Usage) -> Json:
     searches = usage.parts.searches
     return _filled(
         server_tool_use={"web_search_requests": searches} if searches else None,
+        prompt_audio_seconds=usage.parts.audio_s,
         service_tier=usage.tier,
         estimated=usage.estimated,
         doubt=usage.doubt,

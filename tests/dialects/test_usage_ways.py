@@ -29,7 +29,13 @@ from tests.dialects.ways import CALLERS, Json, Ways, sse, stream_of
 from tests.support.flow import JSON, Script
 
 TEXT: Final = "FINE" * 9
-_SHORT: Final = Rates(2.0, 8.0, 0.2, 2.5, 4.0, 30.0, 60.0, 3.0, image_output_usd=40.0, search_usd=0.5, request_usd=0.25)
+_SHORT: Final = Rates(
+    *(2.0, 8.0, 0.2, 2.5, 4.0, 30.0, 60.0, 3.0),
+    image_output_usd=40.0,
+    search_usd=0.5,
+    audio_second_usd=0.125,
+    request_usd=0.25,
+)
 _LONG: Final = replace(_SHORT, input_usd=4.0, output_usd=12.0, cached_input_usd=0.4)
 _PRIORITY: Final = replace(_SHORT, output_usd=16.0, above=((200_000, replace(_LONG, output_usd=24.0)),))
 RATES: Final = replace(_SHORT, above=((200_000, _LONG),), by_tier={"priority": _PRIORITY})
@@ -161,7 +167,7 @@ NOT: Final = st.none()
 
 @st.composite
 def of_chat(draw: st.DrawFn) -> Json:
-    """OpenAI's, xAI's, Moonshot's, DeepSeek's."""
+    """OpenAI's, xAI's, Moonshot's, DeepSeek's, Mistral's."""
     came, went = draw(COUNT) + 1, draw(COUNT) + SAID
     reasoning = draw(st.integers(0, went))
     told: Json = {"prompt_tokens": came, "completion_tokens": went, "total_tokens": came + went}
@@ -181,6 +187,8 @@ def of_chat(draw: st.DrawFn) -> Json:
     told["prompt_tokens_details"] = draw(st.one_of(NOT, st.just(details)))
     made = {"reasoning_tokens": reasoning, "audio_tokens": draw(st.integers(0, went))}
     told["completion_tokens_details"] = draw(st.one_of(NOT, st.just(made)))
+    if draw(st.booleans()):  # Voxtral, which hears
+        told["prompt_audio_seconds"] = draw(FEW)
     return told
 
 
