@@ -315,7 +315,7 @@ def _steps_usd(rates: Rates, usage: Usage) -> float:
         return usage_usd(level, replace(one, tier="", steps=())) or 0.0
 
     longer_usd = [priced(one, one.input) - priced(one, 0) for one in usage.steps]
-    return priced(usage, 0) + sum(longer_usd)
+    return max(0.0, priced(usage, 0) + sum(longer_usd))
 
 
 def _parts_usd(rates: Rates, parts: UsageParts) -> float:

@@ -457,7 +457,16 @@ def read_usage(fields: dict[str, Any]) -> Usage | None:
     steps = steps or _read_steps(fields.get("steps"))
     if len(steps) > 1:
         usage.steps = tuple([step for _, step in steps])
+        if not _are_steps(usage):
+            usage.steps, usage.doubt = (), usage.doubt or CONTRADICTS
     return plausible(usage)
+
+
+def _are_steps(usage: Usage) -> bool:
+    """Returns whether the requests that a usage tells of can have come to it."""
+    came, went = sum([step.input for step in usage.steps]), sum([step.output for step in usage.steps])
+    searches = sum([step.parts.searches for step in usage.steps])
+    return came <= usage.input and went <= usage.output and searches <= max(usage.parts.searches, MOST_SEARCHES)
 
 
 def _read_steps(fields: object) -> list[tuple[object, Usage]]:

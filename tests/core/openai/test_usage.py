@@ -372,6 +372,19 @@ def test_a_usage_is_the_same_in_every_language(usage: Usage) -> None:
         assert read_usage(orjson.loads(orjson.dumps(write(usage)))) == usage
 
 
+@pytest.mark.parametrize("name", ["iterations", "steps"])
+@pytest.mark.parametrize(
+    "odd",
+    [{"input_tokens": 1 << 40}, {"output_tokens": 1 << 40}, {"server_tool_use": {"web_search_requests": 1 << 40}}],
+)
+def test_requests_that_come_to_more_than_their_call_are_none_of_it(name: str, odd: dict[str, Any]) -> None:
+    """Each is priced by its length: one of 2^40 tokens would cost millions of dollars, whatever the call has used."""
+    step = {"type": "message", "input_tokens": 150_000, "output_tokens": 10}
+    usage = read_usage({"input_tokens": 300_000, "output_tokens": 20, name: [step, step | odd]})
+
+    assert usage == Usage(300_000, 20, doubt=CONTRADICTS)
+
+
 @BOUNDED
 @given(st.dictionaries(st.sampled_from([*FIELDS, "iterations"]), ODD_VALUES, max_size=8))
 def test_no_usage_object_makes_it_fail(told: dict[str, Any]) -> None:
