@@ -270,7 +270,7 @@ class Pipeline:
     def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay | OverlongStream) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
-                self._deferred.cut(call)
+                self._deferred.cut(call, opened.target, relay, output_tokens)
             if call.endpoint.name in MEDIA:
                 usage = media_usage(call, opened.target, usage, output_tokens if outcome == "ok" else None)
             else:

@@ -325,6 +325,11 @@ class SseRelay:
                 self._tap(write, self._now)
 
     @property
+    def response_id(self) -> object:
+        """Returns the id that a stream of Responses has told, if any."""
+        return self._said.response_id
+
+    @property
     def usage_event(self) -> bytes:
         """The event with the usage that the client did not ask for, when the stream has ended; empty: there was none."""
         return self._transcript.usage_event

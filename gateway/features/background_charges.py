@@ -1,6 +1,6 @@
 """Responses on which the provider goes on working when it has answered (`"background": true`), under a key's budget.
 
-    unfinished (all that was reserved is charged) -> … -> shown, by a later GET: corrected, once, to what was used
+    unfinished or cut (all that was reserved is charged) -> … -> shown, by a later GET: corrected, once, to what was used
 
 What such a call uses is told to whoever asks for its response later, and asking is free. Each is charged with all that was
 reserved for it, its input and the most that its answer may have, until a response that passes here says what it has used. Kept
@@ -16,9 +16,10 @@ from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
-from gateway.core.ledger import known_usd
+from gateway.core.ledger import cost_usd, estimated_usage, known_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import ABSURD, add_beside, most_output, plausible, read_usage
+from gateway.core.relay import SseRelay
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.route_plan import upstream_model
 from gateway.core.snapshot.snapshot import Rates, Target
@@ -62,26 +63,32 @@ class Deferred:
         if answer is None or answer.get("status") not in _UNFINISHED:
             return None
         usage = self._admission.costs.usage(call, target)
-        reserved, id = call.reserved, answer.get("id")
+        self._await(call, target, answer.get("id"), usage)
+        return usage
+
+    def cut(self, call: Call, target: Target, relay: object, output_tokens: int) -> None:
+        """The stream of a response has ended before it told its usage: one that goes on without its client is charged.
+
+        `output_tokens` is the estimate of what has come by its `relay`.
+        """
+        if call.reserved is not None and call.endpoint.sse == "responses" and _runs_on(call):
+            id = relay.response_id if isinstance(relay, SseRelay) else None
+            self._await(call, target, id, estimated_usage(call, output_tokens))
+
+    def _await(self, call: Call, target: Target, id: object, usage: Usage | None) -> None:
+        """Has all that the call has reserved charged, until the response tells what it has used."""
+        reserved = call.reserved
         if reserved is None:
-            return usage
+            return
         reserved.is_charged = True
         rates = target.find_rates(upstream_model(call, target))
         if rates is not None and isinstance(id, str):
             retries_usd = known_usd(call.attempts[:-1]) or 0.0
-            expected_usd = usage_usd(rates, usage) or 0.0
-            charged_usd = max(expected_usd, reserved.usd - retries_usd)
+            charged_usd = max(cost_usd(call, target, usage) or 0.0, reserved.usd - retries_usd)
             if len(self._charges) >= MOST:
                 del self._charges[next(iter(self._charges))]
             most = most_output(call.max_tokens, 1)
             self._charges[id] = Charge(call.key.name, self._admission.budgets.today(), charged_usd, rates, most)
-        return usage
-
-    def cut(self, call: Call) -> None:
-        """The stream of a response has ended before it told its usage: one that goes on without its client is charged."""
-        reserved = call.reserved
-        if reserved is not None and call.endpoint.sse == "responses" and _runs_on(call):
-            reserved.is_charged = True
 
     def awaits(self, call: Call) -> bool:
         """Returns whether the call's answer may tell the usage of a response that is waited for."""

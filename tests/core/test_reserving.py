@@ -491,6 +491,25 @@ async def test_a_stream_that_goes_on_without_its_client_is_charged_as_reserved(b
     assert spent_usd == (pytest.approx(RESERVED_USD) if is_charged else pytest.approx(0.0, abs=1e-4))
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_stream_that_goes_on_without_its_client_costs_what_its_response_tells_later(told: bool) -> None:
+    """To whoever asks for it by the id that the stream began with; without one nobody can."""
+    created = b'data: {"type":"response.created","response":{"id":"resp_1","status":"queued"}}\n\n' if told else b""
+    began = b'data: {"type":"response.output_text.delta","delta":"hi"}\n\n'
+    scripts = streamed(created + began, asyncio.Event()), whole(response("completed", USED))
+    bench = Bench([ScriptedUpstream(*scripts)], rates=PER_TOKEN, keys=[team(1.0)])
+    call = bench.call(key=team(1.0), stream=True, tenant="team", **later())
+    reply = await bench.pipeline.handle(call)
+    assert reply.chunks is not None
+    await anext(reply.chunks)
+    await reply.close()
+    assert bench.admission.budgets._spent("team") == pytest.approx(RESERVED_USD)
+
+    await bench.serve(key=team(1.0), tenant="team", **asked_for())
+
+    assert bench.admission.budgets._spent("team") == pytest.approx(CALL_USD if told else RESERVED_USD)
+
+
 async def test_of_very_many_the_oldest_stay_as_they_were_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_charges, "MOST", 2)
     made = [(later(), response("queued", id=f"resp_{number}")) for number in range(3)]

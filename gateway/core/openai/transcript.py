@@ -207,6 +207,11 @@ class Transcript:
         """The usage event that was taken out of the stream because only the gateway had asked for it."""
 
     @property
+    def response_id(self) -> object:
+        """Returns the id of a response that has begun; None: it has told none."""
+        return None if self._begun is None else self._begun.get("id")
+
+    @property
     def is_inside(self) -> bool:
         """Returns whether the client has a part of an event, which was too long to be held back."""
         return bool(self._head)
