@@ -213,7 +213,9 @@ def find_usage(tail: bytes) -> Usage | None:
         if usage:
             searched = tail.rfind(_SEARCHED)
             used = _object_after(tail, searched + len(_SEARCHED)) if searched >= 0 else None
-            add_beside(usage, {"service_tier": _tier_in(tail, _TIER_NAMES[0]), "tool_usage": used})
+            # Whoever names it within, or has another word for it, does not name it beside: that is what a tool was called with.
+            is_beside = name == _NAMES[0] and found is not None and "service_tier" not in found
+            add_beside(usage, {"service_tier": is_beside and _tier_in(tail, _TIER_NAMES[0]), "tool_usage": used})
             return usage
     return None
 

@@ -372,6 +372,22 @@ def test_a_usage_is_the_same_in_every_language(usage: Usage) -> None:
         assert read_usage(orjson.loads(orjson.dumps(write(usage)))) == usage
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"content":[{"type":"tool_use","input":{"service_tier":"flex"}}],"usage":{"input_tokens":9,"output_tokens":7,'
+        b'"service_tier":"standard"}}',
+        b'{"candidates":[{"content":{"parts":[{"functionCall":{"args":{"service_tier":"flex"}}}]}}],"usageMetadata":'
+        b'{"promptTokenCount":9,"candidatesTokenCount":7,"totalTokenCount":16}}',
+    ],
+)
+def test_what_a_tool_is_called_with_names_no_tier(answer: bytes) -> None:
+    """Of an answer that is too long to be parsed: the usage itself has the tier there."""
+    assert find_usage(answer) == Usage(9, 7)
+    told = b'{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":7},"service_tier":"flex"}'
+    assert find_usage(told) == Usage(9, 7, tier="flex")
+
+
 @pytest.mark.parametrize("name", ["iterations", "steps"])
 @pytest.mark.parametrize(
     "odd",
