@@ -162,12 +162,17 @@ class CostEstimates:
         target = next((one for one in _reached(call) if one.name == last.target), None)
         if target is None:
             return None, None
+        usage = self.usage_by(call, target, now)
+        last.cost_usd = cost_usd(call, target, usage)
+        return target, usage
+
+    def usage_by(self, call: Call, target: Target, now: float) -> Usage:
+        """Returns what the call's last attempt may have used by `now`, of which no answer came: what there was time for."""
         usage = replace(self.usage(call, target), estimated=True)
         if call.endpoint.name not in MEDIA:
             answers = _asked_answers(call, target)[1]
-            usage.output = min(usage.output, ceil((now - last.started_at) * FASTEST_PER_S) * answers)
-        last.cost_usd = cost_usd(call, target, usage)
-        return target, usage
+            usage.output = min(usage.output, ceil((now - call.attempts[-1].started_at) * FASTEST_PER_S) * answers)
+        return usage
 
 
 def _reached(call: Call) -> tuple[Target, ...]:

@@ -238,10 +238,10 @@ class Hedges:
             await _close(racer.task)
         finally:
             usage = _usage_of_loser(racer)
-            usd = cost_usd(call, racer.target, usage) if usage else self._admission.costs.usd(call, racer.target)
             for attempt in call.attempts[-1:]:  # none: it had not begun
-                _end(attempt, usd, now)
-                attempt.is_cost_reported = usage is not None and not usage.estimated
+                used = usage or self._admission.costs.usage_by(call, racer.target, now)
+                _end(attempt, cost_usd(call, racer.target, used), now)
+                attempt.is_cost_reported = not used.estimated
 
 
 def _times(call: Call, grant: Reservation) -> Latency:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.calllog import JsonLines
 from gateway.core.snapshot.snapshot import Key, Rates
-from gateway.core.types import Usage
+from gateway.core.types import ErrorClass, Phase, UpstreamFailed, Usage
 from tests.core.test_hedge import Track, turns
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Broken, Script, ScriptedUpstream, streamed, whole
 
@@ -75,6 +75,18 @@ async def test_a_call_is_estimated_alike_before_its_answer_and_behind_it(reports
         else:
             await leave(stage, 0.001, body=body)
         assert stage.account.usage == Usage(input_tokens, 1, estimated=True)
+
+
+async def test_an_attempt_that_fails_costs_what_may_have_been_generated_by_then() -> None:
+    """A connection that is reset at once has brought its provider no time for an answer: an outage spends no budget."""
+    reset = Script(fails=UpstreamFailed(ErrorClass.CONNECTION, Phase.SENT, "reset"))
+    stage = Bench([ScriptedUpstream(reset), ScriptedUpstream(whole())], keys=[KEY], rates=RATES)
+
+    await stage.serve(key=KEY)
+
+    assert len(stage.account.call.attempts) == 2
+    assert stage.account.retries_usd == pytest.approx(0.003)
+    assert stage.account.estimated_retries_usd == pytest.approx(0.003)
 
 
 async def test_speech_that_is_left_before_it_came_is_marked_as_estimated() -> None:

@@ -29,7 +29,7 @@ from gateway.core.errors import (
     TargetsTimedOut,
     drop_frames,
 )
-from gateway.core.ledger import should_retry_of
+from gateway.core.ledger import cost_usd, should_retry_of
 from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects, find_target
@@ -231,7 +231,8 @@ class Attempts:
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
-            attempt.cost_usd = self._admission.costs.usd(call, target)
+            used = self._admission.costs.usage_by(call, target, self._clock.monotonic())
+            attempt.cost_usd = cost_usd(call, target, used)
 
     def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
