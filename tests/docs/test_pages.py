@@ -17,7 +17,7 @@ import yaml
 from gateway.core.config.schema import ConfigFile
 from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 from tests.rows import rows as each
-from tests.support.configs import GOOD, load, problems_of
+from tests.support.configs import GOOD, load, load_text, problems_of
 
 OTHERS = {
     str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")
@@ -166,6 +166,8 @@ def test_examples_load(tmp_path: Path, example: str) -> None:
         text = example if {"providers", "models"} <= set(written) else _completed(written)
 
     assert problems_of(tmp_path, text, _environ(text)) == []
+    notices = load_text(tmp_path, text, _environ(text)).notices
+    assert not [notice for notice in notices if "is refused models" in notice], "a key's budget keeps it from a model"
 
 
 def test_the_first_check_of_the_first_hour_has_nothing_to_note(tmp_path: Path) -> None:
