@@ -80,6 +80,17 @@ def test_a_mistyped_command_is_told_what_it_is_like(
     assert errors.rstrip().endswith(f"did you mean '{meant}'?")
 
 
+@pytest.mark.parametrize(("words", "program"), [([], "gateway"), (["dlq"], "gateway dlq")])
+def test_who_names_no_command_is_told_where_they_are_listed(
+    capsys: pytest.CaptureFixture[str], words: list[str], program: str
+) -> None:
+    """Exit code 2."""
+    code, _, errors = run(capsys, *words)
+
+    assert code == 2
+    assert errors.rstrip().endswith(f"; '{program} --help' lists them")
+
+
 def test_a_target_in_the_place_of_an_action_is_taken_for_no_slip_of_the_pen(capsys: pytest.CaptureFixture[str]) -> None:
     """`open` would keep calls from it."""
     code, _, errors = run(capsys, "targets", "openai/gpt-4o")

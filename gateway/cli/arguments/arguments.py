@@ -20,10 +20,12 @@ from gateway.settings import MOST_WORKERS
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the choice that a wrong one is most like."""
+    """Names the choice that a wrong one is most like, and where all are listed to who makes none."""
 
     def error(self, message: str) -> NoReturn:
         wrong, *choices = _QUOTED.findall(message) if "invalid choice" in message else [""]
+        if message.endswith((": COMMAND", ": ACTION")):
+            super().error(f"{message}; '{self.prog} --help' lists them")
         # A target's name is like no command.
         suggestions = [] if "/" in wrong else get_close_matches(wrong, choices, 1)
         super().error(f"{message}; did you mean '{suggestions[0]}'?" if suggestions else message)
