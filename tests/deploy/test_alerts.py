@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.core.types import PASSING, ErrorClass
 from tests.deploy.support import DEPLOY, ROOT, document, run, tool
 from tests.docs.support import fenced, reference, words
 from tests.docs.test_references import told_metrics
@@ -57,6 +58,15 @@ def test_metrics_labels_and_codes_of_a_rule_exist(rule: dict[str, Any]) -> None:
     quoted = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     assert grouped | quoted <= set.intersection(*labels.values())
     assert quoted <= grouped or not grouped
+
+
+def test_calls_that_end_with_an_error_of_the_provider_are_among_those_that_fail() -> None:
+    """Such a call has the error's class for an outcome: of a dead provider that answers, all of them."""
+    (rule,) = (rule for rule in RULES if rule["alert"] == "GatewayFailsCalls")
+    (outcomes,) = re.findall(r'outcome=~"([^"]*)"', rule["expr"])
+
+    own = {*PASSING - {ErrorClass.CONFLICT}, ErrorClass.TIMEOUT, ErrorClass.MALFORMED_RESPONSE, ErrorClass.AUTH}
+    assert {str(one) for one in own} <= set(outcomes.split("|"))
 
 
 def test_the_operator_of_kubernetes_gets_the_same_rules() -> None:
