@@ -280,7 +280,7 @@ def _why(row: Mapping[str, Any]) -> str:
         notes.append(f"quota spent, tried again in {_seconds(row['quota_spent_s'])}")
     elif row.get("paused_s"):
         notes.append(f"paused for {_seconds(row['paused_s'])}")
-    if row.get("credential_refused"):
+    if row.get("credential_refused") and not any("credential" in note for note in notes):
         notes.append("credential refused")
     return safe("; ".join(notes)) or "-"
 

@@ -248,6 +248,10 @@ def cells(**changes: Any) -> list[str]:
             ["closed", "-", "0", "-", "-", "no model; mend it"],
         ),
         ({"credential_refused": True}, ["closed", "-", "0", "-", "-", "credential refused"]),
+        (
+            {"credential_refused": True, "reason": "its credential is still refused", "last_opened_s": 1.0},
+            ["closed", "-", "0", "-", "-", "its credential is still refused"],
+        ),
     ],
 )
 def test_a_line_says_what_is_in_the_way(changes: dict[str, Any], expected: list[str]) -> None:
