@@ -327,7 +327,7 @@ class SseRelay:
     @property
     def response_id(self) -> object:
         """Returns the id that a stream of Responses has told, if any."""
-        return self._said.response_id
+        return self._transcript.response_id
 
     @property
     def usage_event(self) -> bytes:
