@@ -26,6 +26,8 @@ class LocalGateway(NamedTuple):
     admin_url: str
     admin_key: str
     """Empty where the config has none, or only its digest."""
+    is_without_admin: bool = False
+    """There is a config, and nothing is said of a key in it: its gateway has no `/admin`."""
 
 
 def local_gateway(options: argparse.Namespace, environ: Mapping[str, str]) -> LocalGateway:
@@ -34,7 +36,8 @@ def local_gateway(options: argparse.Namespace, environ: Mapping[str, str]) -> Lo
     Raises pydantic's ValidationError where a variable such as `GATEWAY_PORT` has no usable value.
     """
     settings = settings_of(options)
-    written = read_document(settings.config, []) or Document(str(settings.config), {}, {}, [])
+    found = read_document(settings.config, [])
+    written = found or Document(str(settings.config), {}, {}, [])
     document = substitute(written, environ)
     server = check(ServerEntry, document, ("server",)) or ServerEntry()
     admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
@@ -44,6 +47,7 @@ def local_gateway(options: argparse.Namespace, environ: Mapping[str, str]) -> Lo
         url,
         url if admin.listen is None else _url(*admin.listen),
         key if isinstance(key, str) and not key.startswith("sha256:") else "",
+        found is not None and found.at(("admin", "key")) is None,
     )
 
 

@@ -570,6 +570,8 @@ def ask_admin(
         key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY") or (local.admin_key if is_near else "")
         if not key:
             hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"
+            if options.url is None and local.is_without_admin:
+                hint = "the config has no admin.key, and a gateway without one has no /admin; write `admin: {key: …}`"
             return fail(f"no admin key: {hint}", UNUSABLE)
         answer = ask(AdminClient(url, key))
     except AdminRefused as error:

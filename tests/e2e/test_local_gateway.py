@@ -58,7 +58,7 @@ def test_the_config_says_where_its_gateway_is(
     with monkeypatch.context() as patched:
         for name, value in environ.items():
             patched.setenv(name, value)
-        assert local_gateway(argparse.Namespace(), os.environ) == LocalGateway(*found)
+        assert local_gateway(argparse.Namespace(), os.environ)[:3] == found
 
 
 def test_without_a_config_it_is_the_default() -> None:
@@ -97,6 +97,19 @@ async def test_operators_and_callers_name_neither_address_nor_admin_key(
     assert output.count("main/gpt-4o  ") == 2
     assert output.endswith("no jobs\n")
     assert "no gateway answers at http://127.0.0.1:1: " in errors
+
+
+async def test_a_config_without_an_admin_key_is_named_as_what_lacks_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No key would open what is off; a variable that is not set here may be set there."""
+    (tmp_path / "config.yaml").write_text("providers: {}")
+    assert await run("targets") == 2
+    assert "no admin key: the config has no admin.key" in capsys.readouterr().err
+
+    (tmp_path / "config.yaml").write_text("admin: {key: '${GATEWAY_ADMIN_KEY:-}'}")
+    assert await run("targets") == 2
+    assert "no admin key: set GATEWAY_ADMIN_KEY or give --key" in capsys.readouterr().err
 
 
 async def test_the_admin_key_of_a_config_goes_to_no_other_machine(
