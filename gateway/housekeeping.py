@@ -150,7 +150,7 @@ class Housekeeping:
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _told_ahead_s: float = 0.0
+    _logged_ahead_s: float = 0.0
     """How far the machine's time was behind that of the start when the log told of it."""
 
     def start(self) -> None:
@@ -206,9 +206,9 @@ class Housekeeping:
     def _tell_of_steps(self) -> None:
         """Says once that the machine's time was set."""
         ahead_s = self.kept_clock.ahead_s
-        step_s = self._told_ahead_s - ahead_s
+        step_s = self._logged_ahead_s - ahead_s
         if abs(step_s) >= LEAST_STEP_S:
-            self._told_ahead_s = ahead_s
+            self._logged_ahead_s = ahead_s
             log.warning(
                 "the time of this machine was set %s by %.0f s: what waits here goes on waiting as long as it was told to",
                 *("ahead" if step_s > 0 else "back", abs(step_s)),

@@ -203,7 +203,7 @@ class Call:
     """The usage event of its stream, where that was not passed on."""
     group_most: int = 0
     """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
-    unsayable: dict[str, InvalidRequest] | None = None
+    not_expressible: dict[str, InvalidRequest] | None = None
     """By name the targets into whose language it cannot be put, and what its caller is told if no other can serve it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""

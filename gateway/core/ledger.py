@@ -73,7 +73,7 @@ class CostEstimates:
         learned = self._gates.line(target, call).gate.calibration
         output = 0
         if call.endpoint.tokens == "both":
-            max_tokens, answers = _asked_answers(call, target)
+            max_tokens, answers = _answers_wanted(call, target)
             output = learned.expected_output * answers
             output = output if max_tokens is None else min(output, max_tokens)
         estimate, extras = estimate_of(call), (_small_extras(call) or NO_EXTRAS).at(upstream_model(call, target))
@@ -114,7 +114,7 @@ class CostEstimates:
                 input_tokens += more.searches * SEARCH_TOKENS
                 tier = _requested_tier(call, target) if rates.by_tier else ""
                 input_usd, output_usd = dearest_usd(rates, input_tokens, tier, more)
-                max_tokens, answers = _asked_answers(call, target)
+                max_tokens, answers = _answers_wanted(call, target)
                 price = price_of(
                     input_usd,
                     output_usd if call.endpoint.tokens == "both" else 0.0,
@@ -170,7 +170,7 @@ class CostEstimates:
         """Returns what the call's last attempt may have used by `now`, of which no answer came: what there was time for."""
         usage = replace(self.usage(call, target), estimated=True)
         if call.endpoint.name not in MEDIA:
-            answers = _asked_answers(call, target)[1]
+            answers = _answers_wanted(call, target)[1]
             usage.output = min(usage.output, ceil((now - call.attempts[-1].started_at) * FASTEST_PER_S) * answers)
         return usage
 
@@ -201,7 +201,7 @@ def _large_extras(call: Call, rates: Rates) -> Extras:
     )
 
 
-def _asked_answers(call: Call, target: Target) -> tuple[int | None, int]:
+def _answers_wanted(call: Call, target: Target) -> tuple[int | None, int]:
     """Returns the bound on the tokens of all answers (None: there is none), and how many answers the call pays for, with what
     the config changes in the target's bodies."""
     edits = target.edits

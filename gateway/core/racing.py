@@ -437,8 +437,8 @@ class Failover:
         if move.opened is not None:
             self._watch.expire(task)
             return
-        if copy.unsayable is not None:  # to find that out once is enough
-            call.unsayable = {**copy.unsayable, **(call.unsayable or {})}
+        if copy.not_expressible is not None:  # to find that out once is enough
+            call.not_expressible = {**copy.not_expressible, **(call.not_expressible or {})}
         own = call.attempts[-1:]  # none: its target could not be told the call
         if call.other_attempt is move and own and own[0].ended_at is None:  # it still hangs, and may move again
             call.other_attempt = copy.other_attempt = None

@@ -304,7 +304,7 @@ class Kept:
     """`ok`, or the class of an error that the same request would always get."""
     usage: Usage | None = None
     cost_usd: float | None = None
-    tells_usage: bool = False
+    includes_usage: bool = False
     """The client asked for usage in its stream."""
     usage_event: bytes = b""
     """The stream's usage event with its line ends, where the client did not ask for it and the body lacks it."""

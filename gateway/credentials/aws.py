@@ -126,7 +126,7 @@ MOST_END_S: Final = 5.0
 """A killed program is gone by then, unless another one holds its pipe."""
 ANSWER_S = 20.0
 """A program takes no longer."""
-MOST_SAID_BYTES: Final = 65_536
+MOST_OUTPUT_BYTES: Final = 65_536
 _VERSION: Final = 1
 
 
@@ -182,7 +182,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 async def _read(child: asyncio.subprocess.Process) -> bytes:
     """Returns what a program writes, or the beginning of too much."""
     made = bytearray()
-    while child.stdout is not None and len(made) <= MOST_SAID_BYTES and (more := await child.stdout.read(4096)):
+    while child.stdout is not None and len(made) <= MOST_OUTPUT_BYTES and (more := await child.stdout.read(4096)):
         made += more
     return bytes(made)
 

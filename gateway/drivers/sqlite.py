@@ -508,7 +508,7 @@ class FileThread:
             self._shortened_at, self._file.is_log_old = now, True
             self._put(FileJob(lambda db: None, None))
         before = now - STALL_S
-        late = [job for job in self._waiting if job.asked_at < before]
+        late = [job for job in self._waiting if job.queued_at < before]
         if late and not self.is_stalled:
             self.is_stalled = True
             kind = self._file.kind
@@ -605,7 +605,7 @@ class FileThread:
         is_late = False
         for job, result in zip(batch, results, strict=True):
             if isinstance(result, Rest):
-                job.work, job.asked_at = result.work, self._monotonic()
+                job.work, job.queued_at = result.work, self._monotonic()
                 self._jobs.put(job)
             elif job.decide():
                 done.append((job, result))

@@ -93,7 +93,7 @@ class KeptInMemory(_KeptAsOne):
                 if piece.state == "claimed":
                     piece.state = "ready"
             self.store._pieces._withhold(kept, self._clock.wall())
-            self.store._pieces.stop_if_asked(kept, self._clock.wall())
+            self.store._pieces.stop_if_requested(kept, self._clock.wall())
         self.store._wake()
 
     async def aclose(self) -> None:

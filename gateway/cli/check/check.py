@@ -59,7 +59,7 @@ def explain_call(options: argparse.Namespace) -> int:
         return OK
     if _CODE.fullmatch(str(options.request)) and not options.request.exists():
         return fail(
-            f"{options.request}: neither a file nor an error code of the gateway{_meant(options.request)}", FAILED
+            f"{options.request}: neither a file nor an error code of the gateway{_suggestion(options.request)}", FAILED
         )
     policy = compile_config(settings_of(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
@@ -70,7 +70,7 @@ def explain_call(options: argparse.Namespace) -> int:
     return OK
 
 
-def _meant(request: Path) -> str:
+def _suggestion(request: Path) -> str:
     """Returns what was meant by a word that is none of the gateway's codes; empty: who knows."""
     word = str(request).lower()
     if word.isdigit():

@@ -220,7 +220,7 @@ class Attempts:
         """There was no usable answer."""
         if isinstance(failure, NotExpressible):
             self._admission.outcomes.not_expressible(call, failure.phase)
-            call.unsayable = {**(call.unsayable or {}), target.name: failure.refusal()}
+            call.not_expressible = {**(call.not_expressible or {}), target.name: failure.refusal()}
             return
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
@@ -334,7 +334,7 @@ class Attempts:
             readable = _in_callers_shape(call, last, is_readable=is_readable)
             if readable is not None:
                 return readable
-        if last is None and call.unsayable is not None:
+        if last is None and call.not_expressible is not None:
             raise NoTargetAvailable(f"No target could serve this call; tried: {_tried(call)}.{call.model.skipped}")
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call)}.")

@@ -292,8 +292,8 @@ class UnwrittenBurst:
         "_tried_at",
         "_try_at",
         "burst",
+        "is_known",
         "is_news",
-        "is_told",
         "most",
     )
 
@@ -302,7 +302,7 @@ class UnwrittenBurst:
         self.most = most
         self.burst = self._first = min(max(FIRST_S * rate_per_s, FIRST_CALLS), most)
         """So many may go at once."""
-        self.is_told = is_known
+        self.is_known = is_known
         """Headers say what is left."""
         self.is_news = False
         """A refusal has told it, and other replicas have not heard."""
@@ -318,14 +318,14 @@ class UnwrittenBurst:
     @property
     def may_be_more(self) -> float:
         """So much more may go at once, as far as anybody knows; nobody should be turned away on the strength of a guess."""
-        return 0.0 if self.is_told or self._try_at > -inf else self.most - self.burst
+        return 0.0 if self.is_known or self._try_at > -inf else self.most - self.burst
 
     def grow(self, now: float, let_in: int, in_flight: int) -> float:
         """All that may go at once has gone, and calls wait: by how much it is raised.
 
         `let_in` counts the calls that were let in since the last refusal, `in_flight` are those of whom nobody knows.
         """
-        if self.is_told or self.burst >= self.most or now < self._try_at:
+        if self.is_known or self.burst >= self.most or now < self._try_at:
             return 0.0
         if not self._is_tried:
             self._expect(now, let_in + in_flight)
@@ -352,7 +352,7 @@ class UnwrittenBurst:
 
     def observe(self, left: float, most: float) -> float:
         """Headers say that so many are left, of `most` that there can ever be; returns by how much that raises it."""
-        self.is_told = True
+        self.is_known = True
         before = self.burst
         self.burst = max(before, min(left, most))
         return self.burst - before

@@ -51,7 +51,7 @@ class Reservation:
         "is_again",
         "is_judged",
         "is_open",
-        "is_told",
+        "is_reported",
         "is_trial",
         "mark",
         "max_tokens",
@@ -91,7 +91,7 @@ class Reservation:
         """It has not ended."""
         self.is_trial = False
         """It finds out whether a target in trouble serves again."""
-        self.is_told = False
+        self.is_reported = False
         """The search for a rate knows how it ended."""
 
     def finish(
@@ -121,7 +121,7 @@ class Reservation:
         took_s = now - self.at
         latency.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
-        self.is_judged = self.is_told = True
+        self.is_judged = self.is_reported = True
         health.breaker.succeeded(self.permit.own, now, None)
         if usage is None or not self.estimate or limits.table.buckets is None:  # these headers may have changed them
             self.settle(usage, now)
@@ -182,7 +182,7 @@ class Reservation:
         if not is_stream or health.is_probed:  # a probe's first event is news enough
             self._succeeded(now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
-        self.is_told = True
+        self.is_reported = True
         if discovery.search is not None:
             discovery.search.succeeded(self.at, now)
             refills_per_s = gate.limits.table.refills_per_s(requests=True)
@@ -219,10 +219,10 @@ class Reservation:
         """Ends an attempt of which nothing was sent: gives everything back."""
         gate = self.gate
         if self.is_open:
-            if not self.is_told and gate.discovery.search is not None:
+            if not self.is_reported and gate.discovery.search is not None:
                 gate.discovery.search.give_back(now)
             gate.limits.unsend(self.cost)
-        self.is_told = True
+        self.is_reported = True
         self.forget(now)
         self.end(NOTHING, now)
 
@@ -267,7 +267,7 @@ class Reservation:
         gate.squares = max(0.0, gate.squares - tokens * tokens) if gate.in_flight else 0.0
         if self.epoch == gate.pauses.epoch:
             gate.pauses.sent_in_epoch -= 1
-        if gate.discovery.search is not None and not self.is_told:
+        if gate.discovery.search is not None and not self.is_reported:
             gate.discovery.search.left(now)
         gate.limits.settle(self.cost, actual, now, self.at)
 
@@ -576,7 +576,7 @@ def refused(
     is_look = traits is not None and gate.pauses.is_in_doubt(grant.epoch, now)
     keeps_tokens = is_for_tokens and learned is None and is_first and not is_apart
     is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
-    grant.is_told = not is_exhausted and not is_apart and not is_look
+    grant.is_reported = not is_exhausted and not is_apart and not is_look
     grant.end(grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
     if is_exhausted:
         gate.exhaust(delay_s, now)

@@ -150,10 +150,10 @@ PING: Final = b": ping\n\n"
 class _OpenTool:
     """A call: its place in the message, and what is known of its arguments."""
 
-    __slots__ = ("given", "index", "is_told")
+    __slots__ = ("given", "index", "is_begun")
 
     def __init__(self, index: int, given: Any) -> None:
-        self.index, self.given, self.is_told = index, given, False
+        self.index, self.given, self.is_begun = index, given, False
 
 
 class MessagesAsChat(ConvertingReader):
@@ -282,7 +282,7 @@ class MessagesAsChat(ConvertingReader):
         return b""
 
     def _argue(self, tool: _OpenTool, text: str) -> bytes:
-        tool.is_told = True
+        tool.is_begun = True
         form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
         return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
 
@@ -336,7 +336,7 @@ class MessagesAsChat(ConvertingReader):
             self._citations += cited_pages(self._cited, self._block_start, self._length)
             self._cited = []
         tool = self._tools.pop(place, None)
-        if tool is None or tool.is_told:
+        if tool is None or tool.is_begun:
             return b""
         return self._argue(tool, orjson.dumps(tool.given).decode() if tool.given else NO_ARGUMENTS)
 

@@ -210,7 +210,7 @@ _MOST_TOKENS: Final = 1
 class _Counting:
     """What all of them have in common; implements `base.Translator` but for the request."""
 
-    told_as: str
+    count_field: str
     """The field of the answer with the number."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
@@ -218,7 +218,7 @@ class _Counting:
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
         """Raises MalformedAnswer where no number is told."""
-        count = body.get(self.told_as)
+        count = body.get(self.count_field)
         if type(count) is not int:
             raise MalformedAnswer("the answer tells no number of tokens")
         return {"input_tokens": count}
@@ -231,7 +231,7 @@ class _Counting:
 class CountsAtBedrock(_Counting):
     """Asks Bedrock's CountTokens; implements `base.Translator`."""
 
-    told_as = "inputTokens"
+    count_field = "inputTokens"
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = MessagesAtBedrock().request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
@@ -242,7 +242,7 @@ class CountsAtBedrock(_Counting):
 class CountsAtVertex(_Counting):
     """Asks Vertex AI's count of Claude's tokens; implements `base.Translator`."""
 
-    told_as = "input_tokens"
+    count_field = "input_tokens"
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = MessagesAtVertex().request(body, facts, now, new_id).body

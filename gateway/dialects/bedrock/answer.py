@@ -27,7 +27,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
 from gateway.dialects.schema_tools.tools import with_own_name
-from gateway.dialects.sse.events import TOO_LONG, UNSAYABLE, chat_failure
+from gateway.dialects.sse.events import TOO_LONG, UNCONVERTIBLE, chat_failure
 from gateway.dialects.usage import chat_usage
 
 _FINISH: Final = {
@@ -338,10 +338,10 @@ _UNREADABLE: Final = TOO_LONG
 class _OpenUse:
     """A call that is being told: its place among the calls, and whether anything of its arguments was."""
 
-    __slots__ = ("index", "is_told")
+    __slots__ = ("index", "is_begun")
 
     def __init__(self, index: int) -> None:
-        self.index, self.is_told = index, False
+        self.index, self.is_begun = index, False
 
 
 class ConverseAsChat:
@@ -381,7 +381,7 @@ class ConverseAsChat:
             try:
                 made.append(self._read(frame))
             except orjson.JSONEncodeError:
-                made.append(self._fail(UNSAYABLE))
+                made.append(self._fail(UNCONVERTIBLE))
         if (fault := self._frames.fault) is not None and not self._is_over:
             made.append(self._fail({"message": f"the provider's stream cannot be read: {fault}", "code": _UNREADABLE}))
         return made[0] if len(made) == 1 else b"".join(made)
@@ -458,7 +458,7 @@ class ConverseAsChat:
         return b""
 
     def _argue(self, tool: _OpenUse, text: str) -> bytes:
-        tool.is_told = True
+        tool.is_begun = True
         form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
         return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
 
@@ -502,7 +502,7 @@ class ConverseAsChat:
             self._cited = []
         self._block_start = self._length
         tool = self._tools.pop(place, None)
-        return b"" if tool is None or tool.is_told else self._argue(tool, NO_ARGUMENTS)
+        return b"" if tool is None or tool.is_begun else self._argue(tool, NO_ARGUMENTS)
 
     def _end(self, event: Json) -> bytes:
         if self._finish is None:  # the model was not told to have stopped

@@ -353,7 +353,7 @@ class _Candidate:
         self.details: dict[int, _Detail] = {}
         """Signed thoughts, whose pieces come."""
         self.cited: list[Json] = []
-        self.has_told_thoughts = False
+        self.has_sent_thoughts = False
         self.refusal: list[str] = []
         self.end: Json | None = None
 
@@ -444,7 +444,7 @@ class ChatAsGenerate(ConvertingReader):
                 _gather(candidate.details, detail)
             if thought and self._shows:
                 parts.append({"text": thought, "thought": True})
-                candidate.has_told_thoughts = True
+                candidate.has_sent_thoughts = True
             candidate.cited += objects(delta.get("annotations"))
             pieces = pieces_in(delta)
             if text or pieces or delta.get("refusal"):
@@ -475,7 +475,7 @@ class ChatAsGenerate(ConvertingReader):
         details, candidate.details = candidate.details, {}
         thoughts = [one.whole() for one in details.values()]
         signed = [one for one in thoughts if one.get("data") or one.get("signature")]
-        has_sent = candidate.has_told_thoughts
+        has_sent = candidate.has_sent_thoughts
         made = parts_of_details(signed, shows=has_sent)
         return [{**part, "text": ""} if part.get("thought") and has_sent else part for part in made]
 

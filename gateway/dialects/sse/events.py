@@ -21,7 +21,7 @@ MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""
 TOO_LONG: Final = "malformed_response"
 """The code of the error that a longer one is."""
-UNSAYABLE: Final[Json] = {"message": "an event of the provider's is nested too deeply", "code": TOO_LONG}
+UNCONVERTIBLE: Final[Json] = {"message": "an event of the provider's is nested too deeply", "code": TOO_LONG}
 """The error that ends a stream at an event with something in it that cannot be written again."""
 
 _LINE_END = re.compile(rb"\r\n?")
@@ -126,7 +126,7 @@ class ConvertingReader(ABC):
 
     def _fail_unconvertible(self) -> bytes:
         """Ends the stream at an event that was not told, for what is in it cannot be written again."""
-        return self._fail(UNSAYABLE)
+        return self._fail(UNCONVERTIBLE)
 
     @abstractmethod
     def _read(self, event: bytes) -> bytes:

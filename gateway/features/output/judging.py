@@ -240,7 +240,7 @@ def _call_for(call: Call, model: Model, name: str, body: bytes) -> Call:
         replay=None,
         objects=None,
         lowered=None,
-        unsayable=None,
+        not_expressible=None,
         output_check=None,
     )
 

@@ -57,13 +57,13 @@ class LastWord:
     Invariant: what `feed` has returned and what is held are, put together, exactly what was fed.
     """
 
-    __slots__ = ("_begins_line", "_held", "is_said")
+    __slots__ = ("_begins_line", "_held", "is_seen")
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._begins_line = True
         """What is held, or the next piece, is at the beginning of a line."""
-        self.is_said = False
+        self.is_seen = False
 
     @property
     def held(self) -> bytes:
@@ -72,7 +72,7 @@ class LastWord:
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns what may be passed on now; empty when there is none."""
-        if self.is_said:
+        if self.is_seen:
             self._held += chunk
             return b""
         if self._held:
@@ -80,7 +80,7 @@ class LastWord:
             self._held.clear()
         begins_line = self._begins_line
         if (begins_line and _AT_START.match(chunk)) or _WITHIN.search(chunk):
-            self.is_said = True
+            self.is_seen = True
             self._held += chunk
             return b""
         begun = 0 if chunk.endswith(b"\n") else _begun(chunk, begins_line=begins_line)

@@ -478,7 +478,7 @@ class RunPart:
 # What has become of a run: as somebody told, else as its calls show by the rules of its workflow.
 
 
-TOLD_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
+CALLER_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
 """What callers may tell."""
 
 
@@ -521,7 +521,7 @@ def use_of(record: RunRecord) -> str:
     so_far = record.so_far
     if so_far.usable is not None:
         return "usable" if so_far.usable.word else "unusable"
-    if so_far.outcome is None or so_far.outcome.word not in TOLD_OUTCOMES:
+    if so_far.outcome is None or so_far.outcome.word not in CALLER_OUTCOMES:
         return ""
     return "usable" if so_far.outcome.word == RunOutcome.SUCCEEDED else "unusable"
 

@@ -13,8 +13,8 @@ from gateway.core.snapshot.snapshot import Request
 from gateway.core.types import Usage
 from gateway.features.reuse.rules.keys import digest, fingerprint, owner_of
 from gateway.features.runs.rules import (
+    CALLER_OUTCOMES,
     OTHER,
-    TOLD_OUTCOMES,
     RunChange,
     RunOutcome,
     RunPart,
@@ -104,7 +104,7 @@ def outcome_in(index: Mapping[bytes, bytes], part: RunPart | None) -> str:
 
 def read_outcome(value: object, source: str) -> RunOutcome:
     """Returns the outcome that a caller tells. Raises InvalidRequest, naming what said it."""
-    outcome = next((one for one in TOLD_OUTCOMES if one == value), None)
+    outcome = next((one for one in CALLER_OUTCOMES if one == value), None)
     if outcome is None:
         raise InvalidRequest(f"The {source} must be 'succeeded' or 'failed'.", param="outcome", code="invalid_value")
     return outcome

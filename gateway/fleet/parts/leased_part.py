@@ -163,7 +163,7 @@ class LeasedAmount:
         return self.state is LeaseState.LOCAL or self.state is LeaseState.CLOSED
 
     @property
-    def is_heard(self) -> bool:
+    def is_answered(self) -> bool:
         """Returns whether the store has answered, and is within reach."""
         return self._store.is_known and not self.is_alone
 

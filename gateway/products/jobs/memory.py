@@ -188,7 +188,7 @@ class MemoryJobStore:
         kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
         claims = kept.pieces[work.piece].claims - 1
         self._pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
-        self._pieces.stop_if_asked(kept, now)
+        self._pieces.stop_if_requested(kept, now)
         return written(kept.job)
 
     async def park(self, work: ClaimedWork, children: Sequence[NewJob], progress: Mapping[str, object]) -> WriteResult:

@@ -152,7 +152,7 @@ class RedisSteps:
         self._unacknowledged.discard(mark)
         return NOT_OURS if result is None else result
 
-    def is_unheard(self, name: str, work: ClaimedWork) -> bool:
+    def is_unacknowledged(self, name: str, work: ClaimedWork) -> bool:
         """Tells whether the answer of such a write about the claim was lost, and it was not repeated since."""
         return (name, work.job.id, work.piece, work.fence) in self._unacknowledged
 
@@ -521,7 +521,7 @@ def _stop(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffect
     if kept.job.deadline <= now and not is_past_stopping(kept.job):
         pieces.expire(kept, now)
     elif not kept.job.state.is_end:
-        pieces.stop_if_asked(kept, now)
+        pieces.stop_if_requested(kept, now)
 
 
 def _add(found: dict[tuple[str, Lane, str], JobDepth], name: tuple[str, Lane, str], depth: JobDepth) -> None:

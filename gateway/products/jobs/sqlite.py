@@ -66,7 +66,7 @@ class SqlitePieces:
         for (seq,) in held:
             row = sqlite_rows.get(db, seq)
             self._withhold(db, row, now)
-            self.stop_if_asked(db, row, now)
+            self.stop_if_requested(db, row, now)
 
     def claimed(self, db: sqlite3.Connection, work: ClaimedWork) -> JobRow | None:
         """Returns the job of a claim that holds."""
@@ -180,9 +180,9 @@ class SqlitePieces:
                 self._hasten(db, row, now)
                 return
             self._withhold(db, row, now)
-            self.stop_if_asked(db, row, now)
+            self.stop_if_requested(db, row, now)
 
-    def stop_if_asked(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+    def stop_if_requested(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         """Ends a job that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
         job = row.job
         if job.ends_as is None or job.state.is_end:
@@ -226,7 +226,7 @@ class SqlitePieces:
                 self.put(db, row, number, now, now)
             db.execute("UPDATE plans SET next = ? WHERE job = ?", (until, row.seq))
             there += until - chunk
-        self.stop_if_asked(db, row, now)
+        self.stop_if_requested(db, row, now)
         if not there and row.job.stage is not Stage.FINALISE:
             self._finalise(db, row, now)
 
@@ -467,7 +467,7 @@ class SqliteClaims:
                 seq, piece, ready_at, claims = found
                 row = sqlite_rows.get(db, seq)
                 self._pieces.put(db, row, piece, ready_at, ready_at, claims=claims - 1)
-                self._pieces.stop_if_asked(db, row, ready_at)
+                self._pieces.stop_if_requested(db, row, ready_at)
 
     def renew(self, db: sqlite3.Connection, works: Sequence[ClaimedWork]) -> list[WriteResult]:
         """Says what has been asked of the jobs."""
@@ -494,7 +494,7 @@ class SqliteClaims:
         ).fetchone()
         sqlite_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
         self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - 1))
-        self._pieces.stop_if_asked(db, row, now)
+        self._pieces.stop_if_requested(db, row, now)
         return written(row.job)
 
     def park(self, db: sqlite3.Connection, work: ClaimedWork, marks: Mapping[str, object], now: float) -> WriteResult:

@@ -217,7 +217,7 @@ class FileJob:
     """The memory that the job holds until it is done."""
     then: Callable[[Any], None] | None = None
     """Is called with the result in the event loop; None: the caller does not wait."""
-    asked_at: float = 0.0
+    queued_at: float = 0.0
     undo: Work | None = None
     """Takes back what a `told` job has done where its caller was told that it failed."""
     _verdict: Lock | None = field(default=None, init=False)

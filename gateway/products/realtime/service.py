@@ -38,13 +38,13 @@ STUCK_S = 60.0
 class Pulse:
     """One peer's signs of life."""
 
-    __slots__ = ("_is_pinged", "_since", "_stuck", "heard_at")
+    __slots__ = ("_is_pinged", "_since", "_stuck", "alive_at")
 
     def __init__(self, now: float) -> None:
         self._since = now  # it was heard, or asked
         self._is_pinged = False  # and not heard since
         self._stuck: tuple[int, float] | None = None  # while it takes nothing: what waits for it, and since when
-        self.heard_at = now
+        self.alive_at = now
 
     def is_dead(self, end: Socket, now: float) -> bool:
         """Returns whether the peer has not answered a ping, or has taken nothing for too long; asks it where it is time to."""
@@ -55,7 +55,7 @@ class Pulse:
         elif now - self._stuck[1] > STUCK_S:
             return True
         if end.heard:
-            self.heard_at = now
+            self.alive_at = now
         if end.heard or end.reading_paused:
             end.heard = False
             self._since, self._is_pinged = now, False
@@ -254,7 +254,7 @@ class RealtimeSession:
     def drain(self, now: float) -> None:
         """Ends the session as soon as no response is under way."""
         self.is_draining = True
-        if now - self._providers.heard_at >= QUIET_S:
+        if now - self._providers.alive_at >= QUIET_S:
             self.restart()
 
     def _end(self, outcome: str, code: int, why: str, *, tell: bytes | None = None, at_once: bool = False) -> None:

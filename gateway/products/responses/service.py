@@ -147,7 +147,7 @@ class ResponseService:
         store = await self._engine.reader()
         job = await self._look(store, response_id, tenant)
         live = None if job is None or job.state.is_end else self._lives.find(response_id)
-        if job is not None and not job.state.is_end and (live is None or not live.is_told):
+        if job is not None and not job.state.is_end and (live is None or not live.is_ended):
             # one that runs elsewhere, or has ended since the job was read, may have been told to have ended: then it is kept
             kept = None if live is not None else await store.responses.find(response_id, tenant)
             return (job, orjson.dumps(shown(job))) if kept is None else (None, kept.body)

@@ -14,7 +14,7 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import Field, Outline, insert_field, remove_fields
 from gateway.core.openai.sse import DONE, error_in, event_data, json_object, last_event_end, split_events
-from gateway.products.responses.rules.response_object import MOST_ID_CHARS, items_of, said_again
+from gateway.products.responses.rules.response_object import MOST_ID_CHARS, items_of, repeated
 
 # What a WebSocket of Responses says: the events of a stream without their framing, one frame each, and errors as events.
 #
@@ -233,7 +233,7 @@ def turn_body(data: bytes, outline: Outline, before: bytes | None) -> TurnBody:
 
 def with_output(items: bytes, response: dict[str, Any]) -> bytes:
     """Returns the items of a conversation behind those that a response has added."""
-    output = orjson.dumps(said_again(response.get("output")))[1:-1]
+    output = orjson.dumps(repeated(response.get("output")))[1:-1]
     return b",".join([part for part in (items, output) if part])
 
 

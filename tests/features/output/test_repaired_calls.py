@@ -175,9 +175,9 @@ async def test_a_repair_asks_for_itself_whatever_was_made_of_its_call() -> None:
     """What the call asked for because its model is slow, and who cannot be told it, is not the repair's."""
     bench = bench_of(whole(answer(BAD)), repairs=[whole(answer(GOOD))])
     lowered = LoweredCall(BODY, ("max_completion_tokens",), 100)
-    unsayable = {"h/big": InvalidRequest("It has no word for that.")}
+    not_expressible = {"h/big": InvalidRequest("It has no word for that.")}
     _, body = await bench.serve(
-        output=replace(RULE, repair_with="helper"), body=BODY, lowered=lowered, unsayable=unsayable
+        output=replace(RULE, repair_with="helper"), body=BODY, lowered=lowered, not_expressible=not_expressible
     )
     assert text_of(body) == GOOD
     assert b"secret" in bytes(bench.helper.sent[0].body)

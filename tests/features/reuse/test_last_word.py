@@ -36,7 +36,7 @@ def test_at_every_cut(word: bytes, line: bytes) -> None:
         ending = LastWord()
         passed = b"".join(map(ending.feed, pieces))
         assert passed + ending.held == stream
-        assert ending.is_said
+        assert ending.is_seen
         assert len(passed) < len(before) + len(word)
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_last_word_is_passed_on_as_it_comes() -> None:
     assert ending.feed(b"data: [DO") == b""
     assert ending.feed(b"G]\n\nx") == b"data: [DOG]\n\nx"
     assert ending.feed(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"  # in the middle of a line
-    assert (ending.held, ending.is_said) == (b"", False)
+    assert (ending.held, ending.is_seen) == (b"", False)
 
 
 async def test_a_step_ends_once_it_is_kept_whatever_the_cut() -> None:

@@ -137,4 +137,4 @@ class Lives:
         for job in list(kept._jobs.values()):
             for piece in [piece for piece in job.pieces.values() if piece.state == "claimed"]:
                 kept._pieces.put(job, piece.number, piece.ready_at, now, claims=piece.claims)
-            kept._pieces.stop_if_asked(job, now)
+            kept._pieces.stop_if_requested(job, now)

@@ -51,11 +51,11 @@ class Planner:
 
     def plan(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
-        if call.unsayable is None:
+        if call.not_expressible is None:
             return self._able(call)
-        able = Plan(*([one for one in targets if one.name not in call.unsayable] for targets in self._able(call)))
+        able = Plan(*([one for one in targets if one.name not in call.not_expressible] for targets in self._able(call)))
         if not able.own and not able.others:
-            first = next(iter(call.unsayable.values()))
+            first = next(iter(call.not_expressible.values()))
             raise InvalidRequest(f"{first.message}{call.model.skipped}", param=first.param, code=first.code)
         return able
 
@@ -122,7 +122,7 @@ class Planner:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
         model = call.model
         is_restricted = model.restricts or call.endpoint.name in model.converted
-        is_restricted = is_restricted or call.unsayable is not None
+        is_restricted = is_restricted or call.not_expressible is not None
         if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
         tiers = Tiers(self._own(call), model.rank_for(call.endpoint.name)) if is_restricted else model.tiers
@@ -133,7 +133,7 @@ class Planner:
 
     def _own(self, call: Call) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call; what its fallbacks lack is looked for where none can."""
-        if call.unsayable is None:
+        if call.not_expressible is None:
             missing = _missing(call, call.model.targets)
             if able := [target for target in call.model.targets if missing[target.name] is None]:
                 return able

@@ -28,7 +28,7 @@ from gateway.core.snapshot.snapshot import Target
 from gateway.core.types import SkipReason
 from gateway.core.waiting import waiting_for
 
-MOST_TOLD = 10
+MOST_SHOWN = 10
 """Of the targets that could not take a call, in the message of its refusal."""
 
 
@@ -193,8 +193,8 @@ def _skipped(call: Call) -> str:
     skips = [*(call.skips or {}).values()]
     if len(skips) < 2:
         return ""
-    shown = [f"{one.target} ({one.reason})" for one in skips[:MOST_TOLD]]
-    more = [f"+{len(skips) - MOST_TOLD} more"] if len(skips) > MOST_TOLD else []
+    shown = [f"{one.target} ({one.reason})" for one in skips[:MOST_SHOWN]]
+    more = [f"+{len(skips) - MOST_SHOWN} more"] if len(skips) > MOST_SHOWN else []
     return f" Skipped: {', '.join([*shown, *more])}."
 
 

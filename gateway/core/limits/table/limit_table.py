@@ -67,7 +67,7 @@ class LimitRow(NamedTuple):
 class KnownLimit:
     """One limit of a table: its level, which part of a cost it counts, and the operator's own number (None: learned)."""
 
-    __slots__ = ("amount", "configured", "limit", "name", "part", "since", "told_at")
+    __slots__ = ("amount", "configured", "limit", "name", "part", "reported_at", "since")
 
     def __init__(self, name: str, limit: Limit, amount: float, configured: float | None, since: float) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class KnownLimit:
         self.configured = configured
         self.since = since
         """When it became known (monotonic seconds)."""
-        self.told_at = inf
+        self.reported_at = inf
         """When an answer told of it last; inf: none has, or what one told is forgotten."""
 
     def most(self, tolerance: float) -> float:
@@ -297,7 +297,7 @@ class LimitTable:
             return
         rate_per_s = amount / MINUTE_S
         most = min(rate_per_s * self._untold_burst_s, amount * self.style.request_burst)
-        self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_known=self.burst is not None and self.burst.is_told)
+        self.burst = UnwrittenBurst(rate_per_s, max(1.0, most), is_known=self.burst is not None and self.burst.is_known)
 
 
 def refills(limit: Limit) -> TypeGuard[Bucket | Share]:
@@ -526,7 +526,7 @@ class LimitSet:
 # It must not know headers as bytes, calls or gates. Invariant: an operator's limit is never raised above the operator's number.
 
 
-TOLD_FOR_S = 300.0
+STALE_AFTER_S = 300.0
 """So long a limit that headers told is believed without being told again; who tells them does so with each answer."""
 _NAMES = tuple(PART_OF)
 _FEWEST_TOKENS = 100.0
@@ -558,7 +558,7 @@ def learn(
         if reading.limit is not None:
             one = table.put(name, reading.limit * (period_s(name) / reading.period_s), now, reading=reading)
         if one is not None:
-            one.told_at = now
+            one.reported_at = now
             taken_since = 0.0 if mark is None else taken[one.part] - mark[one.part]
             if learned.requests is reading and table.burst is not None and _has_level(reading):
                 _open_as_reported(limits, table.burst, one, reading, now, taken_since)
@@ -571,17 +571,17 @@ def learn(
 
 
 def forget_stale(limits: LimitSet, now: float) -> bool:
-    """Goes back to the operator's numbers where no answer has told another for TOLD_FOR_S; returns whether any had.
+    """Goes back to the operator's numbers where no answer has told another for STALE_AFTER_S; returns whether any had.
 
     To be asked when a limit is in a call's way: what one odd answer has told would else hold up calls for good.
     """
-    table, stale_before = limits.table, now - TOLD_FOR_S
-    stale = [one for one in table.known if one.told_at < stale_before]
+    table, stale_before = limits.table, now - STALE_AFTER_S
+    stale = [one for one in table.known if one.reported_at < stale_before]
     if not stale:
         return False
     table.forget([one for one in stale if one.configured is None])
     for one in stale:
-        one.told_at = inf
+        one.reported_at = inf
         if one.configured is not None:
             table.put(one.name, one.configured, now, configured=one.configured)
     table.size_up()
@@ -677,7 +677,7 @@ def _open_as_reported(
     if not more:
         return
     limits.table.reshape_requests(now)
-    if isinstance(one.limit, Share) and one.limit.is_heard:  # whose level no answer raises otherwise
+    if isinstance(one.limit, Share) and one.limit.is_answered:  # whose level no answer raises otherwise
         free = (reading.remaining or 0.0) - taken_since - one.limit.level_at(now)
         one.limit.raise_by(max(0.0, min(more, free)), now)
 

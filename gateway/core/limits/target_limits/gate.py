@@ -214,7 +214,6 @@ class Pauses:
     """The pauses of one target. All times are monotonic seconds; of several hints the latest wins."""
 
     __slots__ = (
-        "asked_until",
         "check_at",
         "count",
         "epoch",
@@ -224,6 +223,7 @@ class Pauses:
         "quota_until",
         "refusals",
         "refusals_in_a_row",
+        "requested_until",
         "resume_cap",
         "sent_in_epoch",
         "until",
@@ -250,7 +250,7 @@ class Pauses:
         """Lets calls through in the second behind a pause; None: that is over."""
         self.refusals: Refusals | None = None
         """Who was refused of late; None: nobody of whom it is not known that it was the target's rate."""
-        self.asked_until = -inf
+        self.requested_until = -inf
         """The end of the pause that a refusal has asked for."""
         self.check_at = -inf
         """When a call unlike those refused may find out whether that pause concerns it."""
@@ -349,19 +349,19 @@ class Pauses:
 
     def ask_until(self, until: float, now: float) -> None:
         """Notes the end of a pause that a refusal has asked for; a call unlike those refused may look whether that is true."""
-        self.asked_until = max(until, self.asked_until)
+        self.requested_until = max(until, self.requested_until)
         self.check_at = min(until, now + (LONGEST_TRUSTED_S if self.is_trusted else FIRST_BACKOFF_S))
 
     def _may_check(self, one: CallTraits) -> bool:
         refusals = self.refusals
-        if refusals is None or refusals.suspects is None or self.ends_at != self.asked_until:
+        if refusals is None or refusals.suspects is None or self.ends_at != self.requested_until:
             return False
         return refusals.checks < MOST_CHECKS and not refusals.suspects.matches(one)
 
     def _acquit(self, now: float) -> None:
         """Others than those refused are let in."""
         self.is_trusted = False
-        if self.until == self.asked_until:
+        if self.until == self.requested_until:
             self.until = min(self.until, now)
 
     @property

@@ -34,7 +34,7 @@ class _OpenCall:
     """A call: its place in the message, and whether its arguments were told."""
 
     def __init__(self, index: int, *, is_custom: bool) -> None:
-        self.index, self.is_custom, self.is_told = index, is_custom, False
+        self.index, self.is_custom, self.is_begun = index, is_custom, False
 
 
 class ResponsesAsChat(ConvertingReader):
@@ -148,13 +148,13 @@ class ResponsesAsChat(ConvertingReader):
         is_custom = item["type"] == "custom_tool_call"
         call = self._calls[place] = _OpenCall(len(self._calls), is_custom=is_custom)
         made = with_own_name(chat_request.tool_call(item), self._sent.names)
-        call.is_told = bool(made["custom"]["input"] if is_custom else made["function"]["arguments"])
+        call.is_begun = bool(made["custom"]["input"] if is_custom else made["function"]["arguments"])
         return self._delta({"tool_calls": [{"index": call.index, **made}]})
 
     def _piece(self, call: _OpenCall | None, text: Any) -> bytes:
         if call is None or not isinstance(text, str) or not text:
             return b""
-        call.is_told = True
+        call.is_begun = True
         named = {"custom": {"input": text}} if call.is_custom else {"function": {"arguments": text}}
         return self._delta({"tool_calls": [{"index": call.index, **named}]})
 
@@ -166,7 +166,7 @@ class ResponsesAsChat(ConvertingReader):
             call = self._calls[place]
             return (
                 opened
-                if call.is_told
+                if call.is_begun
                 else opened + self._piece(call, item.get("input" if call.is_custom else "arguments"))
             )
         made = bytearray()

@@ -79,7 +79,7 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
         outcome=str(call.outcome),
         usage=call.usage or replay.saved,
         cost_usd=last.cost_usd if last is not None else replay.saved_usd,
-        tells_usage=wants_usage(call),
+        includes_usage=wants_usage(call),
         usage_event=call.usage_event,
     )
 
@@ -99,7 +99,7 @@ def in_form(call: Call, kept: Kept) -> bytes | None:
     wants = wants_usage(call)
     if not kept.is_stream:
         return as_stream(kept.endpoint, kept.body, include_usage=wants)
-    if wants == kept.tells_usage:
+    if wants == kept.includes_usage:
         return kept.body
     if not wants:
         return without_usage(kept.body)
@@ -123,7 +123,7 @@ class Forms:
         """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
         if not (call.stream or kept.is_stream):
             return kept.body  # the usual case
-        if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.tells_usage == wants_usage(call)):
+        if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.includes_usage == wants_usage(call)):
             return in_form(call, kept)
         form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.stream, wants_usage(call)
         if form in self._made:

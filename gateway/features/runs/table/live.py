@@ -245,7 +245,7 @@ class NoMeter:
 # Counts the runs that were forgotten before their time, and says so in the log, once a minute at most.
 
 
-TOLD_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 log = logging.getLogger("gateway.runs")
 
 
@@ -271,7 +271,7 @@ class LostRuns:
 
     def tell(self, now: float) -> None:
         """Writes the line, if there is something to say and the last one is a minute old; `now` is wall-clock seconds."""
-        if not self._number or now - self._logged_at < TOLD_EVERY_S:
+        if not self._number or now - self._logged_at < LOG_EVERY_S:
             return
         log.warning(
             "%d runs were forgotten early: this process has room for %d, and more were begun within a day. What they have "

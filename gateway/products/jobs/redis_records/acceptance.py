@@ -411,7 +411,7 @@ class RedisWrites:
             claims = kept.pieces[work.piece].claims - 1
             ready_at = now if run_at is None else max(now, run_at)
             pieces.put(kept, work.piece, ready_at, now, claims=max(0, claims))
-            pieces.stop_if_asked(kept, now)
+            pieces.stop_if_requested(kept, now)
 
         def was_done(job: records.RedisJob) -> bool:
             piece = job.kept.pieces.get(work.piece)
@@ -466,7 +466,7 @@ class RedisWrites:
             pieces.complete(kept, result, now)
             effects.chunk = result
 
-        is_unacknowledged = self._steps.is_unheard("complete", work)
+        is_unacknowledged = self._steps.is_unacknowledged("complete", work)
         answer = await self._steps.write("complete", work, change, lambda _: False)
         if is_unacknowledged and not answer.is_ours and result in await self._places.chunks(partition, work.job.id):
             return await self._steps.state_of(work)  # it was done: the names of its blobs are those of this claim

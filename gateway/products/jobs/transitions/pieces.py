@@ -160,7 +160,7 @@ class MemoryPieces:
         """Stops a job whose deadline has passed."""
         self._stop(kept, JobState.EXPIRED, now)
 
-    def stop_if_asked(self, kept: MemoryJob, now: float) -> None:
+    def stop_if_requested(self, kept: MemoryJob, now: float) -> None:
         """Ends a job that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
         job = kept.job
         if job.ends_as is None or kept.is_claimed or FINALISE in kept.pieces:
@@ -186,7 +186,7 @@ class MemoryPieces:
                 self._hasten(kept, now)
                 return
             self._withhold(kept, now)
-            self.stop_if_asked(kept, now)
+            self.stop_if_requested(kept, now)
 
     def _hasten(self, kept: MemoryJob, now: float) -> None:
         """Has a run that is to stop looked at as soon as can be, parked, paused or put off as it may be."""
@@ -212,7 +212,7 @@ class MemoryPieces:
         while kept.job.ends_as is None and len(kept.pieces) < most and kept.next_chunk < kept.plan.chunks:
             self.put(kept, kept.next_chunk, now, now)
             kept.next_chunk += 1
-        self.stop_if_asked(kept, now)
+        self.stop_if_requested(kept, now)
         if not kept.pieces:
             self._finalise(kept, now)
 

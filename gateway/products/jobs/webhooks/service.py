@@ -86,7 +86,7 @@ class AttemptResult(NamedTuple):
 
     result: DeliveryResult
     why: str
-    asked_s: float | None = None
+    retry_after_s: float | None = None
     """The endpoint's Retry-After."""
     at: float = 0.0
     """Wall-clock seconds."""
@@ -161,7 +161,7 @@ class EndpointHealth:
             self.throttled = 0
         elif attempt.result is DeliveryResult.THROTTLED:
             self.throttled += 1
-            self.rests_until = now + rest_s(self.throttled, attempt.asked_s)
+            self.rests_until = now + rest_s(self.throttled, attempt.retry_after_s)
 
     def enable(self) -> None:
         """Gives it a fresh start."""
@@ -440,7 +440,7 @@ class Deliveries:
         job, now = running.work.job, self._clock.wall()
         error = JobError(f"webhook_{attempt.result.value}", attempt.why, now)
         attempts = job.attempts + 1
-        wait_s = next_attempt_s(attempts, self._draw(), attempt.asked_s)
+        wait_s = next_attempt_s(attempts, self._draw(), attempt.retry_after_s)
         is_last = attempt.result is DeliveryResult.REFUSED or (
             attempt.result is DeliveryResult.GONE and turn.gone_ends_it
         )

@@ -55,7 +55,7 @@ class LiveLog:
         self._bytes = 0
         self.logged = 0
         """So many events are in the log."""
-        self.is_told = False
+        self.is_ended = False
         """The last of them is among them: the response is kept, though its job may not have ended yet."""
 
     @property
@@ -420,7 +420,7 @@ class LogWriter:
 
     async def end(self, events: Sequence[bytes]) -> None:
         """Shows the last events, and returns when all is written."""
-        self._live.is_told = True
+        self._live.is_ended = True
         await self.add(events)
         await self.flush()
 

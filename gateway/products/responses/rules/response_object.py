@@ -249,7 +249,7 @@ def conversation_of(response_id: str, chain: Sequence[StoredResponse]) -> Conver
     items: list[dict[str, Any]] = []
     for link in reversed(links):
         items += orjson.loads(link.input_items)
-        items += said_again(orjson.loads(link.body).get("output"))
+        items += repeated(orjson.loads(link.body).get("output"))
     return Conversation(items, wanted)
 
 
@@ -262,7 +262,7 @@ def previous_not_found(response_id: str, why: str = "") -> InvalidRequest:
     )
 
 
-def said_again(output: object) -> list[dict[str, Any]]:
+def repeated(output: object) -> list[dict[str, Any]]:
     """Returns the items of an answer as they can be said again: no halves, and no reasoning that its provider has not kept."""
     items = output if isinstance(output, list) else []
     return [item for item in items if isinstance(item, dict) and _is_sayable(item)]

@@ -212,7 +212,7 @@ class NativeStage(Stage):
                 if piece.state == "claimed":
                     piece.state = "ready"
             self.store._pieces._withhold(kept, self.clock.wall())
-            self.store._pieces.stop_if_asked(kept, self.clock.wall())
+            self.store._pieces.stop_if_requested(kept, self.clock.wall())
         life = self.life = Life(last)
         self.lives.append(life)
         store: Any = Mortal(self.store, life, WRITES)

@@ -372,7 +372,9 @@ class ProviderAnswers:
     async def _bodies(self, taking: _ResultCollector) -> dict[int, bytes]:
         """Returns what was asked for what is to be put into its words, by the lines' numbers."""
         numbers = {
-            answer.number for answer in taking.answers if taking.wording.converts or not taking.is_told(answer.usage)
+            answer.number
+            for answer in taking.answers
+            if taking.wording.converts or not taking.is_reported(answer.usage)
         }
         if not numbers:
             return {}
@@ -432,7 +434,7 @@ class _ResultCollector:
         self._rates = rates
         self._factor, self._held = rules.native.price_factor, rules.brake_classes | DEAD_CLASSES
 
-    def is_told(self, usage: Usage | None) -> bool:
+    def is_reported(self, usage: Usage | None) -> bool:
         """Returns whether a provider has reported both what a line has read and written, in numbers that can be right."""
         return usage is not None and usage.input > 0 and (0 < usage.output <= LONGEST_ANSWER or not self._has_output)
 
@@ -460,7 +462,7 @@ class _ResultCollector:
             return None
         del self.names[answer.number]
         usage = answer.usage
-        if answer.status == 200 and not self.is_told(usage):
+        if answer.status == 200 and not self.is_reported(usage):
             usage = _estimated(usage, request, answer.body)
         if usage is not None and usage.estimated:
             self.estimated.add(answer.number)
