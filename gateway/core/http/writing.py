@@ -210,6 +210,13 @@ class AsgiCycle(RequestResponseCycle):
         self.query: bytes = scope["query_string"]
         self.http_version: str = scope["http_version"]
 
+    async def run_asgi(self, app: Any) -> None:
+        """Has the application answer. What it does not take of the scope, it gives up with its end."""
+        try:
+            await super().run_asgi(app)
+        finally:
+            self.scope["state"].pop("cycle", None)  # it holds the scope: only the collector could free both
+
     def add(self, part: bytes) -> int:
         """As a `Cycle`'s."""
         self.body += part

@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.http.writing import AsgiCycle
 from tests.e2e.conftest import StartGateway
-from tests.e2e.harness import PROVIDER_KEY, chat, config_of, connect, post, to_yaml
+from tests.e2e.harness import PROVIDER_KEY, chat, config_of, connect, get, post, to_yaml, until
 from tests.support.raw_server import CLOSE, READ, RawServer
 
 BODY = b'{"id":"' + b"a" * 100_000
@@ -147,3 +148,24 @@ def _held_by(each: Any) -> str:
         return str(each) if "/gateway/" in path and "/emulator/" not in path else ""
     has_body = any(isinstance(one, bytes | bytearray) and len(one) >= HELD_BYTES for one in gc.get_referents(each))
     return repr(each)[:200] if has_body and "emulator" not in type(each).__module__ else ""
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/models", "/v1/jobs", "/admin/targets", "/v1/files/x"])
+async def test_no_request_to_the_application_is_left_to_the_collector(start: StartGateway, path: str) -> None:
+    """Thousands can be sent at once on a connection, without a key."""
+    gateway = await start(config_of)
+    gc.collect()
+    gc.disable()
+    try:
+        before = number_of_cycles()
+        async with connect(gateway.url) as peer:
+            for _ in range(3):
+                await peer.exchange(get(path))
+        await until(lambda: not gateway.connections)
+        assert number_of_cycles() == before
+    finally:
+        gc.enable()
+
+
+def number_of_cycles() -> int:
+    return sum(isinstance(one, AsgiCycle) for one in gc.get_objects())
