@@ -335,7 +335,7 @@ class Gateway:
             now_wall=self._clock.wall(),
             wall=self._clock.wall,
             host=self._host,
-            listed=self._models.told,
+            listed=self._models.listed,
         )
 
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
@@ -355,5 +355,5 @@ def show_config(gateway: Gateway) -> dict[str, Any]:
         "in_force": describe(gateway.policy),
         "listening": [server.url for server in gateway._servers],
         "last_reload": asdict(last) if last else None,
-        **gateway._models.told.shown(),
+        **gateway._models.listed.shown(),
     }

@@ -82,7 +82,7 @@ def semantic_news(
 
     def hear_vector(detail: bytes) -> None:
         if layers.semantic is not None:
-            layers.semantic.hear(decode_news(detail, wall()))
+            layers.semantic.add_shared(decode_news(detail, wall()))
 
     def hear_purge(detail: bytes) -> None:
         if layers.semantic is not None:

@@ -89,7 +89,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
 def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
     """Yields whether each target is suspect, under its name in the config, which may come twice."""
     for name, line in admission.gates.lines.items():
-        yield admission.gates.names.label(name), line.gate.health.heard.suspicion is not None
+        yield admission.gates.names.label(name), line.gate.health.responsiveness.suspicion is not None
 
 
 def spent_quotas(admission: Admission, now: float) -> Iterator[tuple[str, bool]]:
@@ -115,14 +115,17 @@ def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
     health = gate.health
     return {
         **_breaker(health.breaker, now),
-        "suspect": _suspect(health.heard.suspicion, now),
+        "suspect": _suspect(health.responsiveness.suspicion, now),
         "in_flight": gate.in_flight,
         "waiting": len(line.waiters),
         "retries": {"in_flight": health.retries.in_flight, "tokens_left": round(health.tokens.level(tokens), 1)},
         "time_to_first_byte": {
             "streams": _times(health.first_byte, now),
             "whole_answers": _times(health.whole_answer, now),
-            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(health.heard.thought().items())},
+            **{
+                _THOUGHT[stream]: _times(times, now)
+                for stream, times in sorted(health.responsiveness.thought().items())
+            },
         },
         "paused_s": _left(gate.pauses.ends_at, now),
         "quota_spent_s": _left(gate.pauses.quota_until, now),
@@ -131,7 +134,7 @@ def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
 
 def _warning(line: WaitingLine, label: str) -> str | None:
     """Returns what the operator has to mend at the target, and how, or None."""
-    if not line.gate.health.heard.has_lost_model:
+    if not line.gate.health.responsiveness.has_lost_model:
         return None
     return f"{missing_model(label)}; {MISSING_REMEDY}"
 

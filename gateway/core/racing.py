@@ -245,7 +245,7 @@ class Hedges:
 
 
 def _times(call: Call, grant: Reservation) -> Latency:
-    return grant.gate.health.heard.times(stream=call.stream, thinks=call.thinks)
+    return grant.gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
 
 
 def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:
@@ -531,16 +531,16 @@ class Suspects:
             grant = call.grant
             if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
                 gate = grant.gate
-                _, group = groups.setdefault(gate.health.heard, (gate, []))
+                _, group = groups.setdefault(gate.health.responsiveness, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
-        for latency, suspect in [*self._suspects.items()]:
-            if latency.unserved_s(now) < now - suspect.since:
-                self._clear(latency, suspect)
-            elif latency in groups:
+        for responsiveness, suspect in [*self._suspects.items()]:
+            if responsiveness.unserved_s(now) < now - suspect.since:
+                self._clear(responsiveness, suspect)
+            elif responsiveness in groups:
                 suspect.waited_at = now
             elif now - suspect.waited_at > FORGET_S:
-                del self._suspects[latency]
-                latency.suspicion = None
+                del self._suspects[responsiveness]
+                responsiveness.suspicion = None
         for gate, group in groups.values():
             self._look_at(gate, group, now)
 
@@ -548,7 +548,12 @@ class Suspects:
         target = find_target(call)
         clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
         return Hanging(
-            task, ends_at, call, self._usual(gate.health.heard, call), clocks, now - call.attempts[-1].answered_at
+            task,
+            ends_at,
+            call,
+            self._usual(gate.health.responsiveness, call),
+            clocks,
+            now - call.attempts[-1].answered_at,
         )
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
@@ -558,8 +563,8 @@ class Suspects:
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
         trial_after_s = self._look_for_silence(gate, witnesses, now)
-        latency = gate.health.heard
-        suspicion, stalls = latency.suspicion, latency.stall_moves
+        responsiveness = gate.health.responsiveness
+        suspicion, stalls = responsiveness.suspicion, responsiveness.stall_moves
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
@@ -567,7 +572,7 @@ class Suspects:
             elif suspicion is not None and suspicion.free and _hangs(one):
                 self._move(one, now, suspicion)
             elif self._needs_room(one, gate, now) or (
-                suspicion is None and _stalls(one, trial_after_s) and stalls.has_room(latency.answers)
+                suspicion is None and _stalls(one, trial_after_s) and stalls.has_room(responsiveness.answers)
             ):
                 self._move(one, now, stalls)
 
@@ -576,8 +581,8 @@ class Suspects:
 
         Returns the seconds of silence after which a call tries another target though nothing is known of such calls; inf: none.
         """
-        latency = gate.health.heard
-        unserved_s = latency.unserved_s(now)
+        responsiveness = gate.health.responsiveness
+        unserved_s = responsiveness.unserved_s(now)
         if not witnesses:
             return inf
         deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
@@ -594,7 +599,7 @@ class Suspects:
                 waits._replace(usual_s=self._trial_s(one, gate, waits.usual_s))
                 for one, waits in zip(witnesses, waiting, strict=True)
             ]
-            is_proven = latency.stall_moves.proof_at > now - unserved_s
+            is_proven = responsiveness.stall_moves.proof_at > now - unserved_s
             trial = is_suspect(tries, 1 if is_proven else min(at_least, FIRST_WINDOW), unserved_s, least_span_s=0.0)
             if is_proven:
                 why = trial
@@ -604,15 +609,15 @@ class Suspects:
             self._suspect(gate, why, witnesses, now)
         return trial_after_s
 
-    def _usual(self, latency: Responsiveness, call: Call) -> UsualTimes:
-        kind = (latency, call.stream, call.thinks)
+    def _usual(self, responsiveness: Responsiveness, call: Call) -> UsualTimes:
+        kind = (responsiveness, call.stream, call.thinks)
         usual = self._known.get(kind)
         if usual is None:
-            usual = self._known[kind] = usual_of(latency.times(stream=call.stream, thinks=call.thinks))
+            usual = self._known[kind] = usual_of(responsiveness.times(stream=call.stream, thinks=call.thinks))
         return usual
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
-        return call.thinks or gate.health.heard.thinks
+        return call.thinks or gate.health.responsiveness.thinks
 
     def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
         return silence_s(
@@ -643,8 +648,8 @@ class Suspects:
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
-        latency = self._admission.gates.latency_of(following, call)
-        after = UNKNOWN if latency is None else self._usual(latency, call)
+        responsiveness = self._admission.gates.latency_of(following, call)
+        after = UNKNOWN if responsiveness is None else self._usual(responsiveness, call)
         thinks = self._thinks(gate, call)
         patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)
         return now - started_at >= room_s(patience_s, one.usual, after, thinks=thinks)
@@ -652,7 +657,7 @@ class Suspects:
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
         """Returns whether the probe has waited long enough to show that a silent target still is silent."""
         health = gate.health
-        if health.heard.suspicion is None and health.heard.last_failure != ErrorClass.TIMEOUT:
+        if health.responsiveness.suspicion is None and health.responsiveness.last_failure != ErrorClass.TIMEOUT:
             return False
         return one.silent_s >= probe_s(
             one.usual, health.target_breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
@@ -660,11 +665,11 @@ class Suspects:
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
-        latency, breaker = gate.health.heard, gate.health.target_breaker
-        suspect = self._suspects.get(latency)
+        responsiveness, breaker = gate.health.responsiveness, gate.health.target_breaker
+        suspect = self._suspects.get(responsiveness)
         if suspect is None:
-            latency.suspicion = Suspicion(why, now)
-            suspect = self._suspects[latency] = Suspect(breaker, now, waited_at=now)
+            responsiveness.suspicion = Suspicion(why, now)
+            suspect = self._suspects[responsiveness] = Suspect(breaker, now, waited_at=now)
             health_log.warning("%s is suspect: %s", breaker.name, why)
         if now - suspect.tripped_at >= RETRIP_S and any(self._can_move(one, now) for one in group):
             suspect.tripped_at = now
@@ -707,10 +712,10 @@ class Suspects:
         if is_answered and now - moved_at <= soon_s:
             moves.proved(now)
 
-    def _clear(self, latency: Responsiveness, suspect: Suspect) -> None:
+    def _clear(self, responsiveness: Responsiveness, suspect: Suspect) -> None:
         """Clears the suspicion because the target has answered a call: it may be tried at once."""
-        del self._suspects[latency]
-        latency.suspicion = None
+        del self._suspects[responsiveness]
+        responsiveness.suspicion = None
         breaker = suspect.breaker
         health_log.warning("%s is no longer suspect: it has answered", breaker.name)
         breaker.probe_soon(self._clock.monotonic())

@@ -359,7 +359,7 @@ class Attempt:
     """The attempt found out whether a target in trouble serves again: that it failed is no failure of the call's."""
     is_callers: bool = False
     """The attempt used the caller's own credential."""
-    is_told: bool = False
+    is_reported: bool = False
     """The target's breaker has counted the attempt's result."""
     last_activity_at: float = 0.0
     """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
@@ -561,7 +561,7 @@ OnFrame = Callable[[int, bytes | bytearray, bool], None]
 class Socket(Protocol):
     """One peer of a WebSocket session: a client's connection, or one to a provider."""
 
-    heard: bool
+    is_alive: bool
     """Something has come since somebody last set this to False."""
 
     @property

@@ -50,7 +50,7 @@ class SocketEnd(asyncio.Protocol):
         "_on_unfinished",
         "_timer",
         "congested",
-        "heard",
+        "is_alive",
         "is_lost",
         "opening",
         "reading_paused",
@@ -63,7 +63,7 @@ class SocketEnd(asyncio.Protocol):
         self._frames = frames
         self.transport: asyncio.Transport | None = None
         self.opening: asyncio.Future[Response] | None = None
-        self.heard = True
+        self.is_alive = True
         """Something has come since somebody last set this to False."""
         self.congested = False
         """More waits for the peer than may."""
@@ -178,7 +178,7 @@ class SocketEnd(asyncio.Protocol):
         self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES, MAX_UNSENT_BYTES // 4)
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        self.is_alive = True
         frames = self._frames
         frames.receive_data(data)
         self._take_events()

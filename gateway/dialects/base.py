@@ -116,7 +116,7 @@ class ConvertedRequest:
     """A converted request, and what its answer needs to know of it."""
 
     body: Json
-    asked: Json
+    source: Json
     """The caller's own request, some of which its answer repeats."""
     id: str
     """Of the answer, without a prefix; the ids of its items are made from it."""
@@ -148,8 +148,8 @@ class ConvertedRequest:
 
 def with_usage(sent: ConvertedRequest) -> ConvertedRequest:
     """Returns the request as if its caller had asked for usage at the end of the stream."""
-    source = {**sent.asked, "stream_options": {"include_usage": True}}
-    return replace(sent, asked=source, via=None if sent.via is None else with_usage(sent.via))
+    source = {**sent.source, "stream_options": {"include_usage": True}}
+    return replace(sent, source=source, via=None if sent.via is None else with_usage(sent.via))
 
 
 def with_wall(sent: ConvertedRequest, wall: Callable[[], float]) -> ConvertedRequest:
@@ -211,7 +211,7 @@ class MalformedAnswer(Exception):
 
 def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) -> Sequence[Gap]:
     """Returns what does not arrive as it was said, of a request that this translator has converted."""
-    return translator.gaps(sent.asked, facts) if sent.gaps is None else sent.gaps
+    return translator.gaps(sent.source, facts) if sent.gaps is None else sent.gaps
 
 
 def gaps_of_fields(body: Json, table: FieldGaps) -> list[Gap]:

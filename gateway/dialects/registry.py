@@ -77,8 +77,8 @@ Place = Callable[[str, bool], str]
 class Pair:
     """Converts calls in the language `asked`, for a target that speaks `spoken` at `place`."""
 
-    asked: str
-    spoken: str
+    source: str
+    target: str
     place: Place
     translator: Translator
     headers: RawHeaders = ()

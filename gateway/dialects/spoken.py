@@ -103,8 +103,8 @@ class TargetLanguages:
 
     def facts(self, pair: Pair, model: str) -> ServerFacts:
         """Returns what this conversion has to know of the target and this model of it."""
-        key = pair.asked, pair.spoken, model[:MOST_NAME_CHARS]
-        is_openais = pair.asked in _OPENAIS and pair.spoken in _OPENAIS
+        key = pair.source, pair.target, model[:MOST_NAME_CHARS]
+        is_openais = pair.source in _OPENAIS and pair.target in _OPENAIS
         known = _UNKNOWN if is_openais else self.find_model(model)
         found = self._facts.get(key)
         if found is None or found.model is not known:  # providers may tell more of their models
@@ -180,7 +180,7 @@ class Conversion:
     """What becomes of calls to one endpoint at one target. Called with a parsed request, it tells its gaps."""
 
     pair: Pair
-    spoken: TargetLanguages
+    languages: TargetLanguages
     model: str | None
     """The provider's name for it; None: the caller's own is."""
 
@@ -198,7 +198,7 @@ class Conversion:
         return sent.place or self.pair.place(str(source["model"]), source.get("stream") is True), sent.body
 
     def _facts(self, body: Json) -> ServerFacts:
-        return self.spoken.facts(self.pair, self.model or str(body.get("model")))
+        return self.languages.facts(self.pair, self.model or str(body.get("model")))
 
 
 def _gap_of_endpoint(name: str, _body: Json) -> Sequence[Gap]:

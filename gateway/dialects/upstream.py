@@ -172,10 +172,10 @@ class Converting:
         if self._clock.monotonic() >= self._until.get(outgoing.path, inf):
             self._forget(outgoing.path)
             return self._inner.send(outgoing)
-        if pair.keeps_bytes or pair.asked == COUNTS:
+        if pair.keeps_bytes or pair.source == COUNTS:
             outgoing = unmarked(outgoing)
-        if pair.asked in _THROUGH_CHAT and self._clock.monotonic() < self._until.get(PATHS["chat"], 0.0):
-            pair = pair_of(pair.asked, "responses")
+        if pair.source in _THROUGH_CHAT and self._clock.monotonic() < self._until.get(PATHS["chat"], 0.0):
+            pair = pair_of(pair.source, "responses")
         return self._convert(pair, outgoing)
 
     def _as_message(self, outgoing: Outgoing) -> Outgoing:
@@ -227,7 +227,7 @@ class Converting:
         sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
         if isinstance(facts.memory, OwnTurns) and facts.memory.missed and await facts.memory.fetch():
             sent, body, gaps = convert() if len(given) <= LARGE_BYTES else await to_thread(convert)
-        if pair.asked == "responses":
+        if pair.source == "responses":
             sent = with_wall(sent, self._clock.wall)
         if outgoing.signs is not None:
             outgoing.signs.gaps = [*outgoing.signs.gaps, *gaps]
@@ -237,14 +237,14 @@ class Converting:
             lacks_path = is_unknown_path(raw, answer.status)
             if lacks_path and outgoing.path in self._until:  # what was learned has passed
                 self._forget(outgoing.path)
-            elif lacks_path and pair.asked in _THROUGH_CHAT and pair.spoken == "chat":
-                other = await self._convert(pair_of(pair.asked, "responses"), outgoing)
+            elif lacks_path and pair.source in _THROUGH_CHAT and pair.target == "chat":
+                other = await self._convert(pair_of(pair.source, "responses"), outgoing)
                 if not isinstance(other, WholeAnswer) or not other.lacks_path:
                     self._remember(PATHS["chat"], pair_of("chat", "responses"))
                     return other
             return WholeAnswer(answer, raw, lacks_path=lacks_path)
         is_good = 200 <= answer.status < 300
-        if not is_good and pair.asked == COUNTS:  # it says nothing of the caller's own question
+        if not is_good and pair.source == COUNTS:  # it says nothing of the caller's own question
             await answer.aclose()
             raise UpstreamFailed(ErrorClass.BAD_REQUEST, Phase.ANSWERED, "the provider did not count the tokens")
         if not is_good:
@@ -261,7 +261,7 @@ class Converting:
         if memory is None or tenant is None or not (facts.issuer or len(memory)):
             return facts
         # A language is part of whose a turn is: one cloud has models of several makers, and each says it in its own way.
-        issuer = f"{facts.issuer} {pair.spoken}" if facts.issuer else ""
+        issuer = f"{facts.issuer} {pair.target}" if facts.issuer else ""
         own = memory.of(tenant, outgoing.credential, issuer, keeps_all=facts.model.binds_thinking)
         return replace(facts, memory=own)
 
@@ -511,7 +511,7 @@ class ConvertedAnswer:
             self.headers = [
                 (b"content-type", b"text/event-stream") if one[0] == b"content-type" else one for one in self.headers
             ]
-        if self._is_stream and not sent.asked.get("stream"):  # it becomes a whole answer, which tells its usage
+        if self._is_stream and not sent.source.get("stream"):  # it becomes a whole answer, which tells its usage
             self._sent = with_usage(self._sent)
         self._reader: Reader | None = None
         self._is_reported = False

@@ -567,7 +567,7 @@ class FileThread:
             self._serve([job for job in batch if isinstance(job, FileJob)])
             for job in batch:
                 if isinstance(job, Backup):
-                    self._call_on_loop(job.told, self._file.copy(job.path, self._serve_meanwhile))
+                    self._call_on_loop(job.on_done, self._file.copy(job.path, self._serve_meanwhile))
         self._file.finish()
 
     def _serve_meanwhile(self) -> None:

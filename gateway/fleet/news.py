@@ -290,7 +290,7 @@ class HandNews:
         self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
         self._news.tell(NewsItem("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True)
 
-    def hear(self, item: NewsItem) -> bool:
+    def on_item(self, item: NewsItem) -> bool:
         """Does what a person has done at another replica; returns False for a name that is not known here."""
         read = read_hand(item.detail)
         if read is None:
@@ -383,7 +383,7 @@ class FleetNews:
         self._health.on_force = self._hands.forced
         for line in self._gates.lines.values():
             self._meet(line)
-        news.listen(self.hear)
+        news.listen(self.on_item)
 
     # What is told.
 
@@ -442,7 +442,7 @@ class FleetNews:
 
     # What is heard.
 
-    def hear(self, item: NewsItem) -> None:
+    def on_item(self, item: NewsItem) -> None:
         """Acts on what another replica has told."""
         if not 0.0 <= item.left_s < inf:
             return
@@ -452,7 +452,7 @@ class FleetNews:
         elif item.kind == "breaker":
             self._take_move(item)
         elif item.kind == "hand":
-            if not self._hands.hear(item):
+            if not self._hands.on_item(item):
                 self._unmet.keep(item, self._clock.monotonic())
         elif item.kind in ("pause", "quota", "limit"):
             self._take_gate(item)
@@ -515,7 +515,7 @@ class FleetNews:
 
     def _recall(self, name: str) -> None:
         for item in self._unmet.take(name, self._clock.monotonic()):
-            self.hear(item)
+            self.on_item(item)
 
     def _known(self, name: str) -> KnownLimits:
         if len(self._limits) >= MOST_KEPT:

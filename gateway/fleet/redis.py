@@ -75,7 +75,7 @@ class RedisLeases:
             arguments = (now, self._name_of(ask), ask.kind, pack_ask(ask), self._too_late(ask.name))
             answer = self._link.run(self._lease, (self._key(ask.name),), arguments)
             answer.add_done_callback(partial(self._see_clock, ask.name))
-            answer.add_done_callback(partial(waiting.hear, place))
+            answer.add_done_callback(partial(waiting.on_reply, place))
         return waiting.replies
 
     def leave(self) -> asyncio.Future[None]:
@@ -126,7 +126,7 @@ class _Waiting:
         if not count:
             self.replies.set_result(())
 
-    def hear(self, place: int, answer: asyncio.Future[bytes]) -> None:
+    def on_reply(self, place: int, answer: asyncio.Future[bytes]) -> None:
         self._missing -= 1
         if not answer.cancelled() and answer.exception() is None and (result := answer.result()):
             self._replies[place] = read_reply(result)
@@ -214,7 +214,7 @@ class ServerTime:
         self._ahead_s = self._before_s = -inf  # of the present span of time, and of the one before
         self._turned_at = self._monotonic()
 
-    def heard(self, server_s: float) -> None:
+    def observe(self, server_s: float) -> None:
         """Notes a time that the server reported."""
         here_s = self._monotonic()
         if here_s - self._turned_at >= MEMORY_S:
@@ -300,7 +300,7 @@ class RedisNews:
     def _sent(self, item: NewsItem, lasts: bool, since: float, answer: asyncio.Future[bytes]) -> None:
         reply = _reply_of(answer)
         if reply is not None:
-            self._time.heard(float(reply))
+            self._time.observe(float(reply))
         if not lasts or self._telling.get(item[:2]) is not item:
             return
         del self._telling[item[:2]]
@@ -341,7 +341,7 @@ class RedisNews:
             self._has_to_read = True
             self._retry_soon()
         else:
-            self._time.heard(float(reply[0]))
+            self._time.observe(float(reply[0]))
         for message in (*sorted((reply or ())[1:], key=_sent_at), *held_back):
             self._deliver(message)
         if reply is not None and self._has_to_read:
@@ -350,7 +350,7 @@ class RedisNews:
     def _on_message(self, message: bytes) -> None:
         sent_at, _, _ = message.partition(b" ")
         with contextlib.suppress(ValueError):
-            self._time.heard(float(sent_at))
+            self._time.observe(float(sent_at))
         if self._held_back is None:
             self._deliver(message)
         elif len(self._held_back) < MOST_HELD_BACK:

@@ -63,7 +63,7 @@ def killed_arm() -> WorkflowArm:
         ProcessKill("gateway", 101.0, 102.0, 4, frozenset({(0, 0), (1, 0)})),
         ProcessKill("program", 103.0, 103.1),
     ]
-    one.told = RunsReported(2, 4 * USD)
+    one.reported = RunsReported(2, 4 * USD)
     return one
 
 
@@ -105,7 +105,7 @@ def test_each_promise_is_looked_at() -> None:
     one = killed_arm()
     one.journal = [*one.journal[:-1], *journal((3.8, 1, "failed", 503))]
     one.ledger = [*one.ledger[:-1], *calls((3.0, (1, 0), PAID))]
-    one.told = RunsReported(1, 1.0)
+    one.reported = RunsReported(1, 1.0)
 
     assert broken_promises(replace(straight_arm(), journal=[]), one) == [
         "0 runs straight to the provider were finished",

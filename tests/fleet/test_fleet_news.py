@@ -113,7 +113,7 @@ def test_the_longest_pause_wins() -> None:
         await group.hop()
 
         assert [gate.pauses.ends_at - clock.now for gate in group.gates()] == pytest.approx([9.0] * 3, abs=0.02)
-        group.replicas[0].gossip.hear(NewsItem("pause", "p0/m", 1.0))
+        group.replicas[0].gossip.on_item(NewsItem("pause", "p0/m", 1.0))
         assert group.gates()[0].pauses.ends_at - clock.now > 8.0
         await group.settle()
 
@@ -329,7 +329,7 @@ def test_news_of_an_account_that_is_not_configured_yet_waits_for_it() -> None:
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, size=1)
         (replica,) = group.replicas
-        replica.gossip.hear(
+        replica.gossip.on_item(
             NewsItem("breaker", "two", 20.0, write_move(BreakerMove(True, 1, "refused", is_refused=True)))
         )
         target = replace(wildcard(replica), name="p2/m", model="m", account="two")
@@ -350,11 +350,11 @@ def test_what_is_remembered_of_unknown_gates_is_bounded() -> None:
         group = fleet(clock, size=1)
         heard = group.replicas[0].gossip
         for number in range(MOST_KEPT + 500):
-            heard.hear(NewsItem("pause", f"elsewhere/{number}", 5.0))
+            heard.on_item(NewsItem("pause", f"elsewhere/{number}", 5.0))
         assert len(heard._unmet.items) == MOST_KEPT
 
         await asyncio.sleep(6.0)
-        heard.hear(NewsItem("pause", "elsewhere/new", 5.0))
+        heard.on_item(NewsItem("pause", "elsewhere/new", 5.0))
 
         assert len(heard._unmet.items) == 1
         await group.settle()
@@ -415,7 +415,7 @@ def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, size=1, **KEEN)
-        group.replicas[0].gossip.hear(item)
+        group.replicas[0].gossip.on_item(item)
 
         (gate,) = group.gates()
         assert gate.pauses.ends_at < clock.now
@@ -488,7 +488,7 @@ def test_an_open_one_stays_open_for_the_longest() -> None:
         FleetView(group.breakers()[0]).peer_opened(clock.now + 1.0, 1, "less", clock.now)
         assert group.breakers()[0].probe_at == pytest.approx(1004.0, abs=0.01)
 
-        group.replicas[0].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
+        group.replicas[0].gossip.on_item(NewsItem("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
 
         assert group.breakers()[0].probe_at - clock.now == pytest.approx(30.0)
         assert group.breakers()[0].ejections == 4
@@ -580,7 +580,7 @@ def test_who_waits_for_a_probe_that_is_put_off_is_sent_on() -> None:
         call = replica.start()
         await asyncio.sleep(0.02)
         assert not call.done()
-        replica.gossip.hear(NewsItem("breaker", "p0/m", 25.0, write_move(BreakerMove(True, 2, "a probe failed"))))
+        replica.gossip.on_item(NewsItem("breaker", "p0/m", 25.0, write_move(BreakerMove(True, 2, "a probe failed"))))
         told = await call
 
         assert told.result == "circuit_open"
@@ -629,7 +629,7 @@ def test_a_refused_credential_is_refused_for_all() -> None:
         assert not group.gates(1)[2].health.is_clear
         assert len(group.bus.told) == 1
 
-        group.replicas[1].gossip.hear(
+        group.replicas[1].gossip.on_item(
             NewsItem("breaker", "one", 0.0, write_move(BreakerMove(False, 1, "3 probes succeeded")))
         )
         assert (accounts[1].breaker.state, accounts[1].is_refused) == ("closed", False)
@@ -679,7 +679,7 @@ def test_closed_by_hand_it_is_trusted_by_all() -> None:
 
         await tell_open(group, 1)
         _, item = group.bus.kept["hand", "p0/m"]
-        group.replicas[2].gossip.hear(item)
+        group.replicas[2].gossip.on_item(item)
         assert group.states() == ["open"] * 4
         await group.settle()
 
@@ -709,7 +709,7 @@ def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) 
 
         late.breaker_of(0).force("drained", clock.now)  # of an act that was older still
         late.gossip._hands.acts.clear()
-        late.gossip.hear(hands["hand", "p0/m"][1]._replace(left_s=HAND_S - 3600.0))
+        late.gossip.on_item(hands["hand", "p0/m"][1]._replace(left_s=HAND_S - 3600.0))
         assert (late.breaker_of(0).state, late.gate(0).pauses.ends_at > clock.now) == ("closed", True)
         await group.settle()
 
@@ -724,10 +724,10 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
         (replica,) = group.replicas
         await asyncio.sleep(100)
         replica.admission.health.force("p0/m", "drained")
-        replica.gossip.hear(NewsItem("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
+        replica.gossip.on_item(NewsItem("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
         assert group.states() == ["drained"]
 
-        replica.gossip.hear(NewsItem("hand", "p0/m", HAND_S, write_hand("closed", "bb")))
+        replica.gossip.on_item(NewsItem("hand", "p0/m", HAND_S, write_hand("closed", "bb")))
         assert group.states() == ["closed"]
         await group.settle()
 

@@ -47,7 +47,7 @@ class Replica:
             self.share.go_local(1, now)
             self.share.rejoin(now)
         else:
-            self.share.heard(reply, now)
+            self.share.take_reply(reply, now)
         return ask
 
     def go(self, now: float, cost: float = 1.0, keep: float = 0.0) -> bool:
@@ -178,7 +178,7 @@ def test_an_estimate_counts_those_who_wait_elsewhere(pool: Pool) -> None:
     """With three replicas that want more than there is, each gets a third."""
     replica = Replica(pool)
     replica.share.ask(T0, 0.0)
-    replica.share.heard(LeaseReply(0.0, 0.0, wanting=3, retry_s=0.1), T0)
+    replica.share.take_reply(LeaseReply(0.0, 0.0, wanting=3, retry_s=0.1), T0)
 
     assert replica.share.ready_at(1, T0, ahead=9) == pytest.approx(T0 + 10 * 3 / 10)
 
@@ -442,7 +442,7 @@ def test_a_providers_word_that_comes_meanwhile_is_not_lost(pool: Pool) -> None:
     replica.share.reconcile(10, T0, T0, 0, 1)
     replica.wakes = 0
 
-    replica.share.heard(pool.ask("a", ask, T0), T0)
+    replica.share.take_reply(pool.ask("a", ask, T0), T0)
 
     assert replica.wakes == 1
     assert replica.share.ask(T0, 0.0).ceiling == pytest.approx(10 + 1 + 5 + 5)

@@ -333,25 +333,25 @@ def test_the_servers_time_is_the_one_that_travelled_least() -> None:
     """Never ahead of the server; what is said late does not put it back; and what was said long ago is forgotten."""
     here = [0.0]
     clock = ServerTime(lambda: here[0])
-    clock.heard(999.0)
-    clock.heard(1000.0)
-    clock.heard(998.0)
+    clock.observe(999.0)
+    clock.observe(1000.0)
+    clock.observe(998.0)
     assert clock.now() == 1000.0
 
     here[0] = MEMORY_S
-    clock.heard(1000.0 + MEMORY_S - 0.5)
+    clock.observe(1000.0 + MEMORY_S - 0.5)
     assert clock.now() == 1000.0 + MEMORY_S
 
     here[0] = 2 * MEMORY_S
-    clock.heard(1000.0 + 2 * MEMORY_S - 0.5)
+    clock.observe(1000.0 + 2 * MEMORY_S - 0.5)
     assert clock.now() == 1000.0 + 2 * MEMORY_S - 0.5
 
     here[0] = 10 * MEMORY_S
-    clock.heard(50.0)
+    clock.observe(50.0)
     assert clock.now() == 50.0
 
     clock.forget()
-    clock.heard(7.0)
+    clock.observe(7.0)
     assert clock.now() == 7.0
 
 
@@ -554,7 +554,7 @@ async def test_what_has_ended_on_its_way_is_not_heard(server: RedisServer, names
 async def test_another_server_may_have_another_time(server: RedisServer, namespace: str) -> None:
     """After each subscription the time is learned anew."""
     async with fleet(server, namespace, 2) as (one, two):
-        two.news._time.heard(time.time() + 3600.0)
+        two.news._time.observe(time.time() + 3600.0)
         two.news._joined()
         await until(lambda: two.news._held_back is None)
         one.news.tell(PAUSE)

@@ -93,8 +93,8 @@ class _Written(Stats):
         super().clear()
         self.statuses = _Statuses(self._note)
 
-    def asked(self, model: str) -> None:
-        super().asked(model)
+    def count_call(self, model: str) -> None:
+        super().count_call(model)
         self._note("came")
 
     def leave(self, endpoint: str) -> None:

@@ -27,7 +27,7 @@ def beats(
         for number, order in heartbeat.beat(now, ready, []):
             orders.setdefault(number, []).append(order)
             if number in answering:
-                heartbeat.heard(number)
+                heartbeat.note_answer(number)
         now += ASK_S
     return orders
 
@@ -49,7 +49,7 @@ def test_an_answer_at_the_last_moment_counts() -> None:
     """Any word does."""
     heartbeat = Heartbeat()
     beats(heartbeat, 0.0, SILENT_S - ASK_S, [1], set())
-    heartbeat.heard(1)
+    heartbeat.note_answer(1)
 
     assert heartbeat.beat(SILENT_S, [1], []) == [(1, "ask")]
 
@@ -88,7 +88,7 @@ def test_a_silent_worker_is_not_waited_for_beyond_the_grace() -> None:
     now, orders = 0.0, []
     while now < grace_s + 2.0:
         orders += [(now, number, order) for number, order in heartbeat.beat(now, [1, 2], [], grace_s) if order != "ask"]
-        heartbeat.heard(2)
+        heartbeat.note_answer(2)
         now = heartbeat.due_at
 
     assert orders[:2] == [(grace_s, 1, "give_up"), (grace_s + STACKS_S, 1, "kill")]
@@ -120,7 +120,7 @@ def test_nobody_is_given_up_who_answers_within_the_time(steps: list[tuple[float,
     for passed, answers in steps:
         now += passed
         if answers or now - heard_at >= SILENT_S - ASK_S:
-            heartbeat.heard(1)
+            heartbeat.note_answer(1)
             heard_at = now
         if now >= heartbeat.due_at:
             assert (1, "give_up") not in heartbeat.beat(now, [1], [])

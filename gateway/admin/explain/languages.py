@@ -155,7 +155,7 @@ def explain_conversion(endpoint: Endpoint, model: Model, target: Target, body: b
     gaps = find_gaps(parsed)
     if isinstance(find_gaps, Conversion):
         lossless = "" if gaps else "; nothing is lost"
-        yield f"put into {_CALLED.get(find_gaps.pair.spoken, find_gaps.pair.spoken)}{lossless}"
+        yield f"put into {_CALLED.get(find_gaps.pair.target, find_gaps.pair.target)}{lossless}"
     yield from (f"{gap.field} is {gap.how}: {gap.why}" for gap in gaps)
     if names := _in_the_way(find_gaps, model, parsed):
         yield f"skipped by this call, for {', '.join(names)}"
@@ -200,7 +200,7 @@ def _in_the_way(find_gaps: FindUnsupportedFields, model: Model, body: dict[str, 
 
 def _known(conversion: Conversion, model: str) -> Iterator[str]:
     """Yields the facts of a model that the conversion rests on, by where they are from."""
-    facts = sorted(conversion.spoken.find_sources(model).items(), key=lambda one: one[1].source)
+    facts = sorted(conversion.languages.find_sources(model).items(), key=lambda one: one[1].source)
     for source, group in groupby(facts, key=lambda one: one[1].source):
         shown = ", ".join(f"{name} {_written(one.value)}" for name, one in group)
         yield f"known of {model} ({source}): {shown}"

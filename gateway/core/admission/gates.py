@@ -229,7 +229,7 @@ class Gates:
     def latency_of(self, target: Target, call: Call) -> Responsiveness | None:
         """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
-        return None if line is None else line.gate.health.heard
+        return None if line is None else line.gate.health.responsiveness
 
     def kin(self, name: str) -> list[WaitingLine]:
         """Returns the lines that share a breaker with this gate, its own among them."""
@@ -318,7 +318,7 @@ class Gates:
     def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
         """Notes whether its model thinks; of a wildcard, by the name that the client has chosen."""
         requested_name = line.gate.name if target.model is None else ""
-        line.gate.health.heard.thinks = target.name in self._thinkers or is_thinker(requested_name)
+        line.gate.health.responsiveness.thinks = target.name in self._thinkers or is_thinker(requested_name)
 
     def _recall(self, gate: Gate, now: float) -> None:
         """Gives a gate back what is remembered of its earlier use."""

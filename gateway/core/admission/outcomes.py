@@ -89,12 +89,12 @@ class HealthPropagation:
         With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
         there the next call is served.
         """
-        latency = gate.health.heard
+        responsiveness = gate.health.responsiveness
         if self._gates.names.is_callers(gate.name):
             return  # it may be this one caller's account that has no access
-        was_known = latency.has_lost_model
-        latency.miss_model()
-        if not latency.has_lost_model:
+        was_known = responsiveness.has_lost_model
+        responsiveness.miss_model()
+        if not responsiveness.has_lost_model:
             return
         what = missing_model(self._gates.names.label(gate.name))
         if not was_known:
@@ -107,7 +107,7 @@ class HealthPropagation:
 
     def callers_failed(self, gate: Gate, why: str, now: float) -> None:
         """A caller with a credential of his own has failed: where several have, one after the other, it is the target."""
-        breaker, failures = gate.health.target_breaker, gate.health.heard.failed_callers
+        breaker, failures = gate.health.target_breaker, gate.health.responsiveness.failed_callers
         at_least = breaker.rules.consecutive_failures
         if len(failures) < 2 or not breaker.is_clear or not is_shared(failures.values(), at_least, 0):
             return
@@ -310,8 +310,8 @@ class AttemptOutcomes:
                 if self._health.spent:
                     self._health.quota_is_back(grant.gate)
                 grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
-                if grant.gate.health.heard.failed_contents:
-                    grant.gate.health.heard.failed_contents.pop(content_of(call.body), None)
+                if grant.gate.health.responsiveness.failed_contents:
+                    grant.gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
             self._health.freed(grant.gate.name)
 
     def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
@@ -441,9 +441,9 @@ class AttemptOutcomes:
                 grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
                 if self._health.spent:
                     self._health.quota_is_back(gate)
-                if gate.health.tokens.spent or gate.health.heard.failed_contents:
+                if gate.health.tokens.spent or gate.health.responsiveness.failed_contents:
                     gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
-                    gate.health.heard.failed_contents.pop(content_of(call.body), None)
+                    gate.health.responsiveness.failed_contents.pop(content_of(call.body), None)
             else:
                 if not grant.is_judged:
                     self._judge_unended(call, grant, now)
@@ -462,14 +462,18 @@ class AttemptOutcomes:
         if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
             grant.judge(CLIENT_GONE, now, 0.0)
             return
-        usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
-        is_silent = is_deserted(now - last.answered_at, usual, thinks=call.thinks or gate.health.heard.thinks)
+        usual = usual_of(gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(now - last.answered_at, usual, thinks=call.thinks or gate.health.responsiveness.thinks)
         self._judge(call, grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now)
 
     def _judge(self, call: Call, grant: Reservation, why: str | None, now: float) -> None:
         """Tells the breakers how the attempt went, and the target's own what several callers have met."""
         health = grant.gate.health
-        if why in UNHEALTHY and health.heard.is_contents_own(content_of(call.body), call.seq, now) and health.is_clear:
+        if (
+            why in UNHEALTHY
+            and health.responsiveness.is_contents_own(content_of(call.body), call.seq, now)
+            and health.is_clear
+        ):
             why = CONTENTS_OWN
         grant.judge(why, now, self._draw())
         if health.is_callers and why in UNHEALTHY:
@@ -483,9 +487,9 @@ class AttemptOutcomes:
         if not is_callers and call.other_attempt is None:
             return error_class
         health = grant.gate.health
-        unserved_s = 0.0 if call.other_attempt is None else health.heard.unserved_s(now)
-        usual = usual_of(health.heard.times(stream=call.stream, thinks=call.thinks))
-        thinks = call.thinks or health.heard.thinks
+        unserved_s = 0.0 if call.other_attempt is None else health.responsiveness.unserved_s(now)
+        usual = usual_of(health.responsiveness.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or health.responsiveness.thinks
         is_silent = is_evidence(now - call.attempts[-1].answered_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE
 

@@ -141,7 +141,7 @@ class Attempts:
                 continue
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
-            trials = None if step is None else admission.gates.line(target, call).gate.health.heard.trials
+            trials = None if step is None else admission.gates.line(target, call).gate.health.responsiveness.trials
             if trials is not None:
                 trials[id(call)] = self._clock.monotonic()
             try:
@@ -315,9 +315,9 @@ class Attempts:
         if _has_other_answer(call) or any(one.name not in out and one.name != target.name for one in call.model.plan):
             return False
         health = self._admission.gates.line(target, call).gate.health
-        if is_unsent and not health.heard.answers:
+        if is_unsent and not health.responsiveness.answers:
             return False  # it has never answered: more likely a wrong address than an outage, and its user is told soon
-        return not _was_served_since(call, last, health.heard.answers) and health.breaker.begin_pacing(now)
+        return not _was_served_since(call, last, health.responsiveness.answers) and health.breaker.begin_pacing(now)
 
     def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
@@ -365,7 +365,7 @@ def _is_trial(call: Call, attempt: Attempt, error_class: ErrorClass) -> bool:
     if call.grant is None:
         return False
     gate = call.grant.gate
-    answers = gate.health.heard.answers
+    answers = gate.health.responsiveness.answers
     attempt.served_by_then = answers + gate.in_flight
     if not call.grant.is_trial or error_class not in PASSING:
         return False

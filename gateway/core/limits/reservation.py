@@ -105,9 +105,9 @@ class Reservation:
     ) -> None:
         """Ends the attempt with a whole answer that has come: `answered`, `judge` and `settle` in one."""
         gate = self.gate
-        health, latency = gate.health, gate.health.heard
+        health, responsiveness = gate.health, gate.health.responsiveness
         is_known = self.is_judged or self.permit.account is not None or not health.is_clear
-        if is_known or not gate.fast_path_open or not self.is_open or thinks or latency.thinks:
+        if is_known or not gate.fast_path_open or not self.is_open or thinks or responsiveness.thinks:
             self.answered(headers, now, wall_now(), thinks=thinks)
             self.settle(usage, now)
             return
@@ -119,7 +119,7 @@ class Reservation:
         if self.mark is not None:
             gate.learn(read_limit_headers(headers, wall_now(), gate.counting.kind), self.at, self.mark, now)
         took_s = now - self.at
-        latency.whole_answer.observe(took_s, now)
+        responsiveness.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_judged = self.is_reported = True
         health.breaker.succeeded(self.permit.own, now, None)
@@ -173,8 +173,8 @@ class Reservation:
         took_s = now - self.at
         if is_stream:
             self.first_byte_s = took_s
-        if thinks or health.heard.thinks:
-            health.heard.times(stream=is_stream, thinks=True).observe(took_s, now)
+        if thinks or health.responsiveness.thinks:
+            health.responsiveness.times(stream=is_stream, thinks=True).observe(took_s, now)
         elif is_stream:
             health.first_byte.observe(took_s, now)
         else:

@@ -95,7 +95,7 @@ class WorkflowArm:
     journal: Sequence[JournalEntry] = ()
     ledger: Sequence[StepCall] = ()
     """What the provider recorded, in its order."""
-    told: RunsReported | None = None
+    reported: RunsReported | None = None
     """None: there was no gateway to tell it."""
 
     @property
@@ -232,14 +232,16 @@ class WorkflowArm:
                 "usd_once": round(self.usd_once, 6),
                 "usd_per_run": round(self.usd_per_run, 6),
             },
-            "told": None if self.told is None else {"succeeded": self.told.succeeded, "usd": round(self.told.usd, 6)},
+            "told": None
+            if self.reported is None
+            else {"succeeded": self.reported.succeeded, "usd": round(self.reported.usd, 6)},
             "duration_s": round(self.duration_s, 3),
         }
 
 
 def broken_promises(straight: WorkflowArm, through: WorkflowArm) -> list[str]:
     """Returns what was promised and is not so, in sentences; empty: all promises were kept."""
-    reported, steps = through.told or RunsReported(0, 0.0), through.runs * through.steps
+    reported, steps = through.reported or RunsReported(0, 0.0), through.runs * through.steps
     facts = (
         (straight.finished < straight.runs, f"{straight.finished} runs straight to the provider were finished"),
         (through.finished < through.runs, f"{through.finished} runs through the gateway were finished"),

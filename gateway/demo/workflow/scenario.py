@@ -121,7 +121,7 @@ async def _run(demo: WorkflowDemo, arm: WorkflowArm, now: Now) -> None:
         arm.journal = read_journal(folder / "journal")
         arm.ledger = await way.ledger()
         if arm.has_gateway:
-            arm.told = await _fetch_runs(Caller(sender, way.address()))
+            arm.reported = await _fetch_runs(Caller(sender, way.address()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def _column(arm: WorkflowArm) -> tuple[str, ...]:
         _gateways(arm, f"{arm.replayed:,}"),
         f"{arm.usd_per_run:.4f}",
         f"{arm.usd_once / arm.runs:.4f}",
-        "-" if arm.told is None else f"{arm.told.usd / arm.runs:.4f}",
+        "-" if arm.reported is None else f"{arm.reported.usd / arm.runs:.4f}",
         f"{arm.duration_s:.1f} s",
     )
 

@@ -46,13 +46,13 @@ class ChatAsMessages(ConvertingReader):
         super().__init__()
         self._sent = sent
         self._has_begun = False
-        self._blocks = MessageBlocks(is_to_mark=in_request.is_to_mark(sent.asked))
+        self._blocks = MessageBlocks(is_to_mark=in_request.is_to_mark(sent.source))
         self._calls: list[ToolUse] = []
         self._ids: set[str] = set()
         """Those of the calls."""
         self._by_index: dict[int, ToolUse] = {}
         """The call that pieces with an index belong to."""
-        self._names = ids.names_back(sent.asked)
+        self._names = ids.names_back(sent.source)
         self._choice: Json = {}
         """The one with the finish reason."""
         self._finish: str | None = None
@@ -201,7 +201,7 @@ class ChatAsMessages(ConvertingReader):
         why = answer.ended(
             self._sent, self._choice, self._finish or "", has_calls=bool(self._calls), is_refused=self._is_refused
         )
-        estimate = Usage(0, answer.tokens_in(self._blocks.told), estimated=True)
+        estimate = Usage(0, answer.tokens_in(self._blocks.characters), estimated=True)
         reported = self.reported
         unsaid = ("service_tier",) if reported is not None and reported.input else ("service_tier", *INPUTS)
         usage = message_usage(filled(reported, estimate))

@@ -94,10 +94,10 @@ def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
         "id": text_of(body.get("id")) or f"chatcmpl-{sent.id}",
         "object": kind,
         "created": int(sent.now),
-        "model": body.get("model") or sent.asked.get("model"),
+        "model": body.get("model") or sent.source.get("model"),
     }
     tier = _TIERS.get(text_of(object_of(body.get("usage")).get("service_tier")))
-    return made | ({"service_tier": tier} if tier and sent.asked.get("service_tier") else {})
+    return made | ({"service_tier": tier} if tier and sent.source.get("service_tier") else {})
 
 
 def finish_of(reason: Any, *, has_calls: bool) -> str:
@@ -162,7 +162,7 @@ class MessagesAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._before = b""
         """Of a piece, all that stands before its delta."""

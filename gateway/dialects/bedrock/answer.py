@@ -120,14 +120,14 @@ def head(sent: ConvertedRequest, kind: str) -> Json:
         "id": f"chatcmpl-{sent.id}",
         "object": kind,
         "created": int(sent.now),
-        "model": sent.asked.get("model"),
+        "model": sent.source.get("model"),
     }
 
 
 def tier_of(sent: ConvertedRequest, answer: Json) -> Json:
     """Returns the tier by which the call was served, where one was asked for."""
     tier = text_of(object_of(answer.get("serviceTier")).get("type"))
-    return {"service_tier": tier} if tier and sent.asked.get("service_tier") else {}
+    return {"service_tier": tier} if tier and sent.source.get("service_tier") else {}
 
 
 def finish_of(reason: Any, *, has_calls: bool) -> str:
@@ -349,7 +349,7 @@ class ConverseAsChat:
 
     def __init__(self, sent: ConvertedRequest) -> None:
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
         self._frames = FrameReader()
         self._head: Json | None = None
         self._before = b""

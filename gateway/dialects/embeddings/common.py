@@ -54,14 +54,14 @@ def embeddings_of(sent: ConvertedRequest, vectors: Sequence[list[Any]], read: in
 
     `read` are the tokens that were read; None: the answer does not tell, and a header may.
     """
-    if len(vectors) != len(texts_of(sent.asked)):
+    if len(vectors) != len(texts_of(sent.source)):
         raise MalformedAnswer("the answer has not one embedding for each input")
-    packs = sent.asked.get("encoding_format") == "base64"
+    packs = sent.source.get("encoding_format") == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": _packed(vector) if packs else vector}
         for index, vector in enumerate(vectors)
     ]
-    made: Json = {"object": "list", "data": data, "model": sent.asked.get("model")}
+    made: Json = {"object": "list", "data": data, "model": sent.source.get("model")}
     read = sent.read if read is None else read
     return made | ({} if read is None else {"usage": {"prompt_tokens": read, "total_tokens": read}})
 

@@ -182,13 +182,13 @@ def generated(sent: ConvertedRequest, body: Json) -> Json:
 
 def head(sent: ConvertedRequest, body: Json) -> Json:
     """Returns what every piece of an answer repeats."""
-    model = text_of(body.get("model")) or text_of(sent.asked.get("model"))
+    model = text_of(body.get("model")) or text_of(sent.source.get("model"))
     return {"modelVersion": model, "responseId": sent.id}
 
 
 def shows_thoughts(sent: ConvertedRequest) -> bool:
     """Returns whether the caller wants to read what the model thinks."""
-    thinking = inner(inner(camel(sent.asked), "generationConfig"), "thinkingConfig")
+    thinking = inner(inner(camel(sent.source), "generationConfig"), "thinkingConfig")
     return thinking.get("includeThoughts") is True
 
 
@@ -325,7 +325,7 @@ class _Call:
     """A call whose pieces come."""
 
     def __init__(self) -> None:
-        self.said: Json = {}
+        self.pieces: Json = {}
         self.name = ""
         self.text: list[str] = []
 
@@ -461,7 +461,7 @@ class ChatAsGenerate(ConvertingReader):
             for place, call in enumerate(candidate.calls):
                 text = "".join(call.text)
                 if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
-                    parts.append(part_of_call(self._sent, place, call.name, text, call.said))
+                    parts.append(part_of_call(self._sent, place, call.name, text, call.pieces))
             candidate.end = end_of(choice, refusal="".join(candidate.refusal))
         logprobs = logprobs_of(choice)
         if not parts and not logprobs:
@@ -520,8 +520,8 @@ def _add_piece(candidate: _Candidate, piece: Json) -> None:
     call.name = call.name or text_of(named.get("name"))
     call.text.append(argument_in(named))
     for name in ("id", "extra_content"):
-        if piece.get(name) and name not in call.said:
-            call.said[name] = piece[name]
+        if piece.get(name) and name not in call.pieces:
+            call.pieces[name] = piece[name]
 
 
 def _call_of(candidate: _Candidate, piece: Json, *, is_named: bool) -> _Call:
@@ -531,7 +531,7 @@ def _call_of(candidate: _Candidate, piece: Json, *, is_named: bool) -> _Call:
         index = len(candidate.calls) if id or not candidate.calls else candidate.last_call
     candidate.last_call = max(index, candidate.last_call)
     call = candidate.by_index.get(index)
-    if call is not None and id and is_named and call.said.get("id") not in (None, id):
+    if call is not None and id and is_named and call.pieces.get("id") not in (None, id):
         call = None
     if call is None:
         call = candidate.by_index[index] = _Call()

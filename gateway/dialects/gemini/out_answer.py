@@ -479,10 +479,10 @@ def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
         "id": text_of(body.get("responseId")) or f"chatcmpl-{sent.id}",
         "object": kind,
         "created": int(sent.now),
-        "model": text_of(body.get("modelVersion")) or sent.asked.get("model"),
+        "model": text_of(body.get("modelVersion")) or sent.source.get("model"),
     }
     tier = _TIERS.get(text_of(object_of(body.get("usageMetadata")).get("serviceTier")).lower())
-    return made | ({"service_tier": tier} if tier and sent.asked.get("service_tier") else {})
+    return made | ({"service_tier": tier} if tier and sent.source.get("service_tier") else {})
 
 
 def index_of(candidate: Json, place: int) -> int:
@@ -541,7 +541,7 @@ class GenerateAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._candidates: dict[int, Candidate] = {}
         self._before: dict[int, bytes] = {}

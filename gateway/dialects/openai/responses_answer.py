@@ -67,18 +67,18 @@ def response(sent: ConvertedRequest, chunk: Json) -> Json:
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "model": chunk.get("model") or sent.asked.get("model"),
+        "model": chunk.get("model") or sent.source.get("model"),
         "output": [],
         "usage": None,
     }
     for name, usual in ECHOED.items():
-        value = sent.asked.get(name)
+        value = sent.source.get(name)
         made[name] = usual if value is None else value
     for name in ("reasoning", "text"):
         made[name] = {**ECHOED[name], **object_of(made[name])}
     made["tools"] = [_UNSAID | tool if tool.get("type") == "function" else tool for tool in objects(made["tools"])]
     made["store"] = False  # nobody keeps it
-    made["service_tier"] = chunk.get("service_tier") or sent.asked.get("service_tier") or "default"
+    made["service_tier"] = chunk.get("service_tier") or sent.source.get("service_tier") or "default"
     return made
 
 

@@ -92,7 +92,7 @@ class HubOverResponses(ChatOverResponses):
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made, lost = fitted(body, facts)
         sent = super().request(made, facts, now, new_id)
-        return replace(sent, asked=body, gaps=once([*lost, *(sent.gaps or ())]))
+        return replace(sent, source=body, gaps=once([*lost, *(sent.gaps or ())]))
 
 
 # Questions for the tokens of a request of Messages, put to OpenAI: what its Responses would be sent is counted there.

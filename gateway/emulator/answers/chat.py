@@ -91,7 +91,7 @@ def _wanted_tools(request: CheckedRequest) -> list[Mapping[str, Any]]:
     wish = ToolWish(
         functions,
         named=named if named in functions else None,
-        is_asked=choice is not None,
+        is_wanted=choice is not None,
         is_parallel=request.data.get("parallel_tool_calls") is not False,
     )
     if named is not None and wish.named is None:

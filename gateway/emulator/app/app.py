@@ -272,7 +272,7 @@ class Emulator:
         if self.config.strict and not endpoint.pool:
             refuse_unknown(endpoint.name, request.data)
         call.model = request.model
-        self.stats.asked(request.model)
+        self.stats.count_call(request.model)
 
         key = _key_of(call)
         account = self._account(key, request.model, endpoint.pool)

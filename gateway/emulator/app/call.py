@@ -151,7 +151,7 @@ class Stats:
         self.active -= 1
         self.endpoints[endpoint] += 1
 
-    def asked(self, model: str) -> None:
+    def count_call(self, model: str) -> None:
         """Counts a valid call of `model`; past a thousand names the others are counted together."""
         self.models[model if model in self.models or len(self.models) < _MAX_LABELS else _OTHER] += 1
 

@@ -31,7 +31,7 @@ class ToolWish:
 
     schemas: Mapping[str, object]
     named: str | None = None
-    is_asked: bool = False
+    is_wanted: bool = False
     is_parallel: bool = True
 
     def calls(self, request: CheckedRequest, *, is_result: bool) -> list[str]:
@@ -39,7 +39,7 @@ class ToolWish:
         if self.named is not None:
             return [] if is_result else [self.named]
         mentioned = [name for name in self.schemas if is_mentioned(name, request.echo)]
-        if not mentioned and self.is_asked and not is_result:
+        if not mentioned and self.is_wanted and not is_result:
             mentioned = list(self.schemas)[:1]
         return mentioned if self.is_parallel else mentioned[:1]
 

@@ -59,11 +59,11 @@ PER_CALL = frozenset(
 class Member:
     """One call of a group. `done` gives its answer; None: it is to be sent alone."""
 
-    __slots__ = ("asked", "call", "done", "tokens")
+    __slots__ = ("call", "done", "input", "tokens")
 
     def __init__(self, call: Call, input: GroupInput, tokens: int) -> None:
         self.call = call
-        self.asked = input
+        self.input = input
         self.tokens = tokens
         self.done: asyncio.Future[FirstAnswer | None] = asyncio.get_running_loop().create_future()
 
@@ -84,18 +84,18 @@ class Group:
 
     def fits(self, member: Member, most: int, most_tokens: float) -> bool:
         """Tells whether there is room for another call."""
-        return self.items + len(member.asked.items) <= most and self.tokens + member.tokens <= most_tokens
+        return self.items + len(member.input.items) <= most and self.tokens + member.tokens <= most_tokens
 
     def add(self, member: Member) -> None:
         """Takes a call in."""
         self.members.append(member)
-        self.items += len(member.asked.items)
+        self.items += len(member.input.items)
         self.tokens += member.tokens
 
     def remove(self, member: Member) -> None:
         """Lets a caller go who waits no more."""
         self.members.remove(member)
-        self.items -= len(member.asked.items)
+        self.items -= len(member.input.items)
         self.tokens -= member.tokens
 
     def join_calls(self) -> Call:
@@ -107,7 +107,7 @@ class Group:
         calls = [member.call for member in self.members]
         self.call = replace(
             first,
-            body=joined_body([member.asked for member in self.members]),
+            body=joined_body([member.input for member in self.members]),
             headers=shared_headers(first.headers),
             received_at=min(call.received_at for call in calls),
             deadline=max(call.deadline for call in calls),
@@ -194,7 +194,7 @@ class Groups:
 
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""
-        call, input = member.call, member.asked
+        call, input = member.call, member.input
         like: Hashable = (
             *(
                 call.policy.version,
@@ -306,7 +306,7 @@ class Groups:
 
 
 def _parts(group: Group, call: Call, opened: FirstAnswer) -> list[FirstAnswer] | None:
-    counts = [len(member.asked.items) for member in group.members]
+    counts = [len(member.input.items) for member in group.members]
     weights = [member.tokens for member in group.members]
     parts = split_answer(call.endpoint.name, opened.body, counts, weights, opened.usage)
     if parts is None:

@@ -86,7 +86,7 @@ def _of_layer(layer: str, rows: Rows) -> dict[str, Any]:
     """Sums up the calls for which the layer was asked; the provider, as a layer, saves nothing."""
     if layer == PROVIDER:
         return _sums(sum(tally.answered for tally in rows.values()), [])
-    return _sums(sum(tally.asked for tally in rows.values()), rows.values())
+    return _sums(sum(tally.calls for tally in rows.values()), rows.values())
 
 
 def _sums(calls: int, spared: Iterable[SavingsRow]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ _STORY_OF = attrgetter(*_SHOWN)
 class SavingsRow:
     """The results of one layer for the calls of one model and one key."""
 
-    asked: int = 0
+    calls: int = 0
     """The calls that the layer looked up; calls whose caller bypassed it do not count."""
     answered: int = 0
     input: int = 0
@@ -255,7 +255,7 @@ class Savings:
         elif call.attempts:
             _row(rows, PROVIDER).answered += 1
         for layer in layers:
-            _row(rows, layer).asked += 1
+            _row(rows, layer).calls += 1
         if replay.layer:
             _add(rows[replay.layer], replay)
 

@@ -166,7 +166,7 @@ class RedisVectors:
             return
         if partition not in self._lrus and len(self._lrus) >= MOST_PARTITIONS:
             self._lrus.popitem(last=False)
-        self._lrus.setdefault(partition, lru).told(entries, taken)
+        self._lrus.setdefault(partition, lru).note_size(entries, taken)
 
     def _keys(self, lru: SharedLru) -> tuple[bytes, ...]:
         return (*lru.keys, lru.value(b""))

@@ -191,7 +191,7 @@ class StoreView:
         """Returns whether the store was ever heard."""
         return self._known_at > -inf
 
-    def hear(self, reply: LeaseReply, kind: LimitKind, now: float) -> None:
+    def take_reply(self, reply: LeaseReply, kind: LimitKind, now: float) -> None:
         """Takes over the reply of the store."""
         self._level = self._spare = reply.level
         self._known_at, self.most, self.wanting = now, reply.most, max(1, reply.wanting)

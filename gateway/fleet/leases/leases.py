@@ -139,7 +139,7 @@ class Sharing:
         with _waiting_for(self._wanted, owner, cost):
             shares = self._of_keys.get(owner, ())
             self._round([share for share in shares if share.needs_refill and self._is_due(share)])
-            if not any(share.is_asked for share in shares):
+            if not any(share.is_pending for share in shares):
                 return False
             return await self._rounds_end(until)
 
@@ -153,7 +153,7 @@ class Sharing:
     async def tell(self, tally: FleetSum, until: float) -> bool:
         """Tells the store what was added here, and hears what was elsewhere; returns False if not until then (monotonic)."""
         while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
-            if not tally.is_asked:
+            if not tally.is_pending:
                 self._round([tally])
             if not await self._rounds_end(until):
                 break
@@ -267,7 +267,7 @@ class Sharing:
             if reply is None:
                 unanswered.append(share)
             else:
-                share.heard(reply, now)
+                share.take_reply(reply, now)
         if unanswered:
             self._unanswered(unanswered, now)
         self._free({share.owner for share in shares})

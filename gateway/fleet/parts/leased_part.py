@@ -148,7 +148,7 @@ class LeasedAmount:
         self._charged = self._charged_sent = self._charged_before = 0.0
 
     @property
-    def is_asked(self) -> bool:
+    def is_pending(self) -> bool:
         """Returns whether an ask is under way."""
         return self.state is LeaseState.ASKED
 
@@ -220,14 +220,14 @@ class LeasedAmount:
         self._ceiling = inf
         return ask
 
-    def heard(self, reply: LeaseReply, now: float) -> None:
+    def take_reply(self, reply: LeaseReply, now: float) -> None:
         """Takes the reply of the store in, which ends the ask."""
         if self.is_alone:
             return
         self.state = LeaseState.QUIET
         self._held += reply.granted - self._granted
         self._granted = reply.granted
-        self._store.hear(reply, self.kind, now)
+        self._store.take_reply(reply, self.kind, now)
         self._away_s, self._charged_before = 0.0, self._charged_sent
         self.retry_at = now + reply.retry_s
         self._is_unmet = reply.retry_s > 0
@@ -241,7 +241,7 @@ class LeasedAmount:
 
     def is_due(self, now: float) -> bool:
         """Returns whether the store has to hear of it again: something was used since, or is held for long."""
-        if self.is_asked:
+        if self.is_pending:
             return False
         after_s = REPORT_S if self._demand.calls or self._is_unmet else REFRESH_S if self._held or self._in_use else inf
         return now - self._sent_at >= after_s
@@ -249,7 +249,7 @@ class LeasedAmount:
     def is_idle(self, now: float) -> bool:
         """Returns whether the store has nothing more to hear of it, and has forgotten it by now."""
         is_quiet = not self._held and not self._in_use and not self._demand.calls
-        return is_quiet and not self.is_asked and not self.needs_refill and now - self._sent_at > FORGOTTEN_S
+        return is_quiet and not self.is_pending and not self.needs_refill and now - self._sent_at > FORGOTTEN_S
 
     def leave(self) -> None:
         """Gives back all that is held, because this replica ends; the next `ask` tells the store."""

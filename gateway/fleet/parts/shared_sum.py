@@ -139,7 +139,7 @@ class FleetSum:
         "_sent_at",
         "_wake",
         "is_alone",
-        "is_asked",
+        "is_pending",
         "name",
         "needs_refill",
         "owner",
@@ -153,7 +153,7 @@ class FleetSum:
         self.name = name
         self.part = 0
         self.is_alone = False
-        self.is_asked = False
+        self.is_pending = False
         self.needs_refill = False
         self.retry_at = -inf
         self._wake = wake
@@ -188,13 +188,13 @@ class FleetSum:
 
     def look(self) -> None:
         """Asks for what the others have added by now, with the next round."""
-        if not self.needs_refill and not self.is_asked and not self.is_alone:
+        if not self.needs_refill and not self.is_pending and not self.is_alone:
             self.needs_refill = True
             self._wake(self)
 
     def ask(self, now: float, waiting: float) -> LeaseAsk:
         """Returns the message to the store, and begins an ask; `waiting` means nothing here."""
-        self.is_asked, self.needs_refill = True, False
+        self.is_pending, self.needs_refill = True, False
         self._sent_at, self._sent, self._is_read = now, self._own, False
         self._given += max(0.0, self._granted - self._own - self._given)
         return LeaseAsk(
@@ -211,16 +211,16 @@ class FleetSum:
             known=MOST - self._counted - self._elsewhere if self._is_known else -1.0,
         )
 
-    def heard(self, reply: LeaseReply, now: float) -> None:
+    def take_reply(self, reply: LeaseReply, now: float) -> None:
         """Takes the reply of the store in, which ends the ask."""
-        self.is_asked, self._is_known = False, True
+        self.is_pending, self._is_known = False, True
         self._granted, self._counted = reply.granted, self._sent
         self._elsewhere = max(0.0, MOST - reply.level - self._sent)
         self.retry_at = now + REPORT_S
 
     def go_local(self, replicas: int, now: float) -> None:
         """Counts for this replica alone from now on, from what was heard, because the store is out of reach."""
-        self.is_alone, self.is_asked, self.needs_refill = True, False, False
+        self.is_alone, self.is_pending, self.needs_refill = True, False, False
 
     def rejoin(self, now: float) -> None:
         """Tells the store, which is back, what was added meanwhile."""
@@ -230,7 +230,7 @@ class FleetSum:
 
     def is_due(self, now: float) -> bool:
         """Returns whether there is something to tell, or to hear."""
-        if self.is_asked:
+        if self.is_pending:
             return False
         after_s = REPORT_S if self._own != self._sent else REFRESH_S if self._is_read else inf
         return now - self._sent_at >= after_s

@@ -243,7 +243,7 @@ class Backup:
 
     path: str
     """The path of the copy, where no file exists yet."""
-    told: Callable[[str | None], None]
+    on_done: Callable[[str | None], None]
     """Is called in the event loop with an error message; None: the copy is complete and on the disk."""
 
 

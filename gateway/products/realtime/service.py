@@ -54,10 +54,10 @@ class Pulse:
             self._stuck = end.unsent, now
         elif now - self._stuck[1] > STUCK_S:
             return True
-        if end.heard:
+        if end.is_alive:
             self.alive_at = now
-        if end.heard or end.reading_paused:
-            end.heard = False
+        if end.is_alive or end.reading_paused:
+            end.is_alive = False
             self._since, self._is_pinged = now, False
         elif now - self._since >= PING_S:
             if self._is_pinged:

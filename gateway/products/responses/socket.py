@@ -143,14 +143,14 @@ class SocketTurn(ServedRequest):
     def abort(self) -> None:
         """Nothing: the connection is other turns', too."""
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Sends an event."""
         self._send(with_fields(data, self._fields + self._head))
         self._head = b""
 
     def refuse(self, error: GatewayError, headers: RawHeaders) -> None:
         """Sends an error of ours."""
-        self.say(refusal_frame(error, headers))
+        self.send(refusal_frame(error, headers))
 
     async def give(self, call: Call, reply: Reply, drain: Callable[[], Awaitable[None]]) -> None:
         """Sends the events of an answer, and closes it; `drain` waits until the client has taken enough.
@@ -183,7 +183,7 @@ class SocketTurn(ServedRequest):
         """Ends the response as failed."""
         error = self._reported or {"code": "stream_interrupted", "message": message}
         (failed,) = EventFrames().feed(response_failed(error))
-        self.say(failed.data)
+        self.send(failed.data)
 
     async def _give_whole(self, call: Call, reply: Reply, drain: Callable[[], Awaitable[None]]) -> None:
         body = reply.body
@@ -196,7 +196,7 @@ class SocketTurn(ServedRequest):
         await drain()
         if reply.status != 200:
             error = error_in(body) or unreadable(reply.status, body)
-            self.say(error_frame(error, status=reply.status, headers=_shown(reply.headers)))
+            self.send(error_frame(error, status=reply.status, headers=_shown(reply.headers)))
             return
         self._tell_headers(reply)
         is_events = is_stream(reply.headers)
@@ -217,7 +217,7 @@ class SocketTurn(ServedRequest):
             if kind == ERROR:
                 self._reported = (json_object(data) or {}).get("error") or {}
                 continue
-            self.say(data)
+            self.send(data)
             if kind in FINAL:
                 is_over = True
                 if kind in KEPT:
@@ -271,7 +271,7 @@ class WaitingTurn(NamedTuple):
 
     data: bytes
     outline: Outline
-    asked: TurnRequest
+    request: TurnRequest
 
 
 class WaitingRefusal(NamedTuple):
@@ -364,7 +364,7 @@ class ResponseConnection(Serving):
         """Listens from now on."""
         self.client.attach(self._on_frame, self._on_close, self._on_congestion)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Sends an event, unless the client is gone."""
         if not self._is_over:
             self.client.send(TEXT, data, True)
@@ -428,7 +428,7 @@ class ResponseConnection(Serving):
             lane = lane_of(data, outline)
             turn = read_turn(data, outline)
             if turn.kind == STEER:
-                self.say(with_fields(steer_failed(data), lane_fields(lane)))
+                self.send(with_fields(steer_failed(data), lane_fields(lane)))
             else:
                 self._queue(lane, WaitingTurn(data, outline, turn))
                 return
@@ -448,7 +448,7 @@ class ResponseConnection(Serving):
         elif isinstance(turn, WaitingRefusal) or len(self._lanes) >= MOST_LANES:
             self._taken(turn.data)
             error = turn.error if isinstance(turn, WaitingRefusal) else too_many_streams()
-            self.say(with_fields(refusal_frame(error), lane_fields(lane)))
+            self.send(with_fields(refusal_frame(error), lane_fields(lane)))
         else:
             self._lanes[lane] = queue = deque((turn,))
             self._spawn(self._work(lane, queue))
@@ -461,7 +461,7 @@ class ResponseConnection(Serving):
                 self._taken(turn.data)
                 error = turn.error if isinstance(turn, WaitingRefusal) else self._refusal()
                 if error is not None:
-                    self.say(with_fields(refusal_frame(error), lane_fields(lane)))
+                    self.send(with_fields(refusal_frame(error), lane_fields(lane)))
                 elif isinstance(turn, WaitingTurn):
                     await self._serve(self, turn)
         finally:
@@ -511,7 +511,7 @@ class ResponseConnection(Serving):
         if self._is_over or ending is None or self._lanes or self._is_reading:
             return
         if ending.refusal is not None and not self._is_refused:
-            self.say(refusal_frame(ending.refusal))
+            self.send(refusal_frame(ending.refusal))
         self.client.close(ending.code, short_reason(ending.reason), at_once=self.stopped is not None)
         self._gone()
 

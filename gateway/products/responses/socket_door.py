@@ -131,7 +131,7 @@ class ResponseSocketDoor:
         """Serves a turn, whatever becomes of it."""
         cycle = TurnCycle(self._endpoint, caller.headers, dict(caller.index))
         cycle.task = asyncio.current_task()
-        turn = SocketTurn(cycle, waiting.asked.lane, connection.say)
+        turn = SocketTurn(cycle, waiting.request.lane, connection.send)
         connection.turns.add(turn)
         self._inflight.serving.add(turn)
         try:
@@ -157,13 +157,13 @@ class ResponseSocketDoor:
         finally:
             # It has failed: no turn goes on from there, as at OpenAI ("If a turn fails (4xx or 5xx), the service evicts the
             # referenced previous_response_id from the connection-local cache": developers.openai.com, WebSocket mode).
-            if turn.response is None and waiting.asked.generates:
-                self.memory.drop(id(connection), waiting.asked.previous_id)
+            if turn.response is None and waiting.request.generates:
+                self.memory.drop(id(connection), waiting.request.previous_id)
             connection.turns.discard(turn)
             self._inflight.serving.discard(turn)
 
     async def _answer(self, connection: ResponseConnection, turn: SocketTurn, waiting: WaitingTurn) -> None:
-        wanted, owner = waiting.asked, id(connection)
+        wanted, owner = waiting.request, id(connection)
         before = self.memory.find(owner, wanted.previous_id) if wanted.previous_id else None
         turn.cycle.first, items = turn_body(waiting.data, waiting.outline, before)
         if not wanted.generates:
@@ -185,7 +185,7 @@ class ResponseSocketDoor:
         if not connection.is_over:
             self.memory.remember(id(connection), response_id, items)
         for event in warm_response(response_id, self._clock.wall(), call.model_name, wanted.previous_id):
-            turn.say(orjson.dumps(event))
+            turn.send(orjson.dumps(event))
 
     def _refuse(self, connection: ResponseConnection, turn: SocketTurn, error: GatewayError) -> None:
         call = turn.call

@@ -40,7 +40,7 @@ class Heartbeat:
         """The time of each worker's unanswered ping."""
         self._given_up: set[int] = set()
 
-    def heard(self, number: int) -> None:
+    def note_answer(self, number: int) -> None:
         """Notes any message of a worker as its answer."""
         self._sent_at.pop(number, None)
 

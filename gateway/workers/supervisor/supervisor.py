@@ -72,7 +72,7 @@ class MetricsRounds:
         """Notes that a worker was scraped; it gets the sum of a round that begins after this."""
         self._scraped.append(place)
 
-    def told(self, place: ListenerPlace, message: Message) -> None:
+    def take_report(self, place: ListenerPlace, message: Message) -> None:
         """Takes a worker's report."""
         self._fleet.tell(place.number, families_of(message))
         if self._round is not None and place.number in self._round.missing:
@@ -304,7 +304,7 @@ class Supervisor:
             return
         channel.flush()
         for message in channel.receive():
-            self._heartbeat.heard(place.number)
+            self._heartbeat.note_answer(place.number)
             self._take(place, message)
         if channel.has_ended:
             self._selector.unregister(channel.socket)
@@ -323,7 +323,7 @@ class Supervisor:
             case "scraped":
                 self._metrics.scraped(place)
             case "numbers":
-                self._metrics.told(place, message)
+                self._metrics.take_report(place, message)
 
     def _welcome(self, place: ListenerPlace) -> None:
         place.is_ready = True

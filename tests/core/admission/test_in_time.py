@@ -23,7 +23,7 @@ ONE_AT_ONCE = Limits(max_concurrency=1)
 
 def knows(city: City, number: int, answer_s: float, *, stream: bool = False, samples: int = 40) -> None:
     """So many answers of a target took so long."""
-    times = city.gate(number).health.heard.times(stream=stream, thinks=False)
+    times = city.gate(number).health.responsiveness.times(stream=stream, thinks=False)
     for _ in range(samples):
         times.observe(answer_s, city.clock.now)
 

@@ -237,8 +237,8 @@ def test_reasoning_calls_of_minutes_are_not_killed(count: int, every_s: float, s
         primary, other = Provider(good(stream, 300.0)), Provider(good(stream, 300.0))
         city = City([primary, other], clock)
         city.bench.call()
-        city.admission.gates.lines["p0/m"].gate.health.heard.thinks = not asks
-        city.admission.gates.lines["p1/m"].gate.health.heard.thinks = not asks
+        city.admission.gates.lines["p0/m"].gate.health.responsiveness.thinks = not asks
+        city.admission.gates.lines["p1/m"].gate.health.responsiveness.thinks = not asks
 
         told = await calls(city, count, every_s, 600.0, stream=stream, thinks=asks)
 
@@ -398,7 +398,7 @@ def test_a_target_that_answers_again_is_used_again() -> None:
         await calls(city, 40, 0.1)
         primary.fate = silence()
         told = await calls(city, 300, 0.2)
-        assert city.gate(0).health.heard.suspicion is not None
+        assert city.gate(0).health.responsiveness.suspicion is not None
         assert max(one.took_s for one in told[100:]) < 5.0
         assert primary.asked(told[100].at, told[-1].at) <= 20
         primary.fate = answers(0.5)
@@ -407,7 +407,7 @@ def test_a_target_that_answers_again_is_used_again() -> None:
 
         assert served(told) == 600
         assert city.breaker_of(0).state == "closed"
-        assert city.gate(0).health.heard.suspicion is None
+        assert city.gate(0).health.responsiveness.suspicion is None
         assert primary.asked(told[-20].at, clock.now) >= 20
         await city.settle()
 

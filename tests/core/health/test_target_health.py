@@ -216,12 +216,12 @@ def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
 def test_where_nobody_was_served_lately_a_few_find_out() -> None:
     """As many as open the breaker, those that have failed there included; an answer ends the doubt, and so does the breaker."""
     health = new_vitals()
-    health.heard.trials.update({1: NOW - 3.0, 2: NOW - 1.0})
+    health.responsiveness.trials.update({1: NOW - 3.0, 2: NOW - 1.0})
     assert health.doubt(NOW) is None
     fail(health, 1)
     assert health.doubt(NOW) == Doubt(NOW - 3.0, has_failed=False)
 
-    health.heard.whole_answer.observe(1.0, NOW)
+    health.responsiveness.whole_answer.observe(1.0, NOW)
     assert health.doubt(NOW) is None
     assert health.doubt(NOW + LONG_S) is not None
     fail(health, 1)
@@ -235,9 +235,9 @@ def test_where_nobody_was_served_lately_a_few_find_out() -> None:
 def test_a_silent_target_is_tried_by_one_that_has_failed_at_a_time() -> None:
     """Nobody is heard there: that is as good as a few failures."""
     health = new_vitals()
-    health.heard.suspicion = Suspicion("silent", NOW)
+    health.responsiveness.suspicion = Suspicion("silent", NOW)
     assert health.doubt(NOW) is None
-    health.heard.trials[1] = NOW
+    health.responsiveness.trials[1] = NOW
     assert health.doubt(NOW) == Doubt(NOW, has_failed=True)
 
 
@@ -245,6 +245,6 @@ def test_without_a_breaker_nothing_is_in_doubt() -> None:
     """Nobody wants to know."""
     rules = BreakerRules(is_enabled=False)
     health = TargetHealth("p/m", Account("p", rules, NOW), rules, NOW, None)
-    health.heard.trials.update(dict.fromkeys(range(100), NOW))
+    health.responsiveness.trials.update(dict.fromkeys(range(100), NOW))
 
     assert health.doubt(NOW) is None

@@ -307,7 +307,7 @@ async def test_a_hedged_answer_is_checked_and_its_retry_goes_along_the_plan() ->
     bench = OutputBench(
         [ScriptedUpstream(hangs, whole(answer(GOOD))), ScriptedUpstream(whole(answer(BAD)))], retries=hedging
     )
-    heard = bench.admission.gates.line(bench.policy.models["m"].targets[0], bench.call()).gate.health.heard
+    heard = bench.admission.gates.line(bench.policy.models["m"].targets[0], bench.call()).gate.health.responsiveness
     for _ in range(10):
         heard.whole_answer.observe(0.5, bench.clock.now)
     task = asyncio.ensure_future(bench.serve(output=replace(RULE, retry=1), body=BODY))

@@ -50,7 +50,7 @@ def test_every_answered_call_is_counted_once(ended: list[tuple[CacheOutcome, int
 
     answered = Counter(replay.layer or PROVIDER for replay, attempts in ended if replay.layer or attempts)
     assert {layer: row.answered for (layer, _, _), row in totals.items() if row.answered} == dict(answered)
-    assert all(row.answered <= row.asked for (layer, _, _), row in totals.items() if layer != PROVIDER)
+    assert all(row.answered <= row.calls for (layer, _, _), row in totals.items() if layer != PROVIDER)
     saved = [replay.saved for replay, _ in ended if replay.saved is not None]
     assert sum(row.input + row.output for row in totals.values()) == sum(one.input + one.output for one in saved)
     assert sum(row.unpriced for row in totals.values()) == sum(
@@ -66,7 +66,7 @@ def test_totals_are_told_apart_by_layer_model_and_key() -> None:
         call(hit, model_name="invented"), call(hit), call(CacheOutcome(tried=[("exact", "miss")]), attempts=1)
     )
 
-    assert {names: (row.asked, row.answered) for names, row in totals.totals().items()} == {
+    assert {names: (row.calls, row.answered) for names, row in totals.totals().items()} == {
         ("exact", "m", "web"): (3, 2),
         (PROVIDER, "m", "web"): (0, 1),
     }
@@ -87,7 +87,7 @@ def test_a_layer_that_is_asked_twice_of_one_call_is_counted_once() -> None:
 
     totals = noted(call(stale, attempts=2)).totals()
 
-    assert {names[0]: (row.asked, row.answered) for names, row in totals.items()} == {
+    assert {names[0]: (row.calls, row.answered) for names, row in totals.items()} == {
         "exact": (1, 1),
         "semantic": (1, 0),
     }

@@ -552,7 +552,7 @@ async def test_silence_is_asked_and_then_taken_for_absence(start: StartRealtime)
             sessions.sweep(now, is_draining=False)
             provider_end.transport.pause_reading()  # it hangs: no pong
             sessions.sweep(now + 20, is_draining=False)
-            await until(lambda: bool(open_one.client and open_one.client.heard))  # the client's pong
+            await until(lambda: bool(open_one.client and open_one.client.is_alive))  # the client's pong
             sessions.sweep(now + 39, is_draining=False)
             assert sessions.open_sessions
             sessions.sweep(now + 40, is_draining=False)

@@ -114,7 +114,7 @@ class Planner:
             target
             for target in (plan.context if is_too_long else (*plan.own, *plan.others))
             if target.name not in met
-            and self._gates.line(target, call).gate.health.heard.suspicion is None
+            and self._gates.line(target, call).gate.health.responsiveness.suspicion is None
             and self._is_usable(call, target, is_refused=False)
         ]
 
@@ -185,7 +185,7 @@ class Planner:
             return SkipReason.DRAINED
         if account.is_refused and account.breaker.state != "closed":
             return SkipReason.CREDENTIAL_REFUSED
-        if health.heard.has_lost_model and breaker.state != "closed":
+        if health.responsiveness.has_lost_model and breaker.state != "closed":
             return SkipReason.MODEL_NOT_FOUND
         if gate.pauses.quota_until > now:
             return SkipReason.QUOTA_SPENT
@@ -235,7 +235,7 @@ class Planner:
                 usable = [one for one in targets if self._admits(call, one, now)]
                 if usable:
                     return usable, inf
-        if all(gate.health.heard.has_lost_model for gate in gates):
+        if all(gate.health.responsiveness.has_lost_model for gate in gates):
             raise NotFound(
                 f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
                 f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
@@ -274,14 +274,14 @@ class Planner:
         """
         if not call.deadline_is_callers or call.other_attempt is not None:
             return inf
-        times = gate.health.heard.times(stream=call.stream, thinks=call.thinks)
+        times = gate.health.responsiveness.times(stream=call.stream, thinks=call.thinks)
         median_s = times.quantile(0.5, USUAL_TIMES_MIN_SAMPLES)
         return inf if median_s is None else call.deadline - needed_s(median_s, call.deadline - call.received_at)
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
         if (
-            gate.health.heard.suspicion is not None
+            gate.health.responsiveness.suspicion is not None
             and call.other_attempt is not None
             and call.other_attempt.call is call
         ):

@@ -304,7 +304,7 @@ class ConfigParts:
         declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
         speaks = languages_of(provider.dialect, kind, declared)
         language = TargetLanguages(kind, speaks, provider.dialect, self.policies.models.of).at(
-            place.model or place.asked
+            place.model or place.model_name
         )
         return why_never(endpoint, language, place.model)
 

@@ -54,7 +54,7 @@ class TargetPlace:
     capabilities: CapabilitiesEntry
     price: PriceEntry | None
     edits: BodyEdits | None = None
-    asked: str = ""
+    model_name: str = ""
     """The name of the entry of `models`, a pattern perhaps, without what the target strips of it."""
 
     @property
@@ -76,16 +76,16 @@ class TargetParts:
     kinds: Mapping[str, Kind]
     convert: Convert
     find_tokenizer: FindTokenizer | None = None
-    told: ListedModels | None = None
+    listed: ListedModels | None = None
     """What providers tell of their models; None: none is asked."""
     _tables: dict[str, ModelTable] = field(default_factory=dict)
 
     def models_of(self, provider: Provider, policies: PolicySets) -> ModelTable:
         """Returns what is known of a provider's models."""
-        if self.told is None or not provider.learns_models:
+        if self.listed is None or not provider.learns_models:
             return policies.models
         if provider.group not in self._tables:
-            self._tables[provider.group] = policies.models.for_provider(self.told, provider.group)
+            self._tables[provider.group] = policies.models.for_provider(self.listed, provider.group)
         return self._tables[provider.group]
 
 
@@ -128,7 +128,7 @@ def _build(
         approximates=model.on_loss == "approximate",
         sets=frozenset(name for name, _ in place.edits.set) if place.edits is not None else frozenset(),
         find_sources=table.sources,
-    ).at(place.model or place.asked)
+    ).at(place.model or place.model_name)
     upstream = parts.upstreams[provider.name, place.model]
     conversions = parts.convert(upstream, language, f"{provider.base_url} {place.model}")
     return Target(

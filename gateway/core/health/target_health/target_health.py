@@ -206,8 +206,8 @@ class TargetHealth:
         "account",
         "breaker",
         "first_byte",
-        "heard",
         "is_callers",
+        "responsiveness",
         "retries",
         "tokens",
         "whole_answer",
@@ -231,9 +231,9 @@ class TargetHealth:
         self._callers_account: Account | None = None
         self.is_callers = kin is not None
         """It is that of one caller's own credential."""
-        self.heard: Responsiveness = Responsiveness() if kin is None else kin.heard
-        self.first_byte = self.heard.first_byte
-        self.whole_answer = self.heard.whole_answer
+        self.responsiveness: Responsiveness = Responsiveness() if kin is None else kin.responsiveness
+        self.first_byte = self.responsiveness.first_byte
+        self.whole_answer = self.responsiveness.whole_answer
         self._busiest = 0
         self._busiest_at = now
         self.retries = RetryBudget()
@@ -276,7 +276,7 @@ class TargetHealth:
         """Its times to first byte; where it serves no streams, those of whole answers."""
         if self.first_byte.count:
             return self.first_byte
-        thought = self.heard.thought()
+        thought = self.responsiveness.thought()
         if thought and not self.whole_answer.count:
             return thought[True] if True in thought else thought[False]
         return self.whole_answer
@@ -315,11 +315,11 @@ class TargetHealth:
         rules = breaker.rules
         if self.is_left_alone or self.is_on_trial or not rules.is_enabled:
             return None  # probes bound what goes there already, or the operator wants no bounds
-        run, trials = breaker.failures_in_a_row, self.heard.trials
-        enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
+        run, trials = breaker.failures_in_a_row, self.responsiveness.trials
+        enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.responsiveness.suspicion is not None
         if run + len(trials) < (1 if is_silent else enough):
             return None
-        if run <= 1 and self.heard.unserved_s(now) < LONG_S and not is_silent:
+        if run <= 1 and self.responsiveness.unserved_s(now) < LONG_S and not is_silent:
             return None
         return Doubt(next(iter(trials.values()), None), run >= enough or is_silent)
 
@@ -330,7 +330,7 @@ class TargetHealth:
         """
         breaker = self.breaker
         is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
-        if not is_open or self.heard.has_lost_model or breaker.has_failed_for_all:
+        if not is_open or self.responsiveness.has_lost_model or breaker.has_failed_for_all:
             return False
         if breaker.failure_rate(now) > PANIC_FAILURE_SHARE:
             return False
@@ -379,12 +379,12 @@ class TargetHealth:
 
     def failed(self, permit: Permit, now: float, u: float, why: str) -> None:
         """Counts a call whose failure is the target's doing; `u` is a uniform draw from [0, 1)."""
-        self.heard.last_failure = why
+        self.responsiveness.last_failure = why
         self.breaker.failed(permit.own, now, u, why)
         if permit.account is not None:
             self.account.breaker.failed(permit.account, now, u, why)
         elif self.is_callers:
-            self.heard.fail_caller(self.breaker.name)
+            self.responsiveness.fail_caller(self.breaker.name)
 
 
 def _longer(own_s: float | None, accounts_s: float | None) -> float | None:

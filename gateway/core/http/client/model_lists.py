@@ -38,7 +38,7 @@ class ModelLists:
 
     def __init__(self, connect: Callable[[Provider, str | None], Upstream], clock: Clock) -> None:
         """`connect` gives the way on which a provider's calls go, without a model."""
-        self.told = ListedModels()
+        self.listed = ListedModels()
         self._connect = connect
         self._clock = clock
         self._due_at: dict[Provider, float] = {}
@@ -86,7 +86,7 @@ class ModelLists:
             return
         self._failures.pop(provider, None)
         self._due_at[provider] = self._clock.monotonic() + EVERY_S
-        if changed := self.told.tell(provider.group, facts):
+        if changed := self.listed.tell(provider.group, facts):
             log.info("provider %s has told of %d models, %d of them new or changed", provider.name, len(facts), changed)
 
 

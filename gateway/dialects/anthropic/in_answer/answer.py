@@ -63,7 +63,7 @@ def message_of_chat(sent: ConvertedRequest, body: Json) -> Json:
         blocks = [one for block in blocks for one in _with_extra(block, extras)]
     if (
         calls
-        and in_request.is_to_mark(sent.asked)
+        and in_request.is_to_mark(sent.source)
         and not any(block["type"] in in_request.THOUGHTS for block in blocks)
     ):
         blocks.insert(blocks.index(calls[0]), in_request.redacted_block(in_request.MARK))
@@ -80,7 +80,7 @@ def begun(sent: ConvertedRequest, chunk: Json) -> Json:
         "id": f"msg_{sent.id}",
         "type": "message",
         "role": "assistant",
-        "model": text_of(chunk.get("model")) or text_of(sent.asked.get("model")),
+        "model": text_of(chunk.get("model")) or text_of(sent.source.get("model")),
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -100,7 +100,7 @@ def ended(sent: ConvertedRequest, choice: Json, finish: str, *, has_calls: bool,
     if finish not in (*_STOPS, *ENDED_WELL):
         reason = finish  # clients have to expect reasons that are new to them, and take none of these for a good end
     met = choice.get("stop_reason")
-    if reason == "end_turn" and isinstance(met, str) and met in strings(sent.asked.get("stop_sequences")):
+    if reason == "end_turn" and isinstance(met, str) and met in strings(sent.source.get("stop_sequences")):
         return {"stop_reason": "stop_sequence", "stop_sequence": met}
     made: Json = {"stop_reason": reason, "stop_sequence": None}
     if reason == "refusal":
@@ -118,7 +118,7 @@ def used(sent: ConvertedRequest, chunk: Json, characters: int) -> Usage:
         return usage
     tier = tier_named(chunk.get("service_tier"))
     return filled(
-        usage, Usage(estimate_input_tokens(b"", sent.asked), tokens_in(characters), estimated=True, tier=tier)
+        usage, Usage(estimate_input_tokens(b"", sent.source), tokens_in(characters), estimated=True, tier=tier)
     )
 
 
@@ -152,7 +152,7 @@ def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str,
     `extras` gets what their provider has said of each besides.
     """
     found = pieces_in(message)
-    names = ids.names_back(sent.asked) if found else {}
+    names = ids.names_back(sent.source) if found else {}
     blocks: list[Json] = []
     used: set[str] = set()
     for number, call in enumerate(found):
@@ -236,13 +236,13 @@ def event(kind: str, **fields: Any) -> bytes:
 class MessageBlock:
     """A block that grows. Most events only bring more of it, so they are put together of bytes."""
 
-    __slots__ = ("_before", "_place", "is_signed", "kind", "told")
+    __slots__ = ("_before", "_place", "characters", "is_signed", "kind")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.is_signed = False
         """It is thinking, and all was told of it."""
-        self.told = 0
+        self.characters = 0
         """The characters that were told."""
         self._place = -1
         self._before = b""
@@ -255,7 +255,7 @@ class MessageBlock:
 
     def more(self, text: str) -> bytes:
         """Returns the event that tells this piece."""
-        self.told += len(text)
+        self.characters += len(text)
         return b"%b%b}}\n\n" % (self._before, orjson.dumps(text))
 
     def sign(self, signature: str) -> bytes:
@@ -403,7 +403,7 @@ class MessageBlocks:
         self.open: MessageBlock | None = None
         self.count = 0
         """The blocks begun so far: the place of the next one."""
-        self.told = 0
+        self.characters = 0
         """The characters in those that have ended."""
         self._blank: list[str] = []
         """White space that no words have followed yet."""
@@ -552,4 +552,4 @@ class MessageBlocks:
         if isinstance(block, ToolUse) and not (is_cut or block.is_sound()):
             raise MalformedAnswer("the provider called a tool with something else than a JSON object")
         made.append(block.ended())
-        self.told += block.told
+        self.characters += block.characters

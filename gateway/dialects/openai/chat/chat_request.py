@@ -66,7 +66,7 @@ def head(sent: ConvertedRequest, body: Json) -> Json:
     return {
         "id": f"chatcmpl-{sent.id}",
         "created": int(created) if isinstance(created, int | float) else int(sent.now),
-        "model": body.get("model") or sent.asked.get("model"),
+        "model": body.get("model") or sent.source.get("model"),
         **({"service_tier": tier} if tier else {}),
     }
 

@@ -43,7 +43,7 @@ class ResponsesAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.asked.get("stream_options")).get("include_usage"))
+        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
         self._head: Json | None = None
         self._before_text = b""
         """Of a piece with words, all that stands before them; empty until the stream has begun."""

@@ -356,7 +356,7 @@ class RedisAnswers:
             for _ in range(MOST_STEPS):
                 reply = await self._link.run(PUT, keys, (self._now(), key, left_s, size, whose, bound, value))
                 is_done, entries, taken, gone = reply
-                lru.told(entries, taken)
+                lru.note_size(entries, taken)
                 if gone:
                     await lru.drop(gone)
                 if is_done:

@@ -56,7 +56,7 @@ class SharedLru:
         """Returns the key of a long value's chunks."""
         return self._parts + id
 
-    def told(self, entries: int, taken: int) -> None:
+    def note_size(self, entries: int, taken: int) -> None:
         """Notes the size that the store reported."""
         self.entries, self.bytes = entries, taken
 
@@ -78,7 +78,7 @@ class SharedLru:
             entries, taken, more_lost, gone, some = await self._link.run(
                 SWEEP, (*self.keys, *running), (self.now(), bound, late_s)
             )
-            self.told(entries, taken)
+            self.note_size(entries, taken)
             lost += int(more_lost)
             await self.drop([*{*gone, *some}])
             if len(gone) < AT_ONCE:
@@ -90,7 +90,7 @@ class SharedLru:
         count, cursor = 0, b"0"
         while True:
             cursor, entries, taken, gone = await self._link.run(FORGET, self.keys, (model, tenant, id, cursor))
-            self.told(entries, taken)
+            self.note_size(entries, taken)
             count += len(gone)
             await self.drop(gone)
             if cursor == b"0":

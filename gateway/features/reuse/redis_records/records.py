@@ -75,7 +75,7 @@ class Tenants:
         """Returns the tenant's part of the store that keeps a record."""
         return self._records(record[ID_BYTES:])
 
-    def told(self, tenant: TenantRecords, entries: int, taken: int) -> None:
+    def note_size(self, tenant: TenantRecords, entries: int, taken: int) -> None:
         """Notes a tenant's size; one with entries is known from now on."""
         self._forget(tenant.name)
         if not entries:
@@ -145,7 +145,7 @@ LOOKED_AT = 256
 class HeldRecord:
     """A claim of this process; its nonce identifies it to the store even where the reply to the claim was lost."""
 
-    asked: bytes
+    fingerprint: bytes
     fence: int
     nonce: bytes
     until: float
@@ -183,12 +183,14 @@ class OfflineRecords:
         """Returns the claim's result if this process alone can tell it, else None; `is_alone`: the store does not answer."""
         if (unsynced := self.owed.get(record)) is not None and unsynced.kept.fresh_until > now:
             return (
-                Claim("done", kept=replace(unsynced.kept)) if unsynced.held.asked == fingerprint else Claim("mismatch")
+                Claim("done", kept=replace(unsynced.kept))
+                if unsynced.held.fingerprint == fingerprint
+                else Claim("mismatch")
             )
         held = self.held.get(record)
         if held is None or held.until <= now or not (is_alone or held.is_local):
             return None
-        return Claim("running", lease_left_s=held.until - now) if held.asked == fingerprint else Claim("mismatch")
+        return Claim("running", lease_left_s=held.until - now) if held.fingerprint == fingerprint else Claim("mismatch")
 
     def take(self, record: bytes, fingerprint: bytes, nonce: bytes, until: float) -> Claim:
         """Claims the record in this process, without the store."""
@@ -311,7 +313,7 @@ class RecordAnswers:
 
     async def _send(self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float) -> bool:
         """Sends the answer; returns whether the store keeps it. Raises StoreGone."""
-        fingerprint, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        fingerprint, nonce = (held.fingerprint, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES
         tenant = self._tenants.records_of(record)
         await self._tenants.note(tenant, left_s)
@@ -323,7 +325,7 @@ class RecordAnswers:
                 COMPLETE, keys, (self._now(), id, fingerprint, nonce, fence, left_s, size, bound, value)
             )
             state, entries, taken, lost, gone = reply
-            self._tenants.told(tenant, entries, taken)
+            self._tenants.note_size(tenant, entries, taken)
             if lost:
                 self._early.note(int(lost))
             if gone:
@@ -403,7 +405,7 @@ class RedisRecords:
         if (held is None and fence < FIRST_SHARED_FENCE) or not self._link.is_up:
             return held is not None
         if held is not None and held.is_local:  # claims it in the store as well, so that other replicas see the claim
-            self._run_claim(record, held.asked, held.nonce, lease_s)
+            self._run_claim(record, held.fingerprint, held.nonce, lease_s)
             return True
         return self._background.start(self._renewed(record, fence, held, lease_s))
 
@@ -457,7 +459,7 @@ class RedisRecords:
     async def _sweep(self, tenant: TenantRecords) -> None:
         """Drops some of a tenant's expired records and some above its bound. Raises StoreGone."""
         lost = await tenant.lru.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
-        self._tenants.told(tenant, tenant.lru.entries, tenant.lru.bytes)
+        self._tenants.note_size(tenant, tenant.lru.entries, tenant.lru.bytes)
         if lost:
             self._early.note(lost)
 
@@ -502,8 +504,8 @@ class RedisRecords:
     def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord) -> None:
         """Resolves the claim without the store, which recognises its nonce if the command has reached it."""
         if not future.done():
-            known = self._offline.look(record, claimed.asked, self._wall(), is_alone=True)
-            future.set_result(known or self._offline.take(record, claimed.asked, claimed.nonce, claimed.until))
+            known = self._offline.look(record, claimed.fingerprint, self._wall(), is_alone=True)
+            future.set_result(known or self._offline.take(record, claimed.fingerprint, claimed.nonce, claimed.until))
 
     async def _read_long(
         self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord, by: float, reply: Sequence[bytes]
@@ -533,7 +535,7 @@ class RedisRecords:
         return Claim("mismatch")
 
     async def _renewed(self, record: bytes, fence: int, held: HeldRecord | None, lease_s: float) -> bool:
-        fingerprint, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
+        fingerprint, nonce = (held.fingerprint, held.nonce) if held is not None else (b"", b"")
         try:
             is_ours = await self._link.run(
                 RENEW,
@@ -551,7 +553,7 @@ class RedisRecords:
             entries, taken = await self._link.run(RELEASE, self._keys(record), (record[:ID_BYTES], nonce, fence))
         except StoreGone:
             return  # its lease ends by itself
-        self._tenants.told(self._tenants.records_of(record), entries, taken)
+        self._tenants.note_size(self._tenants.records_of(record), entries, taken)
 
 
 def _resolve(future: asyncio.Future[Claim], claim: Claim) -> None:

@@ -207,7 +207,7 @@ class LiveRun:
         """Keeps a change for later."""
         self.owed = change if self.owed is None else self.owed + change
 
-    def told(self, outcome: RunOutcome, at_ms: int) -> None:
+    def take_outcome(self, outcome: RunOutcome, at_ms: int) -> None:
         """Takes an outcome that came with a call."""
         known = self.outcome or (None if self.base is None else self.base.so_far.outcome)
         self.outcome = newer_than(known, LastWrite(at_ms, str(outcome)))

@@ -98,7 +98,7 @@ class RunTable:
             wasted_usd += part.lost_tries * cost_usd
         live.add(call, part, outcome, at_ms, cost_usd, wasted_usd)
         if part.outcome and (outcome == "ok" or part.outcome != RunOutcome.SUCCEEDED):
-            live.told(RunOutcome(part.outcome), at_ms)
+            live.take_outcome(RunOutcome(part.outcome), at_ms)
         if self._dirty.get(key) is not live or not live.is_watched:
             self._touch(live, is_put=part.step is not None)
 

@@ -83,7 +83,7 @@ class Partitions:
             self._begin(row.partition, most)
         self._add_here(row, most)
 
-    def hear(self, row: VectorRow) -> None:
+    def add_shared(self, row: VectorRow) -> None:
         """Adds another replica's row to its partition, if that is in memory."""
         most = self._most.get(row.partition)
         if most is not None:

@@ -132,9 +132,9 @@ class Semantic:
             self._questions.forget()
         return await self._partitions.forget(key=key, model=model, tenant=tenant)
 
-    def hear(self, row: VectorRow) -> None:
+    def add_shared(self, row: VectorRow) -> None:
         """Takes in a question that another replica has stored."""
-        self._partitions.hear(row)
+        self._partitions.add_shared(row)
 
     def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> None:
         """Removes questions as `forget` does, in memory only: another replica has removed them from the store."""

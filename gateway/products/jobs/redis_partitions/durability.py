@@ -318,7 +318,7 @@ class JobPartitions:
         """Runs a script and returns its reply; raises JobsUnavailable. `mark` is for `settle`."""
         now = "" if self._wall is None else repr(self._wall())
         keys = (self._bases[partition],) if mark is None else (self._bases[partition], mark)
-        reply = await self.heard(self.link.run(script, keys, (now, partition, *args)))
+        reply = await self.reply_of(self.link.run(script, keys, (now, partition, *args)))
         self._clock.follow(float(reply[0]))
         if reply[1]:
             self.readied.add(partition)
@@ -358,9 +358,9 @@ class JobPartitions:
 
     async def command(self, name: bytes, key: bytes, *args: Argument) -> Any:
         """Sends one command about a key; raises JobsUnavailable."""
-        return await self.heard(self.link.command(name, key, *args))  # type: ignore[arg-type]  # a number is one part
+        return await self.reply_of(self.link.command(name, key, *args))  # type: ignore[arg-type]  # a number is one part
 
-    async def heard(self, reply: asyncio.Future[Any]) -> Any:
+    async def reply_of(self, reply: asyncio.Future[Any]) -> Any:
         """Returns a reply of the link; raises JobsUnavailable."""
         if self.is_closed:
             reply.cancel()

@@ -79,13 +79,13 @@ async def test_what_is_told_is_known_and_asked_for_again_after_an_hour() -> None
     await ticked(lists, CLAUDES, SILENT)
 
     assert provider.asked == [("/models", b"limit=1000"), ("/models", b"limit=1000&after_id=claude-1")]
-    assert lists.told.of("a", "claude-2") == {"max_input": 2}
+    assert lists.listed.of("a", "claude-2") == {"max_input": 2}
     clock.advance(EVERY_S - 1)
     await ticked(lists, CLAUDES)
     assert len(provider.asked) == 2
     clock.advance(1)
     await ticked(lists, CLAUDES)
-    assert (lists.told.of("a", "claude-2"), lists.told.of("a", "claude-3")) == ({}, {"max_input": 3})
+    assert (lists.listed.of("a", "claude-2"), lists.listed.of("a", "claude-3")) == ({}, {"max_input": 3})
     await lists.aclose()
 
 
@@ -108,7 +108,7 @@ async def test_a_list_that_does_not_come_changes_nothing_and_is_said_once(
             await ticked(lists, GEMINIS)
             assert len(provider.asked) == number + 1
 
-    assert lists.told.of("g", "g") == {"max_input": 7}
+    assert lists.listed.of("g", "g") == {"max_input": 7}
     assert [record.getMessage() for record in caplog.records] == [
         "provider g has told of 1 models, 1 of them new or changed",
         "provider g did not tell of its models: no route; what is known of them stays",

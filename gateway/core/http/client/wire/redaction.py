@@ -41,12 +41,12 @@ _TOKENS: Final = b"sk-ant-oat"
 
 def addressed(outgoing: Outgoing, pair: Pair, sent: ConvertedRequest, body: bytes) -> Outgoing:
     """Returns the converted call; what the caller put behind its path was for another one."""
-    place = sent.place or pair.place(outgoing.model, sent.asked.get("stream") is True)
+    place = sent.place or pair.place(outgoing.model, sent.source.get("stream") is True)
     headers, credential = outgoing.headers, outgoing.credential
     if outgoing.path in OF_MESSAGES:
         kept = pair.kept_headers
         headers = [header for header in headers if header[0] in kept or not header[0].startswith(_ANTHROPICS)]
-    if pair.spoken == "messages":
+    if pair.target == "messages":
         credential = _as_key(credential)
     if pair.headers:
         names = {name for name, _ in pair.headers}

@@ -133,7 +133,7 @@ class LineTranslator:
     def _converting(self) -> Conversion:
         """Returns what the target's calls of this endpoint are converted by; where it is gone, what any such target's are."""
         found = None if self._target is None else self._target.gaps.get(self._requests)
-        if isinstance(found, Conversion) and found.pair.spoken == MESSAGES:
+        if isinstance(found, Conversion) and found.pair.target == MESSAGES:
             return found
         language = TargetLanguages("anthropic", frozenset((MESSAGES,)), "anthropic")
         return Conversion(pair_of(self._requests, MESSAGES), language, self._part.model)
@@ -172,7 +172,7 @@ class LineTranslator:
 
     def _facts(self, pair: Pair) -> ServerFacts:
         assert self._conversion is not None  # noqa: S101  # who asks has one
-        return self._conversion.spoken.facts(pair, self._part.model)
+        return self._conversion.languages.facts(pair, self._part.model)
 
     def class_of(self, provider_answer: ProviderAnswer) -> str | None:
         """Returns the class of an error, by the same table as that of calls; None: its target is no longer in the config."""
