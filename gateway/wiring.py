@@ -80,15 +80,15 @@ def semantic_news(
     from gateway.features.reuse.redis.answers import decode_selection  # only a process with replicas has it
     from gateway.features.semantic.redis import decode_news  # as above
 
-    def hear_vector(detail: bytes) -> None:
+    def on_vector(detail: bytes) -> None:
         if layers.semantic is not None:
             layers.semantic.add_shared(decode_news(detail, wall()))
 
-    def hear_purge(detail: bytes) -> None:
+    def on_purge(detail: bytes) -> None:
         if layers.semantic is not None:
             layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
-    return hear_vector, hear_purge
+    return on_vector, on_purge
 
 
 def socket_doors(

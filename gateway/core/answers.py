@@ -315,10 +315,10 @@ def _hears(call: Call, clock: Clock) -> Callable[[], None]:
     """Notes, when it is called, that the target of the present attempt has been heard of."""
     attempt = call.attempts[-1]
 
-    def heard() -> None:
+    def note() -> None:
         attempt.last_activity_at = clock.monotonic()
 
-    return heard
+    return note
 
 
 async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:

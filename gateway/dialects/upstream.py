@@ -558,10 +558,14 @@ class ConvertedAnswer:
                 # One by one where a report is among them: what follows it is not in it.
                 for piece in split_events(chunk) if b'"usage' in chunk else (chunk,):
                     known = reader.reported
-                    if said := reader.feed(piece) if held < LARGE_EVENT_BYTES else await to_thread(reader.feed, piece):
+                    if (
+                        converted := reader.feed(piece)
+                        if held < LARGE_EVENT_BYTES
+                        else await to_thread(reader.feed, piece)
+                    ):
                         held = 0
                         self._is_reported = reader.reported is not known
-                        made.append(said)
+                        made.append(converted)
                     else:
                         self._is_reported = self._is_reported or reader.reported is not known
                         held += len(piece)
@@ -570,8 +574,8 @@ class ConvertedAnswer:
         except self._errors:
             if not reader.is_over:  # Gemini's callers are told of no end but that of the connection
                 raise
-        if said := reader.close(is_clean=True):
-            yield said
+        if converted := reader.close(is_clean=True):
+            yield converted
 
 
 # Bodies that come compressed although `identity` was asked for: unpacked as they arrive, a bounded piece at a time.

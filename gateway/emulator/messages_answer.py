@@ -61,8 +61,8 @@ def stream_invoked(request: CheckedRequest, writer: Writer) -> Stream:
     """Answers a Messages call that Bedrock carries, with frames of `chunk` events."""
     composed, message = _message(request, writer)
 
-    def render(said: Event) -> bytes:
-        return event("chunk", {"bytes": b64encode(orjson.dumps(said)).decode()})
+    def render(inner: Event) -> bytes:
+        return event("chunk", {"bytes": b64encode(orjson.dumps(inner)).decode()})
 
     return Stream(
         lead=_lead(message, render, b""),

@@ -190,7 +190,7 @@ AGAIN_S = 0.2
 
 _LENGTHS = Struct(">BBH")
 About = tuple[str, str]
-Heard = Callable[[NewsItem], None]
+Listener = Callable[[NewsItem], None]
 MEMORY_S = 30.0
 """Seconds for which a reported server time counts, at least; twice as long at most."""
 
@@ -242,7 +242,7 @@ class RedisNews:
         self._keys = kept, kept + b":ends"
         self._tell, self._kept = load_script("news_tell"), load_script("news_kept")
         self._take, self._give = load_script("news_slot"), load_script("news_give")
-        self._listeners: list[Heard] = []
+        self._listeners: list[Listener] = []
         self._delayed: dict[About, tuple[float, NewsItem]] = {}
         self._telling: dict[About, NewsItem] = {}  # of what lasts, the last that is on its way
         self._held_back: list[bytes] | None = None  # a list while what is kept is read
@@ -268,7 +268,7 @@ class RedisNews:
 
     # Sending.
 
-    def listen(self, listener: Heard) -> None:
+    def listen(self, listener: Listener) -> None:
         """Has `listener` called in the loop's thread with the news of other replicas, and first with those that still last."""
         is_first = not self._listeners
         self._listeners.append(listener)

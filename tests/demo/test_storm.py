@@ -16,7 +16,7 @@ from gateway.cli.main import main
 from gateway.demo.record import Run
 from gateway.demo.show import show as show_module
 from gateway.demo.show.show import Display, show
-from gateway.demo.storm.clients import Ask, CallFailedError, Connect, Heard, plain_client, sdk_client
+from gateway.demo.storm.clients import Ask, CallFailedError, Connect, OnAnswer, plain_client, sdk_client
 from gateway.demo.storm.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
 from gateway.emulator.config.config import EmulatorConfig
 from tests.demo.support import Terminal
@@ -120,7 +120,7 @@ def interrupted(ended: list[str]) -> Connect:
     """A client in whose hands Ctrl-C is pressed, and again while it tidies up."""
 
     @asynccontextmanager
-    async def connect(_base_url: str, _heard: Heard) -> AsyncIterator[Ask]:
+    async def connect(_base_url: str, _heard: OnAnswer) -> AsyncIterator[Ask]:
         signal.raise_signal(signal.SIGINT)
         try:
             await asyncio.Event().wait()

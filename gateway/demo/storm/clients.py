@@ -1,6 +1,6 @@
 """The app's client: the openai SDK with its defaults, or its documented retry rules where it is not installed.
 
-It must not know what it calls. Invariant: `heard` is called with every response, retried ones included.
+It must not know what it calls. Invariant: `on_answer` is called with every response, retried ones included.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_RETRIES = 2
 _CONNECT_S, _READ_S = 5.0, 600.0
 _LONGEST_WAIT_S = 120.0
 
-Heard = Callable[[int, Mapping[str, str]], None]
+OnAnswer = Callable[[int, Mapping[str, str]], None]
 """Is called with the status and headers of a response."""
 Ask = Callable[[int], Awaitable[int]]
 """Makes the call of this number and returns its tokens; raises CallFailedError."""
-Connect = Callable[[str, Heard], AbstractAsyncContextManager[Ask]]
+Connect = Callable[[str, OnAnswer], AbstractAsyncContextManager[Ask]]
 """Opens a client of a base URL."""
 
 
@@ -66,12 +66,12 @@ class Client(Protocol):
     """A `Connect` with habits."""
 
     def __call__(
-        self, base_url: str, on_answer: Heard, /, *, habits: Habits = ...
+        self, base_url: str, on_answer: OnAnswer, /, *, habits: Habits = ...
     ) -> AbstractAsyncContextManager[Ask]: ...
 
 
 @asynccontextmanager
-async def sdk_client(base_url: str, on_answer: Heard, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
+async def sdk_client(base_url: str, on_answer: OnAnswer, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
     """Returns the openai SDK with its defaults."""
     import openai  # optional, and slow to import: the other commands must not wait for it
 
@@ -117,7 +117,7 @@ async def sdk_client(base_url: str, on_answer: Heard, *, habits: Habits = Habits
 @asynccontextmanager
 async def plain_client(
     base_url: str,
-    on_answer: Heard,
+    on_answer: OnAnswer,
     *,
     habits: Habits = Habits(),
     transport: httpx.AsyncBaseTransport | None = None,

@@ -255,10 +255,10 @@ async def _through_gateway(stack: AsyncExitStack, outage: Outage, trial: Trial, 
     primary, fallback = await _provider(stack, outage), await _provider(stack, outage)
     url = await stack.enter_async_context(gateway_between(primary.base_url, fallback.base_url))
 
-    def heard(_status: int, headers: Mapping[str, str]) -> None:
+    def on_answer(_status: int, headers: Mapping[str, str]) -> None:
         trial.tried(*count_tries(headers))
 
-    client = connect(url, heard, habits=_habits(outage, lambda: None))
+    client = connect(url, on_answer, habits=_habits(outage, lambda: None))
     return World(trial, await stack.enter_async_context(client), primary, fallback)
 
 

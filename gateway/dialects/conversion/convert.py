@@ -155,11 +155,11 @@ def _has_words(part: dict[str, Any]) -> bool:
 def _chat_parts(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for choice in choices_of(chunk):
         yield {"text": choice.get("text")}
-        said = _as_object(choice.get("message") or choice.get("delta"))
-        if isinstance(said.get("content"), list):  # Mistral's, of models that think
-            yield from _objects(said["content"])
-            said = {**said, "content": None}
-        yield said
+        message = _as_object(choice.get("message") or choice.get("delta"))
+        if isinstance(message.get("content"), list):  # Mistral's, of models that think
+            yield from _objects(message["content"])
+            message = {**message, "content": None}
+        yield message
 
 
 def _message_parts(event: dict[str, Any]) -> Iterator[dict[str, Any]]:

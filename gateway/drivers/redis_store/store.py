@@ -60,16 +60,16 @@ class RedisStore:
         self._news = RedisNews(link, self.replica_id)
         self._leases = RedisLeases(link, self.replica_id, shared.replicas, now)
 
-        def told() -> str:
+        def now_text() -> str:
             return "" if now is None else repr(now())
 
-        self._records = RedisRecords(link, self._background, wall, told, bounds.records)
-        self._answers = RedisAnswers(link, self._background, wall, told, bounds.answers)
-        self._vectors = RedisVectors(link, self._background, wall, told, bounds.vectors, self._news)
+        self._records = RedisRecords(link, self._background, wall, now_text, bounds.records)
+        self._answers = RedisAnswers(link, self._background, wall, now_text, bounds.answers)
+        self._vectors = RedisVectors(link, self._background, wall, now_text, bounds.vectors, self._news)
         self.records: Records = self._records
         self.answers: Answers = self._answers
         self.vectors: Vectors = self._vectors
-        self._objects = RedisObjects(link, self._background, told, bounds.objects)
+        self._objects = RedisObjects(link, self._background, now_text, bounds.objects)
         self.objects: Objects = self._objects
         self.leases: Leases = self._leases
         self.news: News = self._news

@@ -94,7 +94,7 @@ async def in_pieces(
     if signs is not None:
         signs.gaps = list(dict.fromkeys(signs.gaps))  # each piece told of the same
     answers = [task.result() for task in tasks]
-    return WholeAnswer(answers[0][0], put_together([said for _, said in answers]))
+    return WholeAnswer(answers[0][0], put_together([body for _, body in answers]))
 
 
 async def _nothing() -> AsyncIterator[bytes]:

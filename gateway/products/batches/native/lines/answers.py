@@ -221,7 +221,7 @@ async def write_input(
     try:
         await writer.write(before)
         async for lines in unanswered_lines(blobs, job, chunk, has_result):
-            texts = [text for line in lines if (text := await _said(job, line, wording)) is not None]
+            texts = [text for line in lines if (text := await _text_of(job, line, wording)) is not None]
             if texts:
                 await writer.write((between if written else b"") + between.join(texts))
             written += len(texts)
@@ -231,7 +231,7 @@ async def write_input(
         await writer.abort()
 
 
-async def _said(job: Job, line: InputLine, wording: LineTranslator) -> bytes | None:
+async def _text_of(job: Job, line: InputLine, wording: LineTranslator) -> bytes | None:
     """Returns one line in the provider's words; a long one is not worked on at one go with others."""
     name, body = line_id(job.id, line.number), read_line(line.text).body
     if not wording.converts or len(body) < LARGE_BYTES:
