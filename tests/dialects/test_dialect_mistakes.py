@@ -121,5 +121,5 @@ def test_names_of_a_pattern_tell_whose_models_they_are(tmp_path: Path) -> None:
 
     models = {model.name: model for _, model in load_text(tmp_path, text, {}).patterns}
 
-    spoken = {name: model.targets[0].gaps["chat"].pair.spoken for name, model in models.items()}  # type: ignore[attr-defined]  # a Conversion
+    spoken = {name: model.targets[0].gaps["chat"].pair.target for name, model in models.items()}  # type: ignore[attr-defined]  # a Conversion
     assert spoken == {"claude-*": "claude_at_vertex", "g/claude-*": "claude_at_vertex", "*": "vertex"}
