@@ -131,8 +131,10 @@ async def test_attacks_leave_nothing_behind(tmp_path: Path, report: Report) -> N
         f"  memory under load:\n{table(watch.curve)}\n  at rest:\n{table(watch.rests)}"
     )
     assert statuses[200] > 0.9 * sum(statuses.values())
-    for first, last, spare in zip(held[0], held[-1], (SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_SERIES), strict=True):
-        assert last <= first + spare
+    # Kept connections come and go by hundreds, so one count says little: what leaks raises the least of a half, too.
+    halves = [[min(counts) for counts in zip(*half, strict=True)] for half in (held[: PARTS // 2], held[PARTS // 2 :])]
+    for before, after, spare in zip(*halves, (SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_SERIES), strict=True):
+        assert after <= before + spare
     if MINUTES >= BAR_MINUTES:
         settled = watch.rests[2:]
         assert per_hour(settled, "held") <= SLOPE_KIB_PER_HOUR
