@@ -254,7 +254,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
 async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
     relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
     try:
-        error = await relay.open(_hears(call, clock))
+        error = await relay.open(_activity_of(call, clock))
     except BaseException:
         await answer.aclose()
         raise
@@ -281,7 +281,7 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
 
     Raises UpstreamFailed where the stream has no end, or does not tell how it is put together.
     """
-    frames, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    frames, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
     if not is_whole:
         await answer.aclose()
     frames = frames.removeprefix(BYTE_ORDER_MARK)
@@ -300,7 +300,7 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
 
 
 async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         headers = answer.headers
@@ -311,7 +311,7 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
     return _accept_json(call, target, answer, body, clock)
 
 
-def _hears(call: Call, clock: Clock) -> Callable[[], None]:
+def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
     """Notes, when it is called, that the target of the present attempt has been heard of."""
     attempt = call.attempts[-1]
 
@@ -329,7 +329,7 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
         return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, count_tokens=True))
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _activity_of(call, clock))
     if not is_whole:
         return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body, count_tokens=True))
     parsed = answer_object(body) or {}

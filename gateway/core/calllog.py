@@ -242,7 +242,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 class JsonLines:
-    """Makes lines of JSON; each ends with `told`, what every line of this process says."""
+    """Makes lines of JSON; each ends with `fixed`, the fields that every line of this process has."""
 
     __slots__ = ("_end", "_fixed")
 

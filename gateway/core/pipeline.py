@@ -251,7 +251,7 @@ class Pipeline:
         if error_class is None:
             usage = opened.usage
             if usage is None or not usage.input or not 0 < usage.output <= LONGEST_ANSWER:
-                usage = self._untold(call, opened, usage)
+                usage = self._usage_of_whole(call, opened, usage)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             instead = self.replays.stale_reply_for(call, opened.status)
@@ -319,7 +319,7 @@ class Pipeline:
             shared.append(lossy_header(gaps))
         return shared
 
-    def _untold(self, call: Call, opened: FirstAnswer, reported: Usage | None) -> Usage | None:
+    def _usage_of_whole(self, call: Call, opened: FirstAnswer, reported: Usage | None) -> Usage | None:
         """Returns the usage of a whole answer that does not report both numbers of tokens."""
         if call.endpoint.request == "any" and self._deferred.awaits(call):
             self._deferred.shown(call, opened.body)

@@ -648,7 +648,7 @@ class Suspects:
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
-        responsiveness = self._admission.gates.latency_of(following, call)
+        responsiveness = self._admission.gates.responsiveness_of(following, call)
         after = UNKNOWN if responsiveness is None else self._usual(responsiveness, call)
         thinks = self._thinks(gate, call)
         patience_s = call.deadline - (started_at if call.deadline_is_callers else call.received_at)

@@ -75,7 +75,7 @@ Place = Callable[[str, bool], str]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Converts calls in the language `asked`, for a target that speaks `spoken` at `place`."""
+    """Converts calls in the language `source`, for a target that speaks `target` at `place`."""
 
     source: str
     target: str

@@ -1,4 +1,4 @@
-"""Opens the store that the config names; a process loads only the client of its own store."""
+"""Opens the store that the config names: the default one, in memory, stands here; the client of another is loaded with it."""
 
 from __future__ import annotations
 

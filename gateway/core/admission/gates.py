@@ -226,7 +226,7 @@ class Gates:
             return line
         return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
-    def latency_of(self, target: Target, call: Call) -> Responsiveness | None:
+    def responsiveness_of(self, target: Target, call: Call) -> Responsiveness | None:
         """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.health.responsiveness

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any, Final, Literal, NamedTuple
 
 from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import count_answers, read_seconds, read_usage
+from gateway.core.openai.usage import MOST_SECONDS, count_answers, read_seconds, read_usage
 from gateway.core.types import Usage
 
 MEDIA = frozenset(("images", "speech", "transcriptions"))
@@ -121,8 +121,6 @@ def _area_of(size: object) -> float:
 _HEAD_BYTES = 65_536
 """The part of a form in which its file has to begin."""
 _PART_HEAD_BYTES = 4096
-_MOST_S = 100_000.0
-"""No sound of 25 MB is as long."""
 _MOST_BOXES = 64
 """Chunks of a WAV file and boxes of an MP4 file that are looked at."""
 _PCM = frozenset((1, 3, 0xFFFE))
@@ -159,7 +157,7 @@ def _seconds_of(form: bytes, start: int) -> float | None:
     else:
         units, per_s = _mp3(form, start)
     seconds = units / per_s if per_s else 0.0
-    return seconds if 0 < seconds < _MOST_S else None
+    return seconds if 0 < seconds < MOST_SECONDS else None
 
 
 def _wav(form: bytes, at: int) -> tuple[int, int]:

@@ -187,7 +187,7 @@ def other_model_field(names: Iterable[str]) -> str | None:
 BYTES_PER_TOKEN = 4
 _SEARCHES = 4
 _MOST = 1 << 53
-_MOST_SECONDS = 1e5
+MOST_SECONDS = 1e5
 """Of sound in one call: more than a day."""
 INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NAMES = (b'"usage"', b'"usageMetadata"')
@@ -653,7 +653,7 @@ def read_seconds(value: object) -> float | None:
         seconds = float(value) if type(value) in (int, float, str) else -1.0  # type: ignore[arg-type]  # one of these
     except (ValueError, OverflowError):
         return None
-    return seconds if 0 <= seconds < _MOST_SECONDS else None
+    return seconds if 0 <= seconds < MOST_SECONDS else None
 
 
 def estimate_answer(body: bytes) -> int:

@@ -24,7 +24,7 @@ def is_mentioned(tool: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ToolWish:
-    """The tools that may be called, by name with their schemas; `named` must be, `is_asked`: one of them should be.
+    """The tools that may be called, by name with their schemas; `named` must be, `is_wanted`: one of them should be.
 
     A tool that the last message names is called in any case, and so are several of them, if `is_parallel`.
     """

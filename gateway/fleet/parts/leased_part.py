@@ -1,6 +1,6 @@
 """A replica's part of a limit that others use, too: what it holds it may give away without asking anybody.
 
-    ask -> (the store counts, and hands out) -> heard        out of reach: go_local -> rejoin
+    ask -> (the store counts, and hands out) -> take_reply        out of reach: go_local -> rejoin
 
 Amounts wait for the store only when nothing is held: then `wait_s` is None, `want` leases more, and the calls that wait are
 let through when it has come. While the store is out of reach the share lives on its own part of the limit. It must not know

@@ -175,7 +175,7 @@ class Supervisor:
             end.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, _decode)
+            signal.signal(number, _do_nothing)
         self._selector.register(self._awoken, READ, lambda: self._obey(self._awoken.recv(4096)))
 
     def _obey(self, signals: bytes) -> None:
@@ -390,7 +390,7 @@ class Supervisor:
                 place.pid = 0
 
 
-def _decode(_number: int, _frame: object) -> None:
+def _do_nothing(_number: int, _frame: object) -> None:
     """Does nothing: the signal arrives through the wakeup descriptor."""
 
 

@@ -344,7 +344,7 @@ def of_mark(mark: dict[str, Any]) -> Part:
     return Part(**{**empty, **mark, "phase": PartPhase(mark["phase"])})
 
 
-def mark_polled(part: Part, lines: int = 0) -> Part:
+def mark_asked(part: Part, lines: int = 0) -> Part:
     """Returns the part once its phase's thing is about to be asked of the provider, `lines` of it with the request."""
     return replace(part, is_asked=True, misses=0, unseen_at=0.0, lines=lines)
 

@@ -465,7 +465,7 @@ class NativeParts:
             if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
                 moment = Moment(self._clock)
                 lines = 0 if source is None else source.lines
-                part = await self._kept(running, chunk, parts.mark_polled(part, lines))
+                part = await self._kept(running, chunk, parts.mark_asked(part, lines))
                 event = await self._asking.ask(running.work.job, part, provider, source, moment)
             elif part.phase is PartPhase.FETCHING:
                 rules = self._rules_of(running.work.job).batches
