@@ -98,12 +98,20 @@ class Speaker(Process):
         await self.store.accept([new])
 
     async def read(
-        self, after: int = -1, most: int = 10_000, id: str = RESPONSE, busy: Callable[[], bool] | None = None
+        self,
+        after: int = -1,
+        most: int = 10_000,
+        id: str = RESPONSE,
+        busy: Callable[[], bool] | None = None,
+        into: list[Json] | None = None,
     ) -> list[Json]:
-        """The events behind one, to the end, or as many; also those that come in passing, unless `busy` says not now."""
+        """The events behind one, to the end, or as many; also those that come in passing, unless `busy` says not now.
+
+        They are added to `into` as they come.
+        """
         job = await self.store.find(id, None)
         assert job is not None
-        events: list[Json] = []
+        events: list[Json] = [] if into is None else into
         following = self.reading.follow(self.store, job, after)
 
         def give(event: bytes) -> bool:
