@@ -24,8 +24,8 @@ from gateway.core.attempts.outgoing import AttemptDeadlines
 from gateway.core.calllog import CallLog
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
-from gateway.core.config.fields.fields import is_loopback
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.fields import is_loopback
+from gateway.core.config.load import load_snapshot
 from gateway.core.edge.edge import Edge
 from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists

@@ -16,7 +16,7 @@ from gateway.admin import operations, views
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
-from gateway.core.config.load.load import Reloader, ReloadReport
+from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists
 from gateway.core.http.client.pools.pools import Pools

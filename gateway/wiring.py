@@ -14,7 +14,7 @@ from gateway.admin.operations import KeptFile, backup_routes, forget_copies
 from gateway.core import peek
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.clock import Clock, SharedClock
-from gateway.core.config.fields.fields import SQLITE
+from gateway.core.config.fields import SQLITE
 from gateway.core.edge.edge import Edge
 from gateway.core.edge.served import InFlight
 from gateway.core.http.client.pools.pools import Pools

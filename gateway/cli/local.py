@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.cli.check.config import settings_of
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import substitute
-from gateway.core.config.schema import AdminEntry, ServerEntry
+from gateway.core.config.fields import substitute
+from gateway.core.config.schema import AdminEntry, ServerEntry, check
 from gateway.core.config.source import Document, read_document
 
 EVERY_ADDRESS = ("0.0.0.0", "::")

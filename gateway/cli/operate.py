@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from gateway.cli.arguments.values import DEFAULT_URL
 from gateway.cli.local import local_gateway
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
-from gateway.core.config.fields.fields import is_loopback
+from gateway.core.config.fields import is_loopback
 
 # The operator's end of the admin API of a running gateway.
 #

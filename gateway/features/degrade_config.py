@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import PositiveDuration, Section
-from gateway.core.config.schema import Entry
+from gateway.core.config.fields import PositiveDuration, Section
+from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.features.degrade.lower import BOUNDS, SCALES, LatencyRules
 

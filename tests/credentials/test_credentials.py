@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from tests.rows import rows

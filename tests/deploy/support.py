@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.support.configs import NOW, connect
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.request.options import document_name

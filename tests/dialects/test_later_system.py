@@ -10,7 +10,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.dialects.anthropic.in_request import with_later_system, without_system_turns
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import first_error
 from gateway.core.types import Attempt, Clocks, How, Outgoing, UpstreamFailed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import ServerFacts, Translator

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from openai.types.chat import ChatCompletion
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse

@@ -15,7 +15,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.registry import Pair, pair_of

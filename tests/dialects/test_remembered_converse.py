@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.bedrock.translators import ChatOverConverse
 from gateway.dialects.memory import IN_ID, ThoughtMemory

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.config.error_tables import read_error_tables
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.openai.sse import split_events
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Endpoint

@@ -13,7 +13,14 @@ from pydantic import TypeAdapter
 import gateway
 from gateway.core.config.admission import KINDS, LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
-from gateway.core.config.models.policies_models import ModelFactsEntry
+from gateway.core.config.policies import (
+    ClockEndpoints,
+    ClockLanes,
+    ClocksEntry,
+    DripEntry,
+    ModelFactsEntry,
+    SuspectEntry,
+)
 from gateway.core.config.retries import (
     ACTIONS,
     CLASSES,
@@ -49,8 +56,7 @@ from gateway.core.config.schema import (
     TimeoutsSet,
     UnitPrices,
 )
-from gateway.core.config.state.state import RedisEntry
-from gateway.core.config.targets.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.core.config.state import RedisEntry
 from gateway.core.retry.balancing import BUILT_IN_RULES, Action
 from gateway.features.degrade_config import ModelDegradeEntry, SlowEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry

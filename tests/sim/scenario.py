@@ -22,7 +22,7 @@ import orjson
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import AttemptDeadlines
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.edge.served import InFlight, ServedRequest
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import Cycle

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.registry import Pair, pair_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream

@@ -18,8 +18,8 @@ from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
 from gateway.core.config.describe import describe
 from gateway.core.config.error_tables import ErrorTables, read_error_tables
-from gateway.core.config.load.folder import list_error_files
-from gateway.core.config.load.load import locate_policies
+from gateway.core.config.load import locate_policies
+from gateway.core.config.policies import list_error_files
 from gateway.core.config.source import Problem, did_you_mean
 from gateway.core.errors import ConfigError, GatewayError, NotFound
 from gateway.core.snapshot.snapshot import PolicySnapshot

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.http.client.pools.pools import Pools
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import PolicySnapshot, Provider

@@ -15,9 +15,17 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gateway.core.config import prices
-from gateway.core.config.fields.check import check, check_sets
-from gateway.core.config.fields.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
-from gateway.core.config.schema import AdmissionSet, CountingEntry, Entry, Kind, ProviderEntry, Windows
+from gateway.core.config.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
+from gateway.core.config.schema import (
+    AdmissionSet,
+    CountingEntry,
+    Entry,
+    Kind,
+    ProviderEntry,
+    Windows,
+    check,
+    check_sets,
+)
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.limits.headers import provider_of
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, ChargeRule, Style

@@ -17,9 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticKnownError
 
 from gateway.core.config.admission import KINDS
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Flag, PositiveDuration, Section, problem_of, substitute
-from gateway.core.config.schema import Entry
+from gateway.core.config.fields import Flag, PositiveDuration, Section, problem_of, substitute
+from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Problem, did_you_mean, parse_document, quoted, read_document, read_text
 from gateway.core.error_tables import ErrorRule, ErrorTable, Phrase, Scope
 from gateway.core.types import ErrorClass, Phase

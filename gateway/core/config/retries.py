@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.config.fields.check import check, check_part, check_sets
-from gateway.core.config.fields.fields import (
+from gateway.core.config.fields import (
     Amount,
     Attempts,
     Count,
@@ -29,7 +28,7 @@ from gateway.core.config.fields.fields import (
     Whole,
     problem_of,
 )
-from gateway.core.config.schema import Entry
+from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries

@@ -5,7 +5,6 @@ Problems are noted in the document; after a problem, the returned values only se
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -13,15 +12,12 @@ from fnmatch import fnmatchcase, translate
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Final
 from urllib.parse import urlsplit
 
-import orjson
-
 from gateway.core.config.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import is_loopback, is_pattern
-from gateway.core.config.load.folder import PolicySets
+from gateway.core.config.fields import is_loopback, is_pattern
+from gateway.core.config.models import TargetParts, check_fail_closed, limits_of
+from gateway.core.config.policies import PolicySets
 from gateway.core.config.providers import (
     Groups,
     account_of,
@@ -37,19 +33,17 @@ from gateway.core.config.providers import (
 )
 from gateway.core.config.schema import (
     AdminEntry,
-    BodyEntry,
     ConfigFile,
     KeyEntry,
     Kind,
     PassthroughEntry,
     ProviderEntry,
     ServerEntry,
-    TargetEntry,
+    check,
 )
-from gateway.core.config.source import Document, Path, did_you_mean, path_text, printable, quoted
-from gateway.core.config.state.shared_limits import check_fail_closed, parse_redis_url
-from gateway.core.config.targets.targets import TargetParts, limits_of
-from gateway.core.openai.bodies import LARGE_BYTES, NOT_EDITABLE, BodyEdits
+from gateway.core.config.source import Document, Path, beside, did_you_mean, is_file, path_text, printable, quoted
+from gateway.core.config.state import parse_redis_url
+from gateway.core.openai.bodies import LARGE_BYTES
 from gateway.core.snapshot.route_plan import followed_models, targets_hidden_from_callers
 from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
 from gateway.core.types import EMULATOR, Server
@@ -59,53 +53,6 @@ from gateway.dialects.spoken import TargetLanguages, languages_of
 from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions
-
-# Reads what a target's config changes in the bodies of its calls, and in the names of their models.
-
-
-_TASK: Final = "input_type"
-"""What texts for embeddings are for; OpenAI has no word for it, and this is the one of servers that know its API."""
-_NAME: Final = re.compile(r"[\w\-]+")
-"""Names that are the same in JSON, whoever wrote it. One with a point is meant for a field of a field."""
-_WILD: Final = re.compile(r"[*?\[]")
-
-
-def read_edits(document: Document, path: Path, model: str, entry: TargetEntry) -> BodyEdits | None:
-    """Returns the edits of the target at this path, which is one of `model`; notes problems of them and of `strip`."""
-    _check_strip(document, path, model, entry)
-    edits = check(BodyEntry, document, (*path, "body")) if entry.body is not None else BodyEntry()
-    if edits is None:
-        return None
-    here: Path = (*path, "body")
-    if entry.embedding_task is not None:
-        if _TASK in edits.set or _TASK in edits.drop:
-            document.complain((*path, "embedding_task"), f"and {quoted(_TASK)} in body say the same: leave one out")
-        edits.set[_TASK] = entry.embedding_task
-    for name in (*edits.set, *edits.drop):
-        if name in NOT_EDITABLE:
-            document.complain(here, f"{quoted(name)} is not to be changed here: it decides where a call goes, and how")
-        elif not _NAME.fullmatch(name):
-            document.complain(here, f"{quoted(name)} is no top-level field: those have letters, digits, `_` and `-`")
-    for name in edits.set.keys() & set(edits.drop):
-        document.complain(here, f"{quoted(name)} is both set and dropped")
-    try:
-        json.dumps(edits.set, allow_nan=False, default=str)  # orjson would write null for what is no number
-        values = tuple((name, orjson.dumps(value)) for name, value in edits.set.items())
-    except (TypeError, ValueError):
-        document.complain((*here, "set"), "holds a value that cannot be written as JSON: put it into quotes")
-        return None
-    return BodyEdits(values, tuple(edits.drop)) if values or edits.drop else None
-
-
-def _check_strip(document: Document, path: Path, model: str, entry: TargetEntry) -> None:
-    if entry.strip is None:
-        return
-    if entry.model is not None or not is_pattern(model):
-        document.complain((*path, "strip"), "is for targets without a model, of a model whose name is a pattern")
-    elif not _WILD.split(model, maxsplit=1)[0].startswith(entry.strip):
-        shown = document.show((*path, "strip"), entry.strip)
-        document.complain((*path, "strip"), f"{shown} does not begin the names that {quoted(model)} takes")
-
 
 # Notices at start about things that are accepted but noteworthy; no notice holds a secret.
 
@@ -399,25 +346,12 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
         document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
 
 
-def is_file(path: str) -> bool:
-    """Tells whether the path is an existing file."""
-    try:
-        return FilePath(path).is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def _digest_of(path: str) -> str | None:
     """Returns the SHA-256 of a file's content; None: it cannot be read, which is told elsewhere."""
     try:
         return sha256(FilePath(path).read_bytes()).hexdigest()
     except (OSError, ValueError):
         return None
-
-
-def beside(document: Document, file: str) -> str:
-    """Returns the path of a file that the document names relative to its own folder."""
-    return str(FilePath(document.file).parent / file)
 
 
 def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:

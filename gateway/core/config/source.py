@@ -1,4 +1,4 @@
-"""Reads one YAML file into plain data and remembers the line of every value.
+"""Documents that know the line of every value, how a problem is worded, and how one YAML file becomes a document.
 
 It must not know what the values mean. Only plain YAML is accepted: no tags, no duplicate keys, text keys only; aliases and
 merge keys work, but the nodes that they expand to are counted. Invariant: any file yields a document or a problem, never
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-# The problems of a config: documents that know the line of every value, and how a problem is worded.
+# --- problems ---
 #
 # A problem is one printable line, `file:line: path: message`. Invariant: a value that came from the environment is never
 # shown, only the expression that fetched it, because it may be a secret in the wrong place.
@@ -328,3 +328,16 @@ class _Builder:
 
 def _own_pairs_first(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     return sorted(node.value, key=lambda pair: pair[0].tag == _TAG + "merge")
+
+
+def is_file(path: str) -> bool:
+    """Tells whether the path is an existing file."""
+    try:
+        return FilePath(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def beside(document: Document, file: str) -> str:
+    """Returns the path of a file that the document names relative to its own folder."""
+    return str(FilePath(document.file).parent / file)

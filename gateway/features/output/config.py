@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gateway.core.config.fields.check import check, check_part
-from gateway.core.config.fields.fields import Amount, Text, Whole
-from gateway.core.config.schema import Entry
+from gateway.core.config.fields import Amount, Text, Whole
+from gateway.core.config.schema import Entry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.snapshot.snapshot import Model
 from gateway.features.output.rules import MOST_RETRIES, AtLast, OutputRule, StreamRule

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Names
-from gateway.core.config.schema import ConfigFile, Entry
+from gateway.core.config.fields import Names
+from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document
 from gateway.core.snapshot.snapshot import Key, Provider
 from gateway.features.ownership.rules.objects import scope_of

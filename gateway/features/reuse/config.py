@@ -18,8 +18,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.config.fields.check import check, check_part, check_sets
-from gateway.core.config.fields.fields import (
+from gateway.core.config.fields import (
     Count,
     Duration,
     Embeddings,
@@ -33,7 +32,7 @@ from gateway.core.config.fields.fields import (
     is_pattern,
     problem_of,
 )
-from gateway.core.config.schema import Entry
+from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds

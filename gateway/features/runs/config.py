@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import Amount, Count, PositiveDuration, Section, parse_duration, problem_of
-from gateway.core.config.schema import Entry
+from gateway.core.config.fields import Amount, Count, PositiveDuration, Section, parse_duration, problem_of
+from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, quoted
 from gateway.features.runs.rules import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
 from gateway.features.runs.step import ID_CHARS, is_id

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BeforeValidator, Field
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import (
+from gateway.core.config.fields import (
     Count,
     Percent,
     PositiveDuration,
@@ -28,7 +27,7 @@ from gateway.core.config.fields.fields import (
     problem_of,
     substitute,
 )
-from gateway.core.config.schema import Entry
+from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Lane

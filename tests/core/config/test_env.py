@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.fields.fields import EnvText, substitute
+from gateway.core.config.fields import EnvText, substitute
 from gateway.core.config.source import Document, Problem
 from tests.rows import rows
 

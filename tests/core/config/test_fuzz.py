@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.config.load.folder import FILES
+from gateway.core.config.policies import FILES
 from gateway.core.errors import ConfigError
 from tests.core.config.test_secrets import FULL
 from tests.support.configs import EXAMPLE, ROOT, load, with_policies

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.config import sections
 from gateway.core.config.admission import KINDS
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.intake.parse import find_model
 from gateway.core.limits.table.rules import Limits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.models.policies_models import ModelFactsEntry, read_models
+from gateway.core.config.policies import ModelFactsEntry, read_models
 from gateway.core.config.source import read_document
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.known import ListedModels, ModelTable, plain_name

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
-from gateway.core.config.load.folder import FILES, read_policies
+from gateway.core.config.policies import FILES, read_policies, read_timeouts
 from gateway.core.config.retries import (
     CLASSES,
     BackoffEntry,
@@ -20,7 +20,6 @@ from gateway.core.config.retries import (
 )
 from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.core.config.source import Problem
-from gateway.core.config.targets.timeouts import read_timeouts
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.retry.balancing import Retries
 from gateway.core.snapshot.snapshot import Counting, Holding, Model

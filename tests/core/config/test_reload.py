@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.config.load.load import Reloader, ReloadReport
+from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.support.configs import ENVIRON, GOOD, NOW, load
 

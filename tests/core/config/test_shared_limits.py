@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.state.shared_limits import FIELDS, share_limits
+from gateway.core.config.models import FIELDS, share_limits
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Counting, PolicySnapshot, Provider, Target

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.state.shared_limits import SCHEMES, parse_redis_url
+from gateway.core.config.state import SCHEMES, parse_redis_url
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.fleet.lease.lease import SharedState

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gateway import routes
 from gateway.core import peek
+from gateway.core.config import policies as timing
+from gateway.core.config.policies import ENDPOINTS, Timeouts, read_timeouts
 from gateway.core.config.schema import TimeoutsSet
 from gateway.core.config.source import Document, Problem, read_document
-from gateway.core.config.targets import timeouts as timing
-from gateway.core.config.targets.timeouts import ENDPOINTS, Timeouts, read_timeouts
 from gateway.core.types import LANES, Clocks
 from gateway.dialects.http import door
 from gateway.products.realtime.http import REALTIME

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.config.fields.fields import parse_duration, parse_size
+from gateway.core.config.fields import parse_duration, parse_size
 from tests.rows import rows
 
 

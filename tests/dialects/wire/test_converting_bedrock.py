@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.config.models.policies_models import read_models
+from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core import peek
 from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.errors import NoTargetAvailable
 from gateway.core.http.server import HttpServer, bind
 from gateway.core.snapshot.snapshot import Policies, PolicySnapshot

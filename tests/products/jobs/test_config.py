@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gateway.core.config.describe import describe
-from gateway.core.config.state.shared_limits import SCHEMES
+from gateway.core.config.state import SCHEMES
 from gateway.core.retry.balancing import Backoff, CostRule
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs.config.sections_jobs import FILE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.config.describe import describe
-from gateway.core.config.load.load import Reloader
+from gateway.core.config.load import Reloader
 from gateway.products.pipelines.rules import misfit_of
 from tests.support.configs import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 

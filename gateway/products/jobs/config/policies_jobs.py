@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.core.config.fields.check import check, check_part, check_sets
-from gateway.core.config.fields.fields import (
+from gateway.core.config.fields import (
     Attempts,
     Count,
     Duration,
@@ -29,7 +28,7 @@ from gateway.core.config.fields.fields import (
     problem_of,
 )
 from gateway.core.config.retries import CostEntry
-from gateway.core.config.schema import Entry
+from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.retry.balancing import Backoff, CostRule
 from gateway.core.types import LANES, ErrorClass

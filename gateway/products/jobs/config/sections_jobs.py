@@ -9,13 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import SQLITE, Count, Flag, Size, Text
-from gateway.core.config.schema import ConfigFile, Entry
-from gateway.core.config.sections import beside
-from gateway.core.config.source import Document, Path, did_you_mean, kind_of
-from gateway.core.config.state.shared_limits import SCHEMES
-from gateway.core.config.state.state import redis_at
+from gateway.core.config.fields import SQLITE, Count, Flag, Size, Text
+from gateway.core.config.schema import ConfigFile, Entry, check
+from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
+from gateway.core.config.state import SCHEMES, redis_at
 from gateway.core.snapshot.snapshot import Model, Provider
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.batches.native.rules import has_batch_api, may_take

@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 import yaml
 
-from gateway.core.config.load.load import load_snapshot
+from gateway.core.config.load import load_snapshot
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.core.config.fields.fields import problem_of, real_secret
+from gateway.core.config.fields import problem_of, real_secret
 
 MIN_SECRET_BYTES: Final = 24
 _PREFIX: Final = "whsec_"

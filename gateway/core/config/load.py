@@ -14,21 +14,27 @@ from hashlib import sha256
 from pathlib import Path as FilePath
 from typing import Literal
 
-from gateway.core.config.fields.check import check
-from gateway.core.config.fields.fields import is_loopback, is_pattern, substitute
-from gateway.core.config.load.folder import PolicySets, list_error_files, list_policy_files, read_policies
-from gateway.core.config.models.sections_models import (
+from gateway.core.config.fields import is_loopback, is_pattern, substitute
+from gateway.core.config.models import (
     ConfigParts,
+    Converse,
+    Convert,
+    Pair,
     Route,
+    TargetParts,
+    as_it_is,
+    as_wired,
     build_models,
     check_endpoints,
     check_routes,
     compile_patterns,
+    pairs_of,
     places_of,
     schema_files,
 )
+from gateway.core.config.policies import PolicySets, list_error_files, list_policy_files, read_policies
 from gateway.core.config.prices import Tokenizers, load_tokenizers, price_finder
-from gateway.core.config.schema import ConfigFile
+from gateway.core.config.schema import ConfigFile, check
 from gateway.core.config.sections import (
     find_notices,
     key_section,
@@ -38,8 +44,7 @@ from gateway.core.config.sections import (
     server_section,
 )
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
-from gateway.core.config.state.state import state_section
-from gateway.core.config.targets.targets import Converse, Convert, Pair, TargetParts, as_it_is, as_wired, pairs_of
+from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.core.types import Upstream

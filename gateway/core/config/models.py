@@ -1,0 +1,743 @@
+"""The models and their plans: the order of targets and fallbacks that a call may use.
+
+First everything is checked, by name alone: entries of models (`check_routes`), and of targets what they change in bodies; then
+what no target can serve (`check_endpoints`). When the whole config is sound, models are built (`build_models`) from targets,
+one for each credential of a provider (`build_targets`), whose limits are made equal where models share them (`share_limits`).
+Invariants: a plan holds each target once and never depends on a fallback that leads back to itself; the targets of one model
+have different names, and those of a lower tier come first, within a tier in the order of the file; targets of one name have
+the same limits, counting and breaker, for limits are kept at run time under that name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase, translate
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path as FilePath
+from typing import Final
+
+import orjson
+
+from gateway.core.config.admission import FindTokenizer
+from gateway.core.config.fields import is_label, is_pattern
+from gateway.core.config.policies import PolicySets
+from gateway.core.config.prices import stated_rates
+from gateway.core.config.providers import Groups, account_of, bind_credentials, is_first
+from gateway.core.config.schema import (
+    BodyEntry,
+    CapabilitiesEntry,
+    ConfigFile,
+    GroupEntry,
+    Kind,
+    LimitedEntry,
+    ModelEntry,
+    PriceEntry,
+    TargetEntry,
+    check,
+    check_part,
+)
+from gateway.core.config.source import Document, Path, did_you_mean, kind_of, quoted
+from gateway.core.limits.table.rules import Limits
+from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
+from gateway.core.openai.transcript import is_thinker
+from gateway.core.openai.usage import Capabilities
+from gateway.core.snapshot.snapshot import Model, Provider, Rates, Target
+from gateway.core.types import Conversions, Upstream
+from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
+from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of, why_never
+from gateway.features.degrade.lower import LatencyRules
+from gateway.features.degrade_config import read_degrade
+from gateway.features.grouping.bodies import GroupRules
+from gateway.features.output.config import CompiledOutput, check_output
+from gateway.features.reuse.config import check_caching, with_routes
+from gateway.products.batches.native.rules import has_batch_api
+from gateway.products.pipelines.compile.compiling import PipelinePlan
+
+Pair = tuple[str, str | None]
+"""The names of a provider and of its model; None: the model that the client asked for."""
+FindRates = Callable[[str], Rates | None]
+Convert = Callable[[Upstream, TargetLanguages, str], Conversions | None]
+"""Returns what puts calls into another language for a server that speaks these; None: it speaks all.
+
+The last argument names the server and its model, for what is learned of it."""
+Converse = Callable[[Upstream, Provider, Kind], Upstream]
+"""Returns an upstream of a provider as conversations use it: with what they need there and others do not."""
+
+
+def as_wired(upstream: Upstream, _provider: Provider, _kind: Kind) -> Upstream:
+    """Returns the upstream itself."""
+    return upstream
+
+
+def as_it_is(_upstream: Upstream, _languages: TargetLanguages, _place: str) -> None:
+    """Converts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlace:
+    """One checked entry of a model's `targets:`; `model` is None where the client's own name goes on."""
+
+    entry: TargetEntry
+    model: str | None
+    capabilities: CapabilitiesEntry
+    price: PriceEntry | None
+    edits: BodyEdits | None = None
+    model_name: str = ""
+    """The name of the entry of `models`, a pattern perhaps, without what the target strips of it."""
+
+    @property
+    def pair(self) -> Pair:
+        """Returns provider and model, which identify an entry among those of a model."""
+        return self.entry.provider, self.model
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """The parts of targets that are not in their entries.
+
+    Groups, kinds and prices are indexed by a provider's name in the config, upstreams by that of the credential.
+    """
+
+    groups: Groups
+    upstreams: Mapping[Pair, Upstream]
+    find_prices: Callable[[str], FindRates]
+    kinds: Mapping[str, Kind]
+    convert: Convert
+    find_tokenizer: FindTokenizer | None = None
+    listed: ListedModels | None = None
+    """What providers tell of their models; None: none is asked."""
+    _tables: dict[str, ModelTable] = field(default_factory=dict)
+
+    def models_of(self, provider: Provider, policies: PolicySets) -> ModelTable:
+        """Returns what is known of a provider's models."""
+        if self.listed is None or not provider.learns_models:
+            return policies.models
+        if provider.group not in self._tables:
+            self._tables[provider.group] = policies.models.for_provider(self.listed, provider.group)
+        return self._tables[provider.group]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One checked entry of `models:`."""
+
+    name: str
+    entry: ModelEntry
+    places: tuple[TargetPlace, ...]
+    grouping: GroupRules | None
+    output: CompiledOutput | None
+    degrade: LatencyRules | None
+
+
+# --- checking single entries ---
+
+
+def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -> dict[str, Route]:
+    """Returns every readable entry, and notes the problems of entries and between them."""
+    routes: dict[str, Route] = {}
+    for name in config.models:
+        if not is_label(name):
+            document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
+        entry = check(ModelEntry, document, ("models", name))
+        if entry is not None:
+            places = _check_places(document, config, name)
+            group = None
+            if entry.group_embeddings is not None:
+                group = check(GroupEntry, document, ("models", name, "group_embeddings"))
+            grouping = None if group is None else GroupRules(group.window, group.most)
+            output = check_output(document, name, entry.output, config.models)
+            degrade = None if entry.degrade is None else read_degrade(document, name)
+            routes[name] = Route(name, entry, places, grouping, output, degrade)
+            _check_names(document, config, name, entry, policies)
+    for kind in ("fallbacks", "context_fallbacks"):
+        _check_cycles(document, routes, kind)
+    picked = {name: routes[name].entry.cache if name in routes else None for name in config.models}
+    check_caching(policies.cache, picked)
+    return routes
+
+
+def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[TargetPlace, ...]:
+    places: list[TargetPlace] = []
+    listed = document.at(("models", name, "targets"))
+    for index in range(len(listed) if isinstance(listed, list) else 0):
+        path: Path = ("models", name, "targets", index)
+        entry = check(TargetEntry, document, path)
+        if entry is None:
+            continue
+        if config.providers and entry.provider not in config.providers:
+            _no_such(document, (*path, "provider"), "provider", entry.provider, config.providers)
+        check_fail_closed(document, path, entry, learns=True)
+        place = _place(document, path, name, entry)
+        if any(place.pair == other.pair for other in places):
+            document.complain(path, "is the same place as a target above it: list it once, with all its limits")
+        places.append(place)
+    return tuple(places)
+
+
+_NO_PRICE: Final = (
+    "is missing: write what a million tokens of input cost (0: they are free), or a price by the character, hour of sound, "
+    "picture or call"
+)
+
+
+def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
+    problems_before = len(document.problems)
+    price = check(PriceEntry, document, (*path, "price")) if entry.price is not None else None
+    # What is written wrong is there: that it is missing would be told of one mistake as a second.
+    if price is not None and stated_rates(price) is None and len(document.problems) == problems_before:
+        document.complain((*path, "price", "input_usd_per_million"), _NO_PRICE)
+    return TargetPlace(
+        entry,
+        entry.model or (None if is_pattern(name) else name),
+        check_part(CapabilitiesEntry, document, (*path, "capabilities")),
+        price,
+        read_edits(document, path, name, entry),
+        name.removeprefix(entry.strip or ""),
+    )
+
+
+def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: PolicySets) -> None:
+    """Notes names of the entry that do not exist."""
+    for kind, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
+        for index, other in enumerate(names):
+            if other not in config.models:
+                _no_such(document, ("models", name, kind, index), "model", other, config.models)
+    sets: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+        ("admission", entry.admission, policies.admission),
+        ("queue", entry.queue, policies.queue.holding),
+        ("retries", entry.retries, policies.retries),
+        ("breakers", entry.breakers, policies.breakers),
+        ("timeouts", entry.timeouts, policies.timeouts),
+        ("cache", entry.cache, policies.cache.sets),
+        ("jobs", entry.jobs, policies.jobs),
+    )
+    for option, picked, known in sets:
+        if picked not in known:
+            _no_such(document, ("models", name, option), "set", picked, known)
+
+
+def _no_such(document: Document, path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
+    # A value from the environment gets no suggestion: a close match would give it away.
+    suggestion = "" if document.origin_of(path) else did_you_mean(name, known)
+    document.complain(path, f"no {what} {document.show(path, name)}{suggestion}")
+
+
+def _check_cycles(document: Document, routes: Mapping[str, Route], field: str) -> None:
+    graph = {name: {n for n in getattr(route.entry, field) if n in routes} for name, route in routes.items()}
+    while cycle := _find_cycle(graph):
+        first = next(name for name in routes if name in cycle)
+        chain = [*cycle[cycle.index(first) :], *cycle[: cycle.index(first)], first]
+        document.complain(("models", first, field), f"leads back to itself: {' -> '.join(chain)}")
+        graph[first].discard(chain[1])  # with this one mended, what else is wrong?
+
+
+def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Returns the names of one cycle in the order of falling back, each once; empty when there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        members: list[str] = error.args[1]
+        return members[:0:-1]
+    return []
+
+
+_TASK: Final = "input_type"
+"""What texts for embeddings are for; OpenAI has no word for it, and this is the one of servers that know its API."""
+_NAME: Final = re.compile(r"[\w\-]+")
+"""Names that are the same in JSON, whoever wrote it. One with a point is meant for a field of a field."""
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+def read_edits(document: Document, path: Path, model: str, entry: TargetEntry) -> BodyEdits | None:
+    """Returns the edits of the target at this path, which is one of `model`; notes problems of them and of `strip`."""
+    _check_strip(document, path, model, entry)
+    edits = check(BodyEntry, document, (*path, "body")) if entry.body is not None else BodyEntry()
+    if edits is None:
+        return None
+    here: Path = (*path, "body")
+    if entry.embedding_task is not None:
+        if _TASK in edits.set or _TASK in edits.drop:
+            document.complain((*path, "embedding_task"), f"and {quoted(_TASK)} in body say the same: leave one out")
+        edits.set[_TASK] = entry.embedding_task
+    for name in (*edits.set, *edits.drop):
+        if name in NOT_EDITABLE:
+            document.complain(here, f"{quoted(name)} is not to be changed here: it decides where a call goes, and how")
+        elif not _NAME.fullmatch(name):
+            document.complain(here, f"{quoted(name)} is no top-level field: those have letters, digits, `_` and `-`")
+    for name in edits.set.keys() & set(edits.drop):
+        document.complain(here, f"{quoted(name)} is both set and dropped")
+    try:
+        json.dumps(edits.set, allow_nan=False, default=str)  # orjson would write null for what is no number
+        values = tuple((name, orjson.dumps(value)) for name, value in edits.set.items())
+    except (TypeError, ValueError):
+        document.complain((*here, "set"), "holds a value that cannot be written as JSON: put it into quotes")
+        return None
+    return BodyEdits(values, tuple(edits.drop)) if values or edits.drop else None
+
+
+def _check_strip(document: Document, path: Path, model: str, entry: TargetEntry) -> None:
+    if entry.strip is None:
+        return
+    if entry.model is not None or not is_pattern(model):
+        document.complain((*path, "strip"), "is for targets without a model, of a model whose name is a pattern")
+    elif not _WILD.split(model, maxsplit=1)[0].startswith(entry.strip):
+        shown = document.show((*path, "strip"), entry.strip)
+        document.complain((*path, "strip"), f"{shown} does not begin the names that {quoted(model)} takes")
+
+
+FIELDS: Final[Mapping[str, str]] = {
+    "requests_per_min": "rpm",
+    "request_burst": "burst",
+    "tokens_per_min": "tpm",
+    "input_tokens_per_min": "input_tpm",
+    "output_tokens_per_min": "output_tpm",
+    "requests_per_day": "rpd",
+    "max_concurrency": "max_concurrency",
+}
+"""The config's name of every limit."""
+LIMITS: Final[Mapping[str, str]] = {
+    "rpm": "requests_per_min",
+    "tpm": "tokens_per_min",
+    "rpd": "requests_per_day",
+    "max_concurrency": "concurrency",
+    "input_tpm": "input_tokens_per_min",
+    "output_tpm": "output_tokens_per_min",
+}
+"""The limits that replicas can share: the config's names and those at run time."""
+
+
+def check_fail_closed(document: Document, path: Path, entry: LimitedEntry, *, learns: bool) -> None:
+    """Notes problems of `fail_closed` of the entry at this path; `learns`: it may get limits that it does not set.
+
+    With `fail_closed` a limit lets no call through while replicas cannot share it. `true` means all of its limits, those
+    learned from a provider's answers included; a list names some of those that are set.
+    """
+    here = (*path, "fail_closed")
+    if entry.fail_closed is True and not learns and not any(_is_set(entry, name) for name in _known(entry)):
+        document.complain(here, "there is no limit here that it could be about")
+    for index, name in enumerate(entry.fail_closed if isinstance(entry.fail_closed, list) else ()):
+        if not isinstance(name, str):
+            document.complain((*here, index), f"expected text, not {kind_of(name)}")
+        elif name not in _known(entry):
+            suggestion = "" if document.origin_of((*here, index)) else did_you_mean(name, _known(entry))
+            document.complain((*here, index), f"no limit {document.show((*here, index), name)}{suggestion}")
+        elif not _is_set(entry, name):
+            document.complain((*here, index), f"{document.show((*here, index), name)} is not set here")
+
+
+def _known(entry: LimitedEntry) -> list[str]:
+    return [name for name in LIMITS if name in type(entry).model_fields]
+
+
+def _is_set(entry: LimitedEntry, name: str) -> bool:
+    return getattr(entry, name) is not None
+
+
+# --- checking what the config asks of targets that have no word for it ---
+#
+# That is: a model whose name is that of a kind of model (embeddings, sound, pictures, …), calls that are put together, the
+# embeddings of a semantic cache, steps of pipelines, batches at half price, and languages that a provider cannot have.
+
+_KNOWN_BY_NAMES: Final = (
+    ("embeddings", re.compile(r"text-embedding-|.*-embedding-\d|.*\.(titan-embed|embed)-|amazon\..*-embeddings$")),
+    (
+        "realtime",
+        re.compile(r"(gpt-(4o-)?(mini-)?|gpt-4o-mini-)realtime|gemini-live-|.*-native-audio|.*nova-(2-)?sonic"),
+    ),
+    ("transcriptions", re.compile(r"whisper|gpt-4o-(mini-)?transcribe")),
+    ("speech", re.compile(r"tts-1|gpt-4o-mini-tts|.*-preview-tts")),
+    ("images", re.compile(r"dall-e-|gpt-image-|imagen-|.*nova-canvas|.*titan-image|stability\.")),
+    ("moderations", re.compile(r"(omni|text)-moderation-")),
+)
+"""Endpoints, and the names of models that are asked there and nowhere else."""
+DEFAULT: Final = "default"
+_OWN: Final = frozenset(("gemini", "vertex", "bedrock"))
+_HAVE_EMBEDDINGS: Final = "; Gemini, Vertex AI, and Titan and Cohere at Bedrock have embeddings, and so have OpenAI's"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigParts:
+    """The parts of the config, besides its models, that the checks of its endpoints read."""
+
+    groups: Groups
+    kinds: Mapping[str, Kind]
+    policies: PolicySets
+    plans: Mapping[str, PipelinePlan]
+
+    def why_never(self, endpoint: str, place: TargetPlace) -> str | None:
+        """Returns why a target refuses each call to this endpoint; None: it takes some, or it is not known."""
+        group = self.groups.get(place.entry.provider)
+        if group is None:
+            return None
+        provider, kind = group[0], self.kinds[place.entry.provider]
+        declared = provider.speaks if place.entry.speaks is None else place.entry.speaks
+        speaks = languages_of(provider.dialect, kind, declared)
+        language = TargetLanguages(kind, speaks, provider.dialect, self.policies.models.of).at(
+            place.model or place.model_name
+        )
+        return why_never(endpoint, language, place.model)
+
+
+def check_endpoints(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    """Notes what no target of a model can serve, although the config asks for it."""
+    _check_languages(document, routes, parts)
+    for name, route in routes.items():
+        for index, place in enumerate(route.places):
+            if place.model is not None:
+                _check_name(document, ("models", name, "targets", index), (name, place.model), place, parts)
+        if route.grouping is not None:
+            whys = [parts.why_never("embeddings", one) and parts.why_never("moderations", one) for one in route.places]
+            if whys and all(whys):
+                problem = f"no target of the model has embeddings, or moderations: {whys[0]}"
+                document.complain(("models", name, "group_embeddings"), problem)
+    _check_caches(routes, parts)
+    _check_pipelines(routes, parts)
+    _check_batches(document, routes, parts)
+
+
+def _check_batches(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    """Notes models that pick half price at providers that have none; what `default` says of all models is no error."""
+    for name, route in routes.items():
+        picked = parts.policies.jobs.get(route.entry.jobs)
+        if route.entry.jobs == DEFAULT or picked is None or picked.batches.run != "native":
+            continue
+        owners = {place.entry.provider: parts.groups.get(place.entry.provider) for place in route.places}
+        found = {owner: group[0] for owner, group in owners.items() if group is not None}
+        if found and len(found) == len(owners) and not any(map(has_batch_api, found.values())):
+            named = ", ".join(f"{owner}: {provider.dialect}" for owner, provider in found.items())
+            problem = (
+                f"{document.show(('models', name, 'jobs'), route.entry.jobs)} has `batches.run: native`, and no provider of "
+                f"the model has a Batch API that is known here ({named}): pick a set with `run: here`, or add a target at a "
+                "provider of the dialect openai, azure or anthropic"
+            )
+            document.complain(("models", name, "jobs"), problem)
+
+
+def _check_languages(document: Document, routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    for name, group in parts.groups.items():
+        path: Path = ("providers", name)
+        if document.at((*path, "dialect")) == group[0].dialect:
+            _check_speaks(document, (*path, "speaks"), group[0].dialect, group[0].speaks)
+    for name, route in routes.items():
+        for index, place in enumerate(route.places):
+            owner = parts.groups.get(place.entry.provider)
+            if owner is not None:
+                here = ("models", name, "targets", index, "speaks")
+                _check_speaks(document, here, owner[0].dialect, place.entry.speaks)
+
+
+def _check_speaks(document: Document, path: Path, dialect: str, speaks: object) -> None:
+    if not isinstance(speaks, list | tuple):
+        return
+    if dialect in _OWN:
+        document.complain(path, f"is not for the dialect {dialect}, which has a language of its own: leave it out")
+    elif dialect == "anthropic" and "messages" not in speaks:
+        problem = "lacks messages, which is the language of the dialect anthropic: add it, or use `dialect: openai`"
+        document.complain(path, problem)
+
+
+def _check_name(document: Document, path: Path, names: tuple[str, str], place: TargetPlace, parts: ConfigParts) -> None:
+    found = (
+        (one, endpoint)
+        for one in dict.fromkeys(reversed(names))
+        for endpoint, pattern in _KNOWN_BY_NAMES
+        if pattern.match(name_in_cloud(one))
+    )
+    for one, endpoint in found:
+        why = parts.why_never(endpoint, place)
+        if why is not None:
+            remedy = _HAVE_EMBEDDINGS if endpoint == "embeddings" else ""
+            document.complain(
+                path, f"{quoted(one)} is asked for {endpoint}, and {why}: name a provider that has it{remedy}"
+            )
+            return
+
+
+def _check_caches(routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    """Notes semantic caches whose model makes no embeddings."""
+    cache = parts.policies.cache
+    for name in {route.entry.cache for route in routes.values()} & cache.sets.keys() if cache.document else ():
+        semantic = cache.sets[name].semantic
+        if cache.document is not None and semantic is not None:
+            why = _why_none("embeddings", semantic.embeddings, routes, parts)
+            if why is not None:
+                shown = quoted(semantic.embeddings)
+                problem = f"{shown} makes none: {why}{_HAVE_EMBEDDINGS}"
+                cache.document.complain((name, "semantic", "embeddings"), problem)
+
+
+def _check_pipelines(routes: Mapping[str, Route], parts: ConfigParts) -> None:
+    """Notes steps whose model has no such endpoint."""
+    documents = {FilePath(one.file).stem: one for one in parts.policies.pipelines}
+    for name, plan in parts.plans.items():
+        for step in plan.steps.values():
+            for branch in step.branches:
+                why = _why_none(branch.call.endpoint, branch.call.model, routes, parts)
+                if why is not None:
+                    problem = f"no target of the model {quoted(branch.call.model)} serves {branch.call.endpoint}: {why}"
+                    documents[name].complain(("steps", step.name, "call", "endpoint"), problem)
+
+
+def _why_none(endpoint: str, model: str, routes: Mapping[str, Route], parts: ConfigParts) -> str | None:
+    """Returns why no target of a model takes a call to this endpoint; None: one does, or it is not known."""
+    matching = [name for name in routes if name == model or fnmatchcase(model, name)]
+    if not matching:
+        return None
+    route = routes[model if model in matching else max(matching, key=len)]
+    whys = [parts.why_never(endpoint, place) for place in route.places]
+    return whys[0] if whys and all(whys) and not route.entry.fallbacks else None
+
+
+# --- building ---
+
+
+def places_of(routes: Mapping[str, Route]) -> Iterator[TargetPlace]:
+    """Yields the places of all models; a place of several models occurs several times."""
+    for route in routes.values():
+        yield from route.places
+
+
+def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
+    """Yields every provider and model that some target needs."""
+    for place in places:
+        for provider in groups[place.entry.provider]:
+            yield provider.name, place.model
+
+
+def schema_files(routes: Mapping[str, Route]) -> dict[str, bytes]:
+    """Returns the files with the schemas of answers, each with the digest of what it holds."""
+    files = (route.output.file for route in routes.values() if route.output is not None)
+    return dict(file for file in files if file is not None)
+
+
+def build_models(
+    routes: Mapping[str, Route], policies: PolicySets, parts: TargetParts
+) -> tuple[dict[str, Model], tuple[str, ...]]:
+    """Returns the models of sound routes, and notices about targets that several models describe differently."""
+    apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
+    targets, notices = share_limits(apart)
+    return {name: _model(route, routes, targets, policies, parts.groups) for name, route in routes.items()}, notices
+
+
+def _model(
+    route: Route,
+    routes: Mapping[str, Route],
+    targets: Mapping[str, tuple[Target, ...]],
+    policies: PolicySets,
+    groups: Groups,
+) -> Model:
+    name, entry = route.name, route.entry
+    own = targets[name]
+    plan = _follow(name, "fallbacks", routes, targets)
+    context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
+    output = None if route.output is None else route.output.rule
+    model = Model(
+        name=name,
+        targets=own,
+        plan=plan,
+        holding=policies.queue.holding[entry.queue],
+        fallbacks=tuple(entry.fallbacks),
+        context_fallbacks=tuple(entry.context_fallbacks),
+        context_plan=context_plan,
+        choice=entry.choose,
+        retries=policies.retries[entry.retries],
+        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups), output),
+        jobs=policies.jobs[entry.jobs],
+        grouping=route.grouping,
+        output=output,
+        on_loss=entry.on_loss,
+        prefers_native=entry.prefer_native,
+        remembers_thinking=entry.remember_thinking,
+        degrade=route.degrade,
+        include_usage=policies.admission[entry.admission].include_usage,
+    )
+    return bind_credentials(model, groups)
+
+
+def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, ...]]:
+    """Yields the places of the targets, once per provider: the credential that pays does not change an answer."""
+    providers = {one.name: one for group in groups.values() for one in group}
+    for target in targets:
+        provider = providers[target.provider]
+        edits = () if target.edits is None else (repr(target.edits),)
+        yield provider.group, provider.base_url, target.model or f"{target.strip}*", *edits
+
+
+def _follow(
+    name: str, field: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]]
+) -> tuple[Target, ...]:
+    """Returns a model's targets, then depth first those of the models in this field; of equal names the first stays."""
+    plan: dict[str, Target] = {}
+    seen: set[str] = set()
+    ahead = [name]
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        for target in targets[here]:
+            plan.setdefault(target.name, target)
+        ahead.extend(reversed(getattr(routes[here].entry, field)))
+    return tuple(plan.values())
+
+
+def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
+    """Returns the patterns, longest first, then alphabetically."""
+    names = sorted((name for name in models if is_pattern(name)), key=lambda name: (-len(name), name))
+    return tuple((re.compile(translate(name)), models[name]) for name in names)
+
+
+UNTOLD_BURST_S = 10.0
+"""Seconds' worth of its limit that a provider takes at once where no burst is known; many take only a few."""
+
+
+def build_targets(
+    places: tuple[TargetPlace, ...], entry: ModelEntry, policies: PolicySets, parts: TargetParts
+) -> tuple[Target, ...]:
+    """Returns the targets of one model."""
+    built = [
+        _build(place, provider, entry, policies, parts)
+        for place in places
+        for provider in parts.groups[place.entry.provider]
+    ]
+    return tuple(sorted(built, key=lambda target: target.order))
+
+
+def _build(
+    place: TargetPlace, provider: Provider, model: ModelEntry, policies: PolicySets, parts: TargetParts
+) -> Target:
+    entry, capabilities = place.entry, place.capabilities
+    kind = parts.kinds[entry.provider]
+    timeouts = policies.timeouts[model.timeouts]
+    declared = provider.speaks if entry.speaks is None else entry.speaks
+    table = parts.models_of(provider, policies)
+    language = TargetLanguages(
+        kind,
+        languages_of(provider.dialect, kind, declared),
+        provider.dialect,
+        table.of,
+        approximates=model.on_loss == "approximate",
+        sets=frozenset(name for name, _ in place.edits.set) if place.edits is not None else frozenset(),
+        find_sources=table.sources,
+    ).at(place.model or place.model_name)
+    upstream = parts.upstreams[provider.name, place.model]
+    conversions = parts.convert(upstream, language, f"{provider.base_url} {place.model}")
+    return Target(
+        name=f"{provider.name}/{place.model or '*'}",
+        provider=provider.name,
+        model=place.model,
+        upstream=upstream,
+        converters_by_path={} if conversions is None else conversions.converters_by_path,
+        on_unknown_path=None if conversions is None else conversions.on_unknown_path,
+        gaps=gaps_by_endpoint(language, place.model),
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
+        limits=replace(
+            limits_of(entry),
+            input_tokens_per_min=entry.input_tpm,
+            output_tokens_per_min=entry.output_tpm,
+            request_burst=entry.burst,
+            untold_burst_s=UNTOLD_BURST_S,
+        ),
+        counting=policies.admission[model.admission].counting(
+            kind, adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer
+        ),
+        weight=entry.weight,
+        order=entry.order,
+        capabilities=Capabilities(
+            capabilities.tools, capabilities.images, capabilities.structured_output, capabilities.context_window
+        ),
+        account=account_of(provider),
+        breaker=policies.breakers[model.breakers],
+        thinks=is_thinker(place.model or "") if model.thinks is None else model.thinks,
+        errors=policies.errors.of(kind),
+        edits=place.edits,
+        strip=entry.strip or "",
+        find_most_input=language.find_most_input if language.has_own_language else None,
+        find_rates=_rates_of(entry, place.price, parts.find_prices),
+    )
+
+
+def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
+    if price is None:
+        return find_prices(entry.provider)
+    rates = stated_rates(price)
+    return lambda _model: rates
+
+
+def limits_of(entry: LimitedEntry) -> Limits:
+    """Returns the limits that targets and keys have in common."""
+    return Limits(
+        requests_per_min=entry.rpm,
+        tokens_per_min=entry.tpm,
+        requests_per_day=entry.rpd,
+        max_concurrency=entry.max_concurrency,
+        fail_closed=closed_limits(entry),
+    )
+
+
+def closed_limits(entry: LimitedEntry) -> frozenset[str]:
+    """Returns the limits that fail closed, by their names at run time."""
+    if isinstance(entry.fail_closed, list):
+        return frozenset(LIMITS[name] for name in _known(entry) if name in entry.fail_closed)
+    return frozenset(LIMITS[name] for name in _known(entry)) if entry.fail_closed else frozenset()
+
+
+_Named = list[tuple[str, Target]]
+"""The models that name one target, in the order of the file, each with its description of the target."""
+
+
+def share_limits(targets: Mapping[str, tuple[Target, ...]]) -> tuple[dict[str, tuple[Target, ...]], tuple[str, ...]]:
+    """Returns the targets of each model, made equal where they share a name, and a notice for each value that gave way.
+
+    Of each limit the smallest holds; it fails closed if any model says so. The first model in the file decides the counting
+    and the breaker; concurrency is adaptive if any model says so.
+    """
+    named: dict[str, _Named] = {}
+    for model, own in targets.items():
+        for target in own:
+            named.setdefault(target.name, []).append((model, target))
+    notices: list[str] = []
+    shared = {
+        name: _share(name, among, notices if is_first(among[0][1].provider) else []) for name, among in named.items()
+    }
+    return {
+        model: tuple(
+            replace(target, limits=one.limits, counting=one.counting, breaker=one.breaker)
+            for target in own
+            for one in (shared[target.name],)
+        )
+        for model, own in targets.items()
+    }, tuple(notices)
+
+
+def _share(name: str, among: _Named, notices: list[str]) -> Target:
+    given = {
+        field: {value for _, target in among if (value := getattr(target.limits, field)) is not None}
+        for field in FIELDS
+    }
+    smallest = {field: min(values) for field, values in given.items() if values}
+    disputed = [f"{FIELDS[field]} {value:.15g}" for field, value in smallest.items() if len(given[field]) > 1]
+    models = ", ".join(model for model, _ in among)
+    if disputed:
+        notices.append(
+            f"target {name} has different limits in the models {models}: the smallest hold ({', '.join(disputed)})"
+        )
+    first_model, first = among[0]
+    if any(_way(target) != _way(first) for _, target in among):
+        notices.append(
+            f"target {name} is counted differently in the models {models}: it is counted as {first_model} says"
+        )
+    if any(target.breaker != first.breaker for _, target in among):
+        notices.append(f"target {name} has different breakers in the models {models}: it has that of {first_model}")
+    closed = frozenset[str]().union(*(target.limits.fail_closed for _, target in among))
+    counting = replace(first.counting, adaptive=any(target.counting.adaptive for _, target in among))
+    return replace(first, limits=replace(first.limits, **smallest, fail_closed=closed), counting=counting)
+
+
+def _way(target: Target) -> tuple[object, ...]:
+    """Returns a target's counting without the part that any model may switch on."""
+    return replace(target.counting, adaptive=False), target.counting.exact_tokens is None

@@ -1,0 +1,384 @@
+"""Reads the policy folder into named sets; missing files and fields have built-in values.
+
+First the folder (`read_policies`), then the two files that have no module of their own: timeouts.yaml and models.yaml.
+A file with an unknown name is a mistake, not a comment. Invariant: every kind of set has a `default`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway.core.config.admission import AdmissionRules, QueuePolicies, read_admission, read_queue
+from gateway.core.config.error_tables import ErrorTables, built_in_folder, read_error_tables
+from gateway.core.config.fields import (
+    Count,
+    EnvText,
+    FirstEvent,
+    Flag,
+    PositiveDuration,
+    Section,
+    Text,
+    Times,
+    substitute,
+)
+from gateway.core.config.retries import read_breakers, read_retries
+from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
+from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
+from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.retry.balancing import Retries
+from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
+from gateway.dialects.known import ModelTable, Row, in_order
+from gateway.features.reuse.config import CachePolicies, read_caching
+from gateway.features.runs.config import read_workflows
+from gateway.features.runs.rules import Workflows
+from gateway.products.jobs.config.policies_jobs import read_jobs
+from gateway.products.jobs.rules import JobRules
+from gateway.products.pipelines.config import read_pipeline_files
+
+ERRORS: Final = "errors"
+"""The folder of error tables in a policy folder."""
+FILES: Final = (
+    "admission.yaml",
+    "breakers.yaml",
+    "cache.yaml",
+    "jobs.yaml",
+    "models.yaml",
+    "queue.yaml",
+    "retries.yaml",
+    "timeouts.yaml",
+    "workflows.yaml",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySets:
+    """The sets of every policy file by name, and the error tables by kind of provider."""
+
+    admission: Mapping[str, AdmissionRules]
+    queue: QueuePolicies
+    retries: Mapping[str, Retries]
+    breakers: Mapping[str, BreakerRules]
+    timeouts: Mapping[str, Timeouts]
+    cache: CachePolicies
+    jobs: Mapping[str, JobRules]
+    workflows: Workflows
+    models: ModelTable
+    errors: ErrorTables
+    pipelines: tuple[Document, ...]
+    """Compiled once the models are known."""
+    documents: tuple[Document, ...]
+
+
+def read_policies(
+    folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
+) -> PolicySets:
+    """Reads all sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
+
+    Relative paths in the files start at the folder `beside`, that of the config.
+    """
+    documents: dict[str, Document] = {}
+    for file in list_policy_files(folder) if folder else ():
+        if file.name not in FILES:
+            problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, FILES)}"))
+        elif document := read_document(file, problems):
+            documents[file.name] = substitute(document, environ)
+    errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
+    pipelines = read_pipeline_files(folder, environ, problems)
+    return PolicySets(
+        read_admission(documents.get("admission.yaml")),
+        read_queue(documents.get("queue.yaml")),
+        read_retries(documents.get("retries.yaml")),
+        read_breakers(documents.get("breakers.yaml")),
+        read_timeouts(documents.get("timeouts.yaml")),
+        read_caching(documents.get("cache.yaml"), beside),
+        read_jobs(documents.get("jobs.yaml")),
+        read_workflows(documents.get("workflows.yaml")),
+        read_models(documents.get("models.yaml")),
+        errors,
+        pipelines,
+        (*documents.values(), *errors.documents, *pipelines),
+    )
+
+
+def list_policy_files(folder: FilePath) -> list[FilePath]:
+    """Returns the YAML files of a folder without hidden ones (Kubernetes swaps files there). Raises OSError."""
+    return sorted(
+        file for file in folder.iterdir() if file.suffix in {".yaml", ".yml"} and not file.name.startswith(".")
+    )
+
+
+def list_error_files(folder: FilePath) -> list[FilePath]:
+    """Returns the error tables below a policy folder; none where it has no such folder. Raises OSError."""
+    return list_policy_files(folder / ERRORS) if (folder / ERRORS).is_dir() else []
+
+
+# --- timeouts.yaml: the clocks of one attempt, by set, and those of single endpoints and lanes ---
+#
+# Precedence, field by field: the file's values go before built-in ones; within each, an endpoint's value goes before the
+# lane's, and that before the set's. So a written limit is only ever replaced by a more specific written one. The endpoint goes
+# first because it tells the kind of work: an embedding that takes minutes is dead in every lane. Invariant: every set has
+# `default` clocks, for endpoints and lanes that it does not name.
+
+ENDPOINTS: Final = (
+    "chat",
+    "completions",
+    "embeddings",
+    "responses",
+    "messages",
+    "count_tokens",
+    "generate",
+    "count_generated",
+    "moderations",
+    "images",
+    "speech",
+    "transcriptions",
+    "realtime",
+    PASSTHROUGH,
+)
+"""Keep in step with the table in routes.py, and with those of dialects/http/door.py and products/realtime/http.py."""
+_FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
+_MORE: Final = (*_FIELDS, "first_event")
+_SUSPECT: Final = ("after", "in_flight")
+_DRIP: Final = ("below_events_per_s", "over")
+_Given = dict[str, Any]
+
+
+def _number(value: object) -> object:
+    try:
+        return float(value) if isinstance(value, EnvText) else value
+    except ValueError:
+        return value
+
+
+Rate = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class ClocksEntry(Entry):
+    """An endpoint's or a lane's; what it leaves out is the set's."""
+
+    connect: PositiveDuration | None = None
+    write: PositiveDuration | None = None
+    first_byte: PositiveDuration | None = None
+    idle: PositiveDuration | None = None
+    total: PositiveDuration | None = None
+    first_event: FirstEvent = None
+    drip: Section = Field(default_factory=dict)
+
+
+class DripEntry(Entry):
+    """A stream that brings fewer events drips; 0 events: none ever does."""
+
+    below_events_per_s: Rate | None = None
+    over: PositiveDuration | None = None
+
+
+class SuspectEntry(Entry):
+    """The rules by which a silent target becomes suspect."""
+
+    after: Times | None = None
+    in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
+
+
+class ClockLanes(Entry):
+    """The field `lanes` of a set of `timeouts.yaml`."""
+
+    critical: Section = Field(default_factory=dict)
+    interactive: Section = Field(default_factory=dict)
+    batch: Section = Field(default_factory=dict)
+    background: Section = Field(default_factory=dict)
+
+
+class ClockEndpoints(Entry):
+    """The field `endpoints` of a set of `timeouts.yaml`."""
+
+    chat: Section = Field(default_factory=dict)
+    completions: Section = Field(default_factory=dict)
+    embeddings: Section = Field(default_factory=dict)
+    responses: Section = Field(default_factory=dict)
+    messages: Section = Field(default_factory=dict)
+    count_tokens: Section = Field(default_factory=dict)
+    generate: Section = Field(default_factory=dict)
+    count_generated: Section = Field(default_factory=dict)
+    moderations: Section = Field(default_factory=dict)
+    images: Section = Field(default_factory=dict)
+    speech: Section = Field(default_factory=dict)
+    transcriptions: Section = Field(default_factory=dict)
+    realtime: Section = Field(default_factory=dict)
+    passthrough: Section = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """One set of timeouts.yaml."""
+
+    default: Clocks
+    by: Mapping[tuple[str, Lane], Clocks]
+    """The clocks by endpoint and lane, where they differ from `default`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The fields that a set names."""
+
+    of_all: _Given
+    lanes: Mapping[str, _Given]
+    endpoints: Mapping[str, _Given]
+
+    def about(self, endpoint: str, lane: str) -> _Given:
+        """Returns the fields for calls to this endpoint in this lane."""
+        return {**self.of_all, **self.lanes.get(lane, {}), **self.endpoints.get(endpoint, {})}
+
+
+_SHORT = {"first_byte": 60.0, "idle": 60.0}
+BUILT_IN: Final = _Words(
+    {"connect": 5.0, "write": 60.0, "first_byte": 600.0, "idle": 300.0, "total": 3600.0}
+    | {"below_events_per_s": 0.01, "over": 300.0, "first_event": None, "after": 4.0, "in_flight": 5},
+    {"background": {"first_byte": 1800.0}},
+    {
+        "embeddings": {**_SHORT, "total": 120.0},
+        "moderations": {"first_byte": 30.0, "idle": 30.0, "total": 60.0},
+        "images": {"first_byte": 300.0, "total": 900.0},
+        "speech": {"first_byte": 120.0, "idle": 60.0, "total": 900.0},
+        "transcriptions": {"total": 1200.0},
+        "realtime": {"first_byte": 5.0},  # a handshake thinks of nothing, and clients give one up after 10 s
+    },
+)
+
+
+def read_timeouts(document: Document | None) -> dict[str, Timeouts]:
+    """Reads every set of timeouts.yaml; None: the file does not exist."""
+    return {name: _timeouts(_words(document, name, entry)) for name, entry in check_sets(TimeoutsSet, document).items()}
+
+
+def _timeouts(given: _Words) -> Timeouts:
+    default = _clocks(given, "", "")
+    by = {(endpoint, lane): _clocks(given, endpoint, lane) for endpoint in ENDPOINTS for lane in LANES}
+    return Timeouts(default, {place: clocks for place, clocks in by.items() if clocks != default})
+
+
+def _clocks(given: _Words, endpoint: str, lane: str) -> Clocks:
+    fields = BUILT_IN.about(endpoint, lane) | given.about(endpoint, lane)
+    return Clocks(*(fields[name] for name in (*_FIELDS, *_DRIP, "first_event", *_SUSPECT)))
+
+
+def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
+    if document is None:
+        return _Words({}, {}, {})
+    of_all = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+    return _Words(
+        of_all | _drip(document, (name,)) | _suspect(document, (name, "suspect")),
+        dict(_sections(ClockLanes, document, (name, "lanes"))),
+        dict(_sections(ClockEndpoints, document, (name, "endpoints"))),
+    )
+
+
+def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Given]]:
+    """Yields the fields of each lane, or endpoint, that is named there."""
+    if not isinstance(document.at(path), dict) or check(kind, document, path) is None:
+        return
+    for place in kind.model_fields:
+        here = (*path, place)
+        entry = check(ClocksEntry, document, here) if isinstance(document.at(here), dict) else None
+        if entry is not None:
+            given = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+            yield place, given | _drip(document, here)
+
+
+def _suspect(document: Document, here: Path) -> _Given:
+    if document.at(here) in (False, "off"):
+        return {"in_flight": 0}
+    entry = check(SuspectEntry, document, here) if isinstance(document.at(here), dict) else None
+    given = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _drip(document: Document, path: Path) -> _Given:
+    here = (*path, "drip")
+    entry = check(DripEntry, document, here) if isinstance(document.at(here), dict) else None
+    given = {field: getattr(entry, field) for field in _DRIP} if entry is not None else {}
+    return {field: value for field, value in given.items() if value is not None}
+
+
+# --- models.yaml: what conversions have to know of models. The built-in file is of the same form, and goes first ---
+
+MODELS: Final = "models.yaml"
+MOST_ROWS: Final = 500
+
+
+class ModelFactsEntry(Entry):
+    """One row of models.yaml. Keep the defaults in step with `dialects.base.ModelFacts`."""
+
+    max_output: Count | None = None
+    max_input: Count | None = None
+    reads: list[Literal["image", "pdf", "audio", "video"]] | None = None
+    sampling: Flag = True
+    stops: Flag = True
+    thinking: Literal["none", "budget", "adaptive", "level"] = "none"
+    efforts: list[Text] = Field(default_factory=list)
+    thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"
+    thinks_unasked: Flag = False
+    binds_thinking: Flag = False
+    forced_tools: Flag = True
+    json_schema: Flag = False
+    tools_with_schema: Flag = True
+    later_system: Flag = False
+    logprobs: Flag = False
+    cache_marks: Flag = False
+    own_fields: Literal["none", "anthropic", "nova", "openai", "qwen", "xai"] = "none"
+    caches: list[Literal["tools", "system", "messages"]] = Field(default_factory=list)
+    beside_results: list[Literal["text", "image", "document"]] = Field(default=["text", "image", "document"])
+    in_results: list[Literal["text", "image", "document"]] = Field(default=["image"])
+    json_results: Flag = False
+    embeds: Literal["none", "cohere", "gemini", "nova", "titan"] = "none"
+
+
+def read_models(document: Document | None) -> ModelTable:
+    """Returns the table with the rows of the user's file (None: there is none) behind the built-in ones; notes problems."""
+    own = in_order(_rows(document)) if document is not None else []
+    return ModelTable(lambda: _built_in(built_in_folder().parent / MODELS), own)
+
+
+@lru_cache(maxsize=1)
+def _built_in(file: FilePath) -> tuple[Row, ...]:
+    """Reads the built-in file; raises RuntimeError where it is missing or bad, because then the installation is broken."""
+    problems: list[Problem] = []
+    document = read_document(file, problems)
+    rows = in_order(_rows(document)) if document is not None else []
+    if problems:
+        raise RuntimeError(f"the built-in table of models cannot be used: {problems[0]}")
+    return tuple(rows)
+
+
+def _rows(document: Document) -> dict[str, dict[str, Any]]:
+    """Returns the sound rows of all groups by pattern, each with the fields that it names."""
+    if not isinstance(document.data, dict):
+        document.complain(
+            (), f'expected groups such as `anthropic: {{"claude-*": {{…}}}}`, not {quoted(document.data)}'
+        )
+        return {}
+    rows: dict[str, dict[str, Any]] = {}
+    for group, members in document.data.items():
+        if not isinstance(members, dict):
+            document.complain(
+                (group,), f'expected rows such as `"claude-*": {{max_output: 64000}}`, not {quoted(members)}'
+            )
+            continue
+        for pattern in members:
+            entry = check(ModelFactsEntry, document, (group, pattern))
+            if entry is not None:
+                rows[pattern] = _named_fields(entry)
+    if len(rows) > MOST_ROWS:
+        document.complain((), f"has {len(rows)} rows, of which a file takes {MOST_ROWS}")
+    return rows
+
+
+def _named_fields(entry: ModelFactsEntry) -> dict[str, Any]:
+    """Returns the fields that the row names, as `ModelFacts` has them."""
+    named = {name: getattr(entry, name) for name in entry.model_fields_set}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}

@@ -1,1 +1,0 @@
-"""The section `state`, and which limits models and replicas share."""

@@ -1,1 +1,0 @@
-"""Compiles targets from their entries, and the clocks of `timeouts.yaml`."""
