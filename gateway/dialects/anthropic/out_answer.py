@@ -1,10 +1,7 @@
-"""The stream of a message as the stream of a chat completion.
+"""What Claude answers, for callers of chat completions: the whole message first, then the stream of its events.
 
-    role delta* finish usage? [DONE] | ... error
-
-Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. No word is held
-back; citations are, because chat completions tell them at once. The end is told when the target has told its own: a stream
-without `message_stop` was cut. What is unknown is left out, for the provider promises new kinds of blocks and events.
+The blocks of a message become one message of a chat completion. Blocks of text are joined without anything between, for
+citations cut one sentence into many blocks.
 """
 
 from __future__ import annotations
@@ -25,14 +22,10 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
+from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
-from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, data_of
 from gateway.dialects.usage import chat_usage
-
-# A message of Claude's as a chat completion: its blocks become one message, its counts the whole of what was read and written.
-#
-# Blocks of text are joined without anything between, for citations cut one sentence into many blocks.
-
 
 FINISH: Final = {
     "max_tokens": "length",
@@ -43,7 +36,6 @@ FINISH: Final = {
 }
 """The finish reason of a chat completion, by why a message ended; one that is not known stays as it is."""
 _TIERS: Final = {"standard": "default", "priority": "priority"}
-NO_ARGUMENTS: Final = "{}"
 
 
 def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
@@ -89,15 +81,8 @@ def chat_of_message(sent: ConvertedRequest, body: Json) -> Json:
 
 
 def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
-    """Returns what every piece of a chat completion repeats; the tier only where one was asked for, as OpenAI does."""
-    made = {
-        "id": text_of(body.get("id")) or f"chatcmpl-{sent.id}",
-        "object": kind,
-        "created": int(sent.now),
-        "model": body.get("model") or sent.source.get("model"),
-    }
     tier = _TIERS.get(text_of(object_of(body.get("usage")).get("service_tier")))
-    return made | ({"service_tier": tier} if tier and sent.source.get("service_tier") else {})
+    return chat_head(sent, kind, id=body.get("id"), model=body.get("model"), tier=tier)
 
 
 def finish_of(reason: Any, *, has_calls: bool) -> str:
@@ -141,19 +126,13 @@ def cited_pages(citations: Any, start: int, end: int) -> list[Json]:
     ]
 
 
-_AFTER: Final = b'},"finish_reason":null}]}\n\n'
+# The stream. No word is held back; citations are, because chat completions tell them at once. The end is written when the
+# target has sent its own: a stream without `message_stop` was cut. What is unknown is left out, for the provider promises new
+# kinds of blocks and events.
+
 _MALFORMED: Final = TOO_LONG
 _OF_THE_END: Final = ("stop_reason", "stop_details")
 PING: Final = b": ping\n\n"
-
-
-class _OpenTool:
-    """A call: its place in the message, and what is known of its arguments."""
-
-    __slots__ = ("given", "index", "is_begun")
-
-    def __init__(self, index: int, given: Any) -> None:
-        self.index, self.given, self.is_begun = index, given, False
 
 
 class MessagesAsChat(ConvertingReader):
@@ -162,13 +141,9 @@ class MessagesAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
-        self._head: Json | None = None
-        self._before = b""
-        """Of a piece, all that stands before its delta."""
-        self._tools: dict[int, _OpenTool] = {}
+        self._out = ChatStreamWriter(sent)
+        self._tools: dict[int, OpenTool] = {}
         """The calls that are being told, by their places among the blocks; usually one."""
-        self._calls = 0
         self._thought = -1
         """The block of thoughts that was told last, by place."""
         self._length = self._block_start = 0
@@ -191,7 +166,7 @@ class MessagesAsChat(ConvertingReader):
         if parsed is None:
             return self._read_odd(event)
         kind = parsed.get("type")
-        if kind == "content_block_delta" and self._before:
+        if kind == "content_block_delta" and self._out.before:
             delta = parsed.get("delta")
             if type(delta) is dict:
                 return self._grow(parsed.get("index"), delta)
@@ -237,25 +212,22 @@ class MessagesAsChat(ConvertingReader):
         Where another message begins in the middle, a server behind has begun again: merged, the two make no sense, and the
         thoughts of the first would be refused with the conversation for ever (vercel/ai#18331).
         """
-        if self._head is None:
+        if not self._out.head:
             made = bytearray(self._begin(message))
             for place, block in enumerate(objects(message.get("content"))):  # some have told a part by then
                 made += b"" if self._is_over else self._open(place, block) + self._close(place)
             self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
             return bytes(made)
-        is_another = bool(message.get("id")) and message["id"] != self._head["id"]
+        is_another = bool(message.get("id")) and message["id"] != self._out.head["id"]
         if not is_another or not self._is_begun:
             return b""
         return self._fail({"message": "another message began in the middle of the answer", "code": _MALFORMED})
 
     def _begin(self, message: Json) -> bytes:
-        if self._head is not None:
+        if self._out.head:
             return b""
         self._count(message.get("usage"))
-        self._head = head(self._sent, message, "chat.completion.chunk")
-        before = orjson.dumps({**self._head, "choices": []}).removesuffix(b"]}")
-        self._before = b'data: %b{"index":0,"delta":{' % before
-        return b'%b"role":"assistant","content":""%b' % (self._before, _AFTER)
+        return self._out.begin(head(self._sent, message, "chat.completion.chunk"))
 
     def _grow(self, place: Any, delta: Json) -> bytes:
         """Tells more of a block."""
@@ -267,12 +239,12 @@ class MessagesAsChat(ConvertingReader):
             self._length += len(text)
             if self._turn is not None:
                 self._turn.grow(place, text)
-            return b'%b"content":%b%b' % (self._before, orjson.dumps(text), _AFTER)
+            return self._out.text(text)
         if kind == "input_json_delta":
             text, tool = delta.get("partial_json"), self._tools.get(place) if type(place) is int else None
             if self._turn is not None and type(text) is str:
                 self._turn.grow(place, text)
-            return self._argue(tool, text) if tool is not None and type(text) is str and text else b""
+            return self._out.arguments(tool, text) if tool is not None and type(text) is str and text else b""
         if kind == "thinking_delta" or kind == "signature_delta":
             return self._think(place if type(place) is int else 0, delta)
         if kind == "citations_delta":  # where the block ends is known at its end
@@ -281,13 +253,7 @@ class MessagesAsChat(ConvertingReader):
                 self._turn.cite(place, self._cited[-1])
         return b""
 
-    def _argue(self, tool: _OpenTool, text: str) -> bytes:
-        tool.is_begun = True
-        form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
-        return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
-
     def _think(self, place: int, delta: Json) -> bytes:
-        """Tells thoughts twice: in plain words, and as the pieces of what can go back."""
         text, signature = delta.get("thinking"), delta.get("signature")
         thought = text if type(text) is str else ""
         signed = signature if type(signature) is str else ""
@@ -296,15 +262,11 @@ class MessagesAsChat(ConvertingReader):
         if self._turn is not None:
             self._turn.grow(place, thought)
             self._turn.sign(place, signed)
-        words = orjson.dumps(thought)
-        first = b""
-        if place != self._thought:
+        fields = b',"signature":%b' % orjson.dumps(signed) if signed else b""
+        if place != self._thought:  # of the pieces of a block only the first has the format
             self._thought = place
-            first = b',"format":"%b"' % FORMAT.encode()
-        more = b',"signature":%b' % orjson.dumps(signed) if signed else b""
-        plain = b'"reasoning_content":%b,' % words if thought else b""
-        form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b%b}]%b'
-        return form % (self._before, plain, place, words, first, more, _AFTER)
+            fields = b',"format":"%b"%b' % (FORMAT.encode(), fields)
+        return self._out.thought(place, thought, fields)
 
     def _open(self, place: int, block: Json) -> bytes:
         kind = block.get("type")
@@ -318,17 +280,16 @@ class MessagesAsChat(ConvertingReader):
         if kind == "thinking":
             return self._think(place, block)
         if kind == "redacted_thinking":
-            return self._delta({"reasoning_details": [detail_of(block, place)]})
+            return self._out.delta({"reasoning_details": [detail_of(block, place)]})
         if kind != "tool_use":
             return b""
         try:
             made = with_own_name(tool_call(block), self._sent.names)
         except MalformedAnswer as error:
             return self._fail({"message": str(error), "code": _MALFORMED})
-        self._tools[place] = tool = _OpenTool(self._calls, block.get("input"))
-        self._calls += 1
+        self._tools[place] = OpenTool(self._out.calls, block.get("input"))
         made["function"]["arguments"] = ""
-        return self._delta({"tool_calls": [{"index": tool.index, **made}]})
+        return self._out.call(made)
 
     def _close(self, place: int) -> bytes:
         """Ends a block; a call whose arguments were not told in pieces has those that it began with, or none."""
@@ -338,7 +299,7 @@ class MessagesAsChat(ConvertingReader):
         tool = self._tools.pop(place, None)
         if tool is None or tool.is_begun:
             return b""
-        return self._argue(tool, orjson.dumps(tool.given).decode() if tool.given else NO_ARGUMENTS)
+        return self._out.arguments(tool, orjson.dumps(tool.given).decode() if tool.given else NO_ARGUMENTS)
 
     def _count(self, usage: Any) -> None:
         """Takes the counts of an event; they are of all so far, and the last ones hold."""
@@ -352,28 +313,20 @@ class MessagesAsChat(ConvertingReader):
         # What is still open is of a server that does not end its blocks.
         made = b"".join([self._close(place) for place in sorted({*self._tools, -1})])
         if self._citations:
-            made += self._delta({"annotations": self._citations})
+            made += self._out.delta({"annotations": self._citations})
         if self._turn is not None and self._sent.memory is not None:
             self._turn.keep(self._sent.memory)
-        finish = finish_of(self._end.get("stop_reason"), has_calls=self._calls > 0)
+        has_calls = self._out.calls > 0
+        finish = finish_of(self._end.get("stop_reason"), has_calls=has_calls)
         refusal = refusal_of(self._end) if finish == "content_filter" else None
         if refusal:
-            made += self._delta({"refusal": refusal})
-        fields = finish_fields(self._sent, finish, has_calls=self._calls > 0)
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, **fields}]})
-        if self._includes_usage and (usage := read_usage(self.reported)):
-            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
-        return made + b"data: [DONE]\n\n"
+            made += self._out.delta({"refusal": refusal})
+        made += self._out.choice({"index": 0, "delta": {}, **finish_fields(self._sent, finish, has_calls=has_calls)})
+        return made + self._out.end(read_usage(self.reported))
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True
-        return chat_failure(self._sent, error, has_begun=self._length > 0 or self._calls > 0 or self._thought >= 0)
-
-    def _delta(self, delta: Json) -> bytes:
-        return self._chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-
-    def _chunk(self, fields: Json) -> bytes:
-        return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
+        return self._out.failure(error)
 
 
 def _place(event: Json) -> int:

@@ -26,8 +26,9 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.bedrock.request.options import OpenContent, keep_content
+from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
-from gateway.dialects.sse.events import TOO_LONG, UNCONVERTIBLE, chat_failure
+from gateway.dialects.sse.events import TOO_LONG, UNCONVERTIBLE
 from gateway.dialects.usage import chat_usage
 
 _FINISH: Final = {
@@ -40,7 +41,6 @@ _FINISH: Final = {
 }
 """The finish reason of a chat completion, by why the model stopped; one that is not known stays as it is."""
 _MALFORMED_REASONS: Final = ("malformed_model_output", "malformed_tool_use")
-NO_ARGUMENTS: Final = "{}"
 OWN_FORMAT: Final = "bedrock-converse-v1"
 """Of encrypted thoughts that are no text, as Anthropic's are, under Bedrock's base64."""
 
@@ -57,7 +57,7 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
     keep_content(content, sent.memory)
     fields = finish_fields(sent, finish, has_calls=bool(collected.calls))
     choice = {"index": 0, "message": collected.message(), "logprobs": None, **fields}
-    made = {**head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
+    made = {**chat_head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
     usage = usage_of(body)
     return made | ({"usage": chat_usage(usage)} if usage else {})
 
@@ -112,16 +112,6 @@ class _Content:
         self.thoughts.append(text)
         detail = {"type": "reasoning.text", "text": text, "index": place}
         self.details.append(detail | ({"signature": signature, "format": FORMAT} if signature else {}))
-
-
-def head(sent: ConvertedRequest, kind: str) -> Json:
-    """Returns what every piece of a chat completion repeats; Converse names neither answer nor model."""
-    return {
-        "id": f"chatcmpl-{sent.id}",
-        "object": kind,
-        "created": int(sent.now),
-        "model": sent.source.get("model"),
-    }
 
 
 def tier_of(sent: ConvertedRequest, answer: Json) -> Json:
@@ -324,24 +314,11 @@ def headers_in(head: bytes) -> Mapping[str, str]:
 
 # The frames of a streamed answer of Converse's as the stream of a chat completion.
 #
-#     role delta* finish usage? [DONE] | ... error
-#
-# Each piece is one line that ends with its choices, so that `sse.is_plain_chat` need not parse it again. The end is
-# `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any other was
-# cut. What is unknown is left out.
+# The end is `metadata`, which has the counts and comes last; a stream that ends behind `messageStop` has ended, too, and any
+# other was cut. What is unknown is left out.
 
 
-_AFTER: Final = b'},"finish_reason":null}]}\n\n'
 _UNREADABLE: Final = TOO_LONG
-
-
-class _OpenUse:
-    """A call that is being told: its place among the calls, and whether anything of its arguments was."""
-
-    __slots__ = ("index", "is_begun")
-
-    def __init__(self, index: int) -> None:
-        self.index, self.is_begun = index, False
 
 
 class ConverseAsChat:
@@ -349,14 +326,10 @@ class ConverseAsChat:
 
     def __init__(self, sent: ConvertedRequest) -> None:
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
+        self._out = ChatStreamWriter(sent)
         self._frames = FrameReader()
-        self._head: Json | None = None
-        self._before = b""
-        """Of a piece, all that stands before its delta."""
-        self._tools: dict[int, _OpenUse] = {}
+        self._tools: dict[int, OpenTool] = {}
         """The calls that are being told, by their places among the blocks; usually one."""
-        self._calls = 0
         self._length = self._block_start = 0
         """Characters of text told, and those before the block that is open."""
         self._citations: list[Json] = []
@@ -364,7 +337,6 @@ class ConverseAsChat:
         """Of the block that is open."""
         self._turn = OpenContent() if sent.memory is not None and "toolConfig" in sent.body else None
         """What is to be remembered, where there may be calls."""
-        self._has_thought = False
         self._finish: str | None = None
         self._is_over = False
         self.reported: Usage | None = None
@@ -406,7 +378,7 @@ class ConverseAsChat:
             delta = parsed.get("delta")
             if type(delta) is not dict:
                 return b""
-            return self._grow(number, delta) if self._before else self._begin() + self._grow(number, delta)
+            return self._grow(number, delta) if self._out.before else self._begin() + self._grow(number, delta)
         return self._take(event, number, parsed)
 
     def _take(self, event: str, number: int, parsed: Json) -> bytes:
@@ -418,7 +390,7 @@ class ConverseAsChat:
             return self._close(number)
         if event == "messageStop" and parsed.get("stopReason"):
             try:
-                self._finish = finish_of(parsed.get("stopReason"), has_calls=self._calls > 0)
+                self._finish = finish_of(parsed.get("stopReason"), has_calls=self._out.calls > 0)
             except MalformedAnswer as error:
                 return self._fail({"message": str(error), "code": _UNREADABLE})
         if event == "metadata":
@@ -427,12 +399,7 @@ class ConverseAsChat:
         return b""
 
     def _begin(self) -> bytes:
-        if self._head is not None:
-            return b""
-        self._head = head(self._sent, "chat.completion.chunk")
-        before = orjson.dumps({**self._head, "choices": []}).removesuffix(b"]}")
-        self._before = b'data: %b{"index":0,"delta":{' % before
-        return b'%b"role":"assistant","content":""%b' % (self._before, _AFTER)
+        return b"" if self._out.head else self._out.begin(chat_head(self._sent, "chat.completion.chunk"))
 
     def _grow(self, place: int, delta: Json) -> bytes:
         """Tells more of a block."""
@@ -443,12 +410,12 @@ class ConverseAsChat:
             self._length += len(text)
             if self._turn is not None:
                 self._turn.append(place, text)
-            return b'%b"content":%b%b' % (self._before, orjson.dumps(text), _AFTER)
+            return self._out.text(text)
         if type(inner := delta.get("toolUse")) is dict:
             tool, text = self._tools.get(place), inner.get("input")
             if self._turn is not None and type(text) is str:
                 self._turn.argue(place, text)
-            return self._argue(tool, text) if tool is not None and type(text) is str and text else b""
+            return self._out.arguments(tool, text) if tool is not None and type(text) is str and text else b""
         if type(inner := delta.get("reasoningContent")) is dict:
             return self._think(place, inner)
         if type(inner := delta.get("citation")) is dict:  # where the block ends is known at its end
@@ -457,28 +424,18 @@ class ConverseAsChat:
                 self._turn.other(place)
         return b""
 
-    def _argue(self, tool: _OpenUse, text: str) -> bytes:
-        tool.is_begun = True
-        form = b'%b"tool_calls":[{"index":%d,"function":{"arguments":%b}}]%b'
-        return form % (self._before, tool.index, orjson.dumps(text), _AFTER)
-
     def _think(self, place: int, inner: Json) -> bytes:
-        """Tells thoughts twice: in plain words, and as the pieces of what can go back once it is signed."""
         if "redactedContent" in inner:
             if self._turn is not None:
                 self._turn.hide(place, inner["redactedContent"])
-            return self._delta({"reasoning_details": [encrypted(inner["redactedContent"], place)]})
+            return self._out.delta({"reasoning_details": [encrypted(inner["redactedContent"], place)]})
         thought, signature = text_of(inner.get("text")), text_of(inner.get("signature"))
         if not thought and not signature:
             return b""
         if self._turn is not None:
             self._turn.think(place, thought, signature)
-        self._has_thought = True
-        words = orjson.dumps(thought)
-        plain = b'"reasoning_content":%b,' % words if thought else b""
-        more = b',"signature":%b,"format":"%b"' % (orjson.dumps(signature), FORMAT.encode()) if signature else b""
-        form = b'%b%b"reasoning_details":[{"type":"reasoning.text","index":%d,"text":%b%b}]%b'
-        return form % (self._before, plain, place, words, more, _AFTER)
+        signed = b',"signature":%b,"format":"%b"' % (orjson.dumps(signature), FORMAT.encode()) if signature else b""
+        return self._out.thought(place, thought, signed)
 
     def _open(self, place: int, start: Json) -> bytes:
         block = start.get("toolUse")
@@ -490,9 +447,8 @@ class ConverseAsChat:
             made = with_own_name(tool_call(block, is_whole=False), self._sent.names)
         except MalformedAnswer as error:
             return self._fail({"message": str(error), "code": _UNREADABLE})
-        self._tools[place] = tool = _OpenUse(self._calls)
-        self._calls += 1
-        return self._delta({"tool_calls": [{"index": tool.index, **made}]})
+        self._tools[place] = OpenTool(self._out.calls)
+        return self._out.call(made)
 
     def _close(self, place: int) -> bytes:
         """Ends a block; a call of which no arguments were told has none."""
@@ -502,7 +458,7 @@ class ConverseAsChat:
             self._cited = []
         self._block_start = self._length
         tool = self._tools.pop(place, None)
-        return b"" if tool is None or tool.is_begun else self._argue(tool, NO_ARGUMENTS)
+        return b"" if tool is None or tool.is_begun else self._out.arguments(tool, NO_ARGUMENTS)
 
     def _end(self, event: Json) -> bytes:
         if self._finish is None:  # the model was not told to have stopped
@@ -512,24 +468,15 @@ class ConverseAsChat:
         if self._turn is not None and self._sent.memory is not None:
             self._turn.keep(self._sent.memory)
         if self._citations:
-            made += self._delta({"annotations": self._citations})
-        if self._head is not None:
-            self._head |= tier_of(self._sent, event)
-        fields = finish_fields(self._sent, self._finish, has_calls=self._calls > 0)
-        made += self._chunk({"choices": [{"index": 0, "delta": {}, **fields}]})
-        if self._includes_usage and self.reported is not None:
-            made += self._chunk({"choices": [], "usage": chat_usage(self.reported)})
-        return made + b"data: [DONE]\n\n"
+            made += self._out.delta({"annotations": self._citations})
+        if self._out.head:
+            self._out.head |= tier_of(self._sent, event)
+        fields = finish_fields(self._sent, self._finish, has_calls=self._out.calls > 0)
+        return made + self._out.choice({"index": 0, "delta": {}, **fields}) + self._out.end(self.reported)
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True
-        return chat_failure(self._sent, error, has_begun=self._length > 0 or self._calls > 0 or self._has_thought)
-
-    def _delta(self, delta: Json) -> bytes:
-        return self._chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-
-    def _chunk(self, fields: Json) -> bytes:
-        return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
+        return self._out.failure(error)
 
 
 def error_of(headers: Mapping[str, str], payload: bytes) -> Json:

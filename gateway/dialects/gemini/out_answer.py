@@ -23,8 +23,9 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
+from gateway.dialects.chat_writer import AFTER, ChatStreamWriter, chat_head
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
-from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, chat_failure, data_of
+from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, data_of
 from gateway.dialects.usage import chat_usage
 
 # The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.
@@ -474,15 +475,8 @@ def _merged(deltas: Iterable[Json]) -> Json:
 
 
 def head(sent: ConvertedRequest, body: Json, kind: str) -> Json:
-    """Returns what every piece of a chat completion repeats; the tier only where one was asked for, as OpenAI does."""
-    made = {
-        "id": text_of(body.get("responseId")) or f"chatcmpl-{sent.id}",
-        "object": kind,
-        "created": int(sent.now),
-        "model": text_of(body.get("modelVersion")) or sent.source.get("model"),
-    }
     tier = _TIERS.get(text_of(object_of(body.get("usageMetadata")).get("serviceTier")).lower())
-    return made | ({"service_tier": tier} if tier and sent.source.get("service_tier") else {})
+    return chat_head(sent, kind, id=body.get("responseId"), model=text_of(body.get("modelVersion")), tier=tier)
 
 
 def index_of(candidate: Json, place: int) -> int:
@@ -520,14 +514,11 @@ def _token(source: Json) -> Json:
 
 # The stream of generateContent as the stream of a chat completion.
 #
-#     role delta* finish usage? [DONE] | ... error
-#
 # Each of the provider's events is an answer with what is new. There is no last one: an answer has come to its end when each
 # candidate has told why it ended, and the stream was not cut. Newer models tell it in an event behind that with their calls
 # (envoyproxy/ai-gateway#2399), older ones more than once, so the finish reasons are told with the end. No word is held back.
 
 
-_AFTER: Final = b'},"finish_reason":null}]}\n\n'
 _MALFORMED: Final = TOO_LONG
 _MORE_WORDS: Final = frozenset(("content", "index"))
 """The fields of a candidate that brings more of its answer and nothing else."""
@@ -541,8 +532,7 @@ class GenerateAsChat(ConvertingReader):
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
         self._sent = sent
-        self._includes_usage = bool(object_of(sent.source.get("stream_options")).get("include_usage"))
-        self._head: Json | None = None
+        self._out = ChatStreamWriter(sent)
         self._candidates: dict[int, Candidate] = {}
         self._before: dict[int, bytes] = {}
         """Of a piece of each candidate, all that stands before its delta."""
@@ -550,7 +540,7 @@ class GenerateAsChat(ConvertingReader):
 
     def _at_end(self, *, is_clean: bool) -> bytes:
         """A clean end is one where each candidate has told why it ended; elsewhere the stream was cut."""
-        if self._is_over or not is_clean or self._head is None:
+        if self._is_over or not is_clean or not self._out.head:
             return b""
         if not self._candidates and self._blocked is None:
             return b""
@@ -582,8 +572,8 @@ class GenerateAsChat(ConvertingReader):
     def _take(self, event: Json) -> bytes:
         if (usage := event.get("usageMetadata")) is not None:
             self.reported = usage
-        if self._head is None:
-            self._head = head(self._sent, event, "chat.completion.chunk")
+        if not self._out.head:
+            self._out.head = head(self._sent, event, "chat.completion.chunk")
         candidates = event.get("candidates")
         if type(candidates) is not list or not candidates:
             self._blocked = blocked(event) or self._blocked
@@ -610,9 +600,9 @@ class GenerateAsChat(ConvertingReader):
                     candidate.words.add(text)
                     if candidate.kept is not None:
                         candidate.kept.add_text(text)
-                    return b'%b"content":%b%b' % (before, orjson.dumps(text), _AFTER)
+                    return b'%b"content":%b%b' % (before, orjson.dumps(text), AFTER)
                 if candidate.is_thinking and part.keys() == _THOUGHT and part["thought"] is True:
-                    return _THINKS % (before, words := orjson.dumps(text), words, candidate.thought, _AFTER)
+                    return _THINKS % (before, words := orjson.dumps(text), words, candidate.thought, AFTER)
         return self._read_candidates(source, index_of(source, place), objects(parts))
 
     def _read_candidates(self, event: Json, index: int, parts: list[Json]) -> bytes:
@@ -626,12 +616,11 @@ class GenerateAsChat(ConvertingReader):
             for part in parts:
                 delta = candidate.delta(part)
                 if delta:
-                    made += b"%b%b%b" % (before, orjson.dumps(delta)[1:-1], _AFTER)
+                    made += b"%b%b%b" % (before, orjson.dumps(delta)[1:-1], AFTER)
             if "groundingMetadata" in event and (cited := candidate.words.cited(event["groundingMetadata"])):
-                made += b"%b%b%b" % (before, orjson.dumps({"annotations": cited})[1:-1], _AFTER)
+                made += b"%b%b%b" % (before, orjson.dumps({"annotations": cited})[1:-1], AFTER)
             if "logprobsResult" in event and (logprobs := logprobs_of(event)) is not None:
-                choice = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": None}
-                made += self._chunk({"choices": [choice]})
+                made += self._out.choice({"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": None})
             if "finishReason" in event:
                 candidate.read_end(event)
         except MalformedAnswer as error:
@@ -639,9 +628,8 @@ class GenerateAsChat(ConvertingReader):
         return bytes(made)
 
     def _begin(self, index: int) -> bytes:
-        before = orjson.dumps({**(self._head or {}), "choices": []}).removesuffix(b"]}")
-        self._before[index] = before = b'data: %b{"index":%d,"delta":{' % (before, index)
-        return b'%b"role":"assistant","content":""%b' % (before, _AFTER)
+        self._before[index] = before = self._out.before_choice(index)
+        return self._out.role(before)
 
     def _finish(self) -> bytes:
         self._is_over = True
@@ -652,21 +640,15 @@ class GenerateAsChat(ConvertingReader):
         for index, candidate in self._candidates.items():
             candidate.remember()
             made += self._end(index, candidate.finish, candidate.refusal, has_calls=candidate.calls > 0)
-        if self._includes_usage and (usage := read_usage(object_of(self.reported))):
-            made += self._chunk({"choices": [], "usage": chat_usage(usage)})
-        made += b"data: [DONE]\n\n"
-        return bytes(made)
+        return bytes(made) + self._out.end(read_usage(object_of(self.reported)))
 
     def _end(self, index: int, finish: str, refusal: str | None, *, has_calls: bool = False) -> bytes:
         events = b""
         if refusal:
-            events = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), _AFTER)
+            events = b'%b"refusal":%b%b' % (self._before[index], orjson.dumps(refusal), AFTER)
         ended = finish_fields(self._sent, finish, has_calls=has_calls)
-        return events + self._chunk({"choices": [{"index": index, "delta": {}, **ended}]})
+        return events + self._out.choice({"index": index, "delta": {}, **ended})
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True
-        return chat_failure(self._sent, error, has_begun=bool(self._candidates))
-
-    def _chunk(self, fields: Json) -> bytes:
-        return b"data: %b\n\n" % orjson.dumps({**(self._head or {}), **fields})
+        return self._out.failure(error, has_begun=bool(self._candidates))
