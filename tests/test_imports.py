@@ -50,7 +50,7 @@ UNUSED = {
     "gateway.dialects.openai.translators": "nobody was asked in another language",
     "gateway.emulator.app.app": "no provider is emulated",
     "gateway.emulator.server.server": "no provider is emulated",
-    "gateway.credentials.sources.sources": "no provider is called with a cloud's credential",
+    "gateway.credentials.sources": "no provider is called with a cloud's credential",
     "cryptography": "it has no service account",
     "gateway.demo": "it is no demo",
     "gateway.workers.supervisor.supervisor": "it is the only process",

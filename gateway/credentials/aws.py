@@ -28,17 +28,20 @@ from urllib.parse import quote, quote_from_bytes, urlencode, urlsplit
 
 from gateway.core.types import Spliced
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.google import (
+from gateway.credentials.fetch import (
     AwsKeys,
     BearerToken,
+    CredentialAsker,
     CredentialMissing,
     Minted,
     Stamp,
+    Unreached,
+    object_of,
     read_text,
     stamp_of,
     why_unread,
+    words_of,
 )
-from gateway.credentials.sources.asking import CredentialAsker, Unreached, object_of, words_of
 
 # AWS's shared files of credentials and config, and one profile in them.
 #

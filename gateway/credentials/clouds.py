@@ -11,7 +11,7 @@ from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import EMULATOR, Upstream
 
 if TYPE_CHECKING:
-    from gateway.credentials.sources.sources import CredentialSources
+    from gateway.credentials.sources import CredentialSources
 
 
 class Clouds:
@@ -31,7 +31,7 @@ class Clouds:
             return wire
         # as above
         # few configs have a cloud
-        from gateway.credentials.sources.sources import CredentialSources, Signed
+        from gateway.credentials.sources import CredentialSources, Signed
 
         if self._sources is None:
             self._sources = CredentialSources(self._environ, self._clock, self._draw)

@@ -21,8 +21,8 @@ import orjson
 from gateway.core.openai.json_edit import insert_field, replace_field, value_end
 from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.in_answer.ids import MOST_ID, shortened
 from gateway.dialects.base import Json, object_of, objects, text_of
+from gateway.dialects.schema_tools.tools import MOST_ID, shortened
 
 # What OpenAI and Azure refuse, although it means something: schemas of tools without `properties`, and long ids of calls.
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, ModelFacts, object_of, objects, text_of
-from gateway.dialects.schema_tools.media import type_of_name
+from gateway.dialects.schema_tools.chat_parts import type_of_name
 
 # What a request shows a model besides text, and what of it a model is known not to take.
 #

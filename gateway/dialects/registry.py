@@ -1,5 +1,6 @@
 """By which pair a call in one language reaches a target that speaks another. The only list of pairs.
 
+First where a model is asked, below the base URL; then what a pair does with bytes; then the list, and how it is searched.
 A language's own code is imported when the first target that speaks it, or the first call in it, is there.
 """
 
@@ -21,6 +22,7 @@ from gateway.core.types import ErrorClass, Gap, How, Phase, RawHeaders, Upstream
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
+    KnownFields,
     MalformedAnswer,
     Reader,
     ServerFacts,
@@ -30,11 +32,99 @@ from gateway.dialects.base import (
     strings,
 )
 from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
-from gateway.dialects.gemini import places
 from gateway.dialects.known import without_region
-from gateway.dialects.schema_tools.unknown import KnownFields
 
-# Where a model is asked, below the base URL: some languages have the model in the path, and one path for streams.
+# Google: the model is a step of the path, what is done with it stands behind a colon.
+#
+# Source: the reference of the Gemini API, and of Vertex AI (`projects.locations.publishers.models`).
+
+_MODELS: Final = "models/"
+"""The Gemini API's own names of models begin so."""
+_SPACE: Final = b" \t\r\n"
+_PUBLISHER: Final = "/publishers/google"
+"""Stands before the models of Google's own among all that a project reaches."""
+
+
+def place_of_gemini(model: str, is_stream: bool) -> str:
+    """Returns the path of a model below the version of the API. Raises InvalidRequest."""
+    return f"/{_MODELS}{_step(model)}:{_ask(is_stream=is_stream)}"
+
+
+def place_at_vertex(model: str, is_stream: bool) -> str:
+    """Returns the path of a model below a project's location. Raises InvalidRequest."""
+    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:{_ask(is_stream=is_stream)}"
+
+
+def place_of_claude_at_vertex(model: str, is_stream: bool) -> str:
+    """Returns the path of a model of Anthropic's below a project's location. Raises InvalidRequest."""
+    return f"/publishers/anthropic/{_MODELS}{_step(model)}:{'streamRawPredict' if is_stream else 'rawPredict'}"
+
+
+def place_of_counts(model: str, _is_stream: bool) -> str:
+    """Returns the path at which the Gemini API counts the tokens of a request. Raises InvalidRequest."""
+    return f"/{_MODELS}{_step(model)}:countTokens"
+
+
+def place_of_counts_at_vertex(model: str, _is_stream: bool) -> str:
+    """Returns the path at which Vertex AI counts the tokens of a request to Google's own. Raises InvalidRequest."""
+    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:countTokens"
+
+
+def place_of_claude_counts_at_vertex(_model: str, _is_stream: bool) -> str:
+    """Returns the path at which Vertex AI counts the tokens of requests to all models of Anthropic's."""
+    return f"/publishers/anthropic/{_MODELS}count-tokens:rawPredict"
+
+
+def place_of_embeddings(model: str, _is_stream: bool) -> str:
+    """Returns the path at which the Gemini API takes several texts at once. Raises InvalidRequest."""
+    return f"/{_MODELS}{_step(model)}:batchEmbedContents"
+
+
+def place_of_content(model: str) -> str:
+    """Returns the path at which Vertex AI asks Gemini for the embedding of one text. Raises InvalidRequest."""
+    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:embedContent"
+
+
+def place_of_contents(model: str) -> str:
+    """Returns the path at which Vertex AI asks Gemini for embeddings of several texts. Raises InvalidRequest."""
+    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:batchEmbedContents"
+
+
+def place_of_embeddings_at_vertex(model: str, _is_stream: bool) -> str:
+    """Returns the path at which Vertex AI takes texts for embeddings. Raises InvalidRequest."""
+    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:predict"
+
+
+def front_of(model: str, *, is_stream: bool) -> bytes:
+    """Returns what a body begins with that says what the path of a caller of Gemini's says.
+
+    Inside the gateway both stand there, where all other languages have them; `gemini/in_request.py` takes it out again.
+    """
+    return b'{"model":%b%b' % (orjson.dumps(model), b',"stream":true' if is_stream else b"")
+
+
+def put_in(front: bytes, body: bytes) -> bytes:
+    """Returns the body with its front; one that is no object as it is."""
+    given = body.lstrip(_SPACE)
+    if not given.startswith(b"{"):
+        return body
+    rest = given[1:].lstrip(_SPACE)
+    return b"%b%b%b" % (front, b"" if rest.startswith(b"}") else b",", rest)
+
+
+def _ask(*, is_stream: bool) -> str:
+    return "streamGenerateContent?alt=sse" if is_stream else "generateContent"
+
+
+def _step(model: str) -> str:
+    """Returns a model's name as one step of a path: nothing in it leads to another one."""
+    name = model.removeprefix(_MODELS)
+    if name in ("", ".", "..") or not name.isprintable():
+        raise InvalidRequest("The model's name cannot be part of a URL.", param="model")
+    return quote(name, safe="")
+
+
+# Bedrock: the model is a step of the path, too, and streams have a path of their own.
 
 
 def at_converse(model: str, is_stream: bool) -> str:
@@ -222,10 +312,7 @@ COUNTS: Final = "count_tokens"
 _OPENAI: Final = "gateway.dialects.openai.translators"
 _GEMINI: Final = "gateway.dialects.gemini.translators"
 _GEMINI_EMBEDDINGS: Final = "gateway.dialects.embeddings.over_generate"
-_BEDROCK: Final = "gateway.dialects.bedrock"
-_ENVELOPE: Final = "gateway.dialects.anthropic.places"
-_CLAUDE_COUNTS: Final = "gateway.dialects.anthropic.places"
-_GEMINI_COUNTS: Final = "gateway.dialects.gemini.translators"
+_CLAUDE: Final = "gateway.dialects.anthropic.translators"
 INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ResponsesOverChat"),
     "messages": ("gateway.dialects.anthropic.in_stream", "MessagesOverChat"),
@@ -234,11 +321,11 @@ INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
 """By the caller's language, what serves it by chat completions."""
 _OUT_OF_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ChatOverResponses"),
-    "messages": ("gateway.dialects.anthropic.places", "ChatOverMessages"),
+    "messages": (_CLAUDE, "ChatOverMessages"),
     "generate": (_GEMINI, "ChatOverGenerate"),
     "vertex": (_GEMINI, "ChatOverGenerate"),
-    "converse": (f"{_BEDROCK}.translators", "ChatOverConverse"),
-    "claude_at_vertex": ("gateway.dialects.anthropic.places", "ChatAtVertex"),
+    "converse": ("gateway.dialects.bedrock.request", "ChatOverConverse"),
+    "claude_at_vertex": (_CLAUDE, "ChatAtVertex"),
 }
 """By the target's language, what serves a caller of chat completions by it."""
 _OUT_OF_HUB: Final[Mapping[str, tuple[str, str]]] = {"responses": (_OPENAI, "HubOverResponses")}
@@ -246,8 +333,8 @@ _OUT_OF_HUB: Final[Mapping[str, tuple[str, str]]] = {"responses": (_OPENAI, "Hub
 _FORMS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("gateway.dialects.openai.fields", "CHAT"),
     "responses": ("gateway.dialects.openai.fields", "RESPONSES"),
-    "messages": ("gateway.dialects.anthropic.fields", "MESSAGES"),
-    "generate": ("gateway.dialects.gemini.fields", "GENERATE"),
+    "messages": ("gateway.dialects.anthropic.in_gaps", "MESSAGES"),
+    "generate": ("gateway.dialects.gemini.in_gaps", "GENERATE"),
 }
 """By the caller's language, the fields that a request in it may have."""
 
@@ -278,12 +365,12 @@ _PREDICTS_TEXTS: Final = 250
 _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     ("embeddings", "generate"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsOverGenerate"),
-        places.place_of_embeddings,
+        place_of_embeddings,
         most_texts=lambda _facts: _GEMINIS_TEXTS,
     ),
     ("embeddings", "vertex"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsAtVertex"),
-        places.place_of_embeddings_at_vertex,
+        place_of_embeddings_at_vertex,
         most_texts=lambda facts: _GEMINIS_TEXTS if facts.model.embeds == "gemini" else _PREDICTS_TEXTS,
     ),
     ("embeddings", "converse"): _Direct(
@@ -293,21 +380,21 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
         counted_in=b"x-amzn-bedrock-input-token-count",
     ),
     ("messages", "claude"): _Direct(
-        (_ENVELOPE, "MessagesAtBedrock"), at_invoke, {_BETAS: "anthropic_beta"}, keeps_bytes=True
+        (_CLAUDE, "MessagesAtBedrock"), at_invoke, {_BETAS: "anthropic_beta"}, keeps_bytes=True
     ),
     ("messages", "claude_at_vertex"): _Direct(
-        (_ENVELOPE, "MessagesAtVertex"), places.place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
+        (_CLAUDE, "MessagesAtVertex"), place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
     ),
-    (COUNTS, "claude"): _Direct((_CLAUDE_COUNTS, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
+    (COUNTS, "claude"): _Direct((_CLAUDE, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
     (COUNTS, "claude_at_vertex"): _Direct(
-        (_CLAUDE_COUNTS, "CountsAtVertex"), places.place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
+        (_CLAUDE, "CountsAtVertex"), place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
     ),
     (COUNTS, OPENAIS_COUNTS): _Direct(
         ("gateway.dialects.openai.translators", "CountsOfResponses"),
         lambda _model, _is_stream: "/responses/input_tokens",
     ),
-    (COUNTS, "generate"): _Direct((_GEMINI_COUNTS, "CountsOfGenerate"), places.place_of_counts),
-    (COUNTS, "vertex"): _Direct((_GEMINI_COUNTS, "CountsAtVertexAI"), places.place_of_counts_at_vertex),
+    (COUNTS, "generate"): _Direct((_GEMINI, "CountsOfGenerate"), place_of_counts),
+    (COUNTS, "vertex"): _Direct((_GEMINI, "CountsAtVertexAI"), place_of_counts_at_vertex),
 }
 """By the caller's endpoint and the target's language, where one leads straight to the other."""
 
@@ -315,10 +402,10 @@ _PLACES: Final[Mapping[str, Place]] = {
     "chat": lambda _model, _is_stream: PATHS["chat"],
     "responses": lambda _model, _is_stream: PATHS["responses"],
     "messages": lambda _model, _is_stream: PATHS["messages"],
-    "generate": places.place_of_gemini,
-    "vertex": places.place_at_vertex,
+    "generate": place_of_gemini,
+    "vertex": place_at_vertex,
     "converse": at_converse,
-    "claude_at_vertex": places.place_of_claude_at_vertex,
+    "claude_at_vertex": place_of_claude_at_vertex,
 }
 _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version", b"2023-06-01"),)}
 """What a language wants said besides, by its name. Of Anthropic's versions the older one takes all that the newer one does, and

@@ -76,8 +76,8 @@ from gateway.dialects.registry import (
     pair_of,
     refuse,
 )
-from gateway.dialects.spoken import TargetLanguages, facts_of
 from gateway.dialects.sse.relayed_errors import is_unknown_path
+from gateway.dialects.target_languages import TargetLanguages, facts_of
 
 LEARNED_FOR_S = 600.0
 _PATH_STATUSES: Final = (400, 404, 405)

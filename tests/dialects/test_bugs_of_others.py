@@ -17,7 +17,7 @@ from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import How
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of, pairs_for
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.sdk.callers import PICTURE, SCHEMA, target_forms
 from tests.dialects.sdk.forms import Json
 from tests.dialects.sdk.streamed import STREAMED

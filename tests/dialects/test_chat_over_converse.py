@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.bedrock.request.options import document_name
-from gateway.dialects.bedrock.translators import ChatOverConverse
+from gateway.dialects.bedrock.options import document_name
+from gateway.dialects.bedrock.request import ChatOverConverse
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

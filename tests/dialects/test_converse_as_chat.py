@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway.core.openai.sse import first_error, is_plain_chat
 from gateway.dialects.anthropic.out_thoughts import thought_blocks
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
-from gateway.dialects.bedrock.translators import ChatOverConverse
+from gateway.dialects.bedrock.request import ChatOverConverse
 from tests.dialects.aws_frames import event, exception, frame
 from tests.dialects.cases import events_of
 from tests.dialects.grammar import check_chat

@@ -17,9 +17,8 @@ from gateway.dialects.base import HUB, ConvertedRequest, MalformedAnswer, ModelF
 from gateway.dialects.gemini.in_answer import FOREIGN, held_by, marked, without_marks
 from gateway.dialects.gemini.in_gaps import GenerateOverChat
 from gateway.dialects.gemini.in_request import json_schema, taken_out
-from gateway.dialects.gemini.places import front_of, put_in
-from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import facts_of
+from gateway.dialects.registry import front_of, pair_of, put_in
+from gateway.dialects.target_languages import facts_of
 from tests.dialects.odd import odd_bodies, spoiled
 from tests.rows import rows
 

@@ -10,7 +10,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ServerFacts, ThroughChat
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_responses
 

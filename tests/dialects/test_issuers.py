@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gateway.core.snapshot.snapshot import Model, Provider, Target
 from gateway.dialects import issuers
-from gateway.dialects.anthropic.in_answer.ids import MOST_ID
 from gateway.dialects.issuers import MOST_CALL_ID, CarriedProofs, carried_in, fitted
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import TargetLanguages, facts_of
+from gateway.dialects.schema_tools.tools import MOST_ID
+from gateway.dialects.target_languages import TargetLanguages, facts_of
 from gateway.dialects.upstream import Converting, Languages
 from tests.dialects.grammar import check_responses
 from tests.dialects.ways import CALLERS, MODELS, Ways

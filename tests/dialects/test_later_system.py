@@ -14,7 +14,7 @@ from gateway.core.config.policies import read_models
 from gateway.dialects.anthropic.in_request import with_later_system, without_system_turns
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import TargetLanguages, facts_of
+from gateway.dialects.target_languages import TargetLanguages, facts_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.wire.test_converting import Now, answers, outgoing
 from tests.rows import rows

@@ -12,7 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from gateway.core.openai.sse import first_error, is_plain_chat
-from gateway.dialects.anthropic.places import ChatOverMessages
+from gateway.dialects.anthropic.translators import ChatOverMessages
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
 from gateway.dialects.sse import events as module
 from tests.dialects.cases import as_bytes, events_of

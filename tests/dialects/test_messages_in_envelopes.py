@@ -13,10 +13,10 @@ from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import first_error
 from gateway.core.types import Attempt, Clocks, How, Outgoing, UpstreamFailed
-from gateway.dialects.anthropic.places import MessagesAtBedrock, MessagesAtVertex
+from gateway.dialects.anthropic.translators import MessagesAtBedrock, MessagesAtVertex
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import FOLDER, as_bytes, events_of, needs_cases

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.core.openai.sse import first_error, json_object
 from gateway.core.openai.transcript import Transcript
 from gateway.core.types import Usage
-from gateway.dialects.anthropic.in_answer import answer
+from gateway.dialects.anthropic import in_answer as answer
 from gateway.dialects.anthropic.in_stream import MessagesOverChat
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ServerFacts
 from tests.dialects.cases import as_bytes

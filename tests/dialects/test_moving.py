@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gateway.core.snapshot.snapshot import Model, OnLoss, Provider, Target
 from gateway.core.types import Outgoing, UpstreamFailed
 from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, language_at, proofs_in
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Languages
 from tests.dialects.ways import CALLERS, MODELS, TABLES, TOOL
 from tests.support.flow import JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream

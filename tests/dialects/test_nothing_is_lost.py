@@ -17,7 +17,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.base import ServerFacts, Translator
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.sdk.callers import CALLERS, target_forms
 from tests.dialects.sdk.forms import Forms, Json
 from tests.dialects.sdk.walk import Walk, problems

@@ -9,7 +9,7 @@ import orjson
 from openai.types.chat import ChatCompletion
 
 from gateway.core.types import How
-from gateway.dialects.anthropic.places import ChatOverMessages
+from gateway.dialects.anthropic.translators import ChatOverMessages
 from gateway.dialects.base import ConvertedRequest, ModelFacts, ServerFacts
 from tests.dialects.cases import Recorded, as_bytes, needs_cases, recorded
 from tests.dialects.streamed_chat import check_streamed

@@ -19,7 +19,7 @@ from gateway.core.config.policies import read_models
 from gateway.core.types import How
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.registry import Pair, pair_of
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects import test_recorded_chat_over_converse as converse
 from tests.dialects import test_recorded_chat_over_generate as generate
 from tests.dialects import test_recorded_chat_over_messages as messages

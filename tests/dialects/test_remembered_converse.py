@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.config.policies import read_models
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.bedrock.translators import ChatOverConverse
+from gateway.dialects.bedrock.request import ChatOverConverse
 from gateway.dialects.memory import IN_ID, ThoughtMemory
 from gateway.dialects.registry import pair_of
 from tests.dialects.aws_frames import event

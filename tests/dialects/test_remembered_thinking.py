@@ -13,7 +13,7 @@ from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from gateway.drivers.opening import MemoryStore
 from tests.dialects.claude import ADAPTIVE, BUDGET, TOOL

@@ -11,7 +11,7 @@ from hypothesis import given
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import MalformedAnswer, ServerFacts
 from gateway.dialects.registry import pair_of
-from gateway.dialects.spoken import facts_of
+from gateway.dialects.target_languages import facts_of
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.schema_tools.media import Media, data_url, file_of, text_in
-from gateway.dialects.schema_tools.outline import outline
+from gateway.dialects.schema_tools.chat_parts import Media, data_url, file_of, outline, text_in
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, Size, object_schema, size_of, strict_schema
 from gateway.dialects.schema_tools.tools import safe_id, turns
 from tests.dialects.odd import odd_bodies

@@ -12,7 +12,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Model
 from gateway.core.types import Endpoint
 from gateway.dialects.base import ModelFacts
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from gateway.dialects.upstream import Converting
 from tests.support.flow import Bench, Script, ScriptedUpstream, whole
 

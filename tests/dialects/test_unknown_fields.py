@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.core.config.schema import Kind
 from gateway.core.types import How
-from gateway.dialects.base import OPENAIS_FIELDS, ServerFacts
+from gateway.dialects.base import OPENAIS_FIELDS, Form, ServerFacts, form, known_part
 from gateway.dialects.openai.fields import CHAT, RESPONSES
 from gateway.dialects.registry import pair_of
-from gateway.dialects.schema_tools.unknown import Form, form, known_part
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.odd import odd_bodies
 
 Json = dict[str, Any]

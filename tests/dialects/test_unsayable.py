@@ -14,7 +14,7 @@ from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import needs_of
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Skip
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 from gateway.dialects.upstream import Converting
 from tests.support.flow import RESPONSES, Bench, Script, ScriptedUpstream, whole
 

@@ -18,7 +18,7 @@ from gateway.core.config.policies import read_models
 from gateway.core.openai.sse import split_events
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Endpoint
-from gateway.dialects.spoken import TargetLanguages, languages_of
+from gateway.dialects.target_languages import TargetLanguages, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event as frame
 from tests.support.flow import CHAT, RESPONSES, Bench, Script, ScriptedUpstream

@@ -9,35 +9,34 @@ from functools import cache
 import pytest
 
 from gateway.core.types import How
-from gateway.dialects.anthropic import in_gaps, out_thoughts
-from gateway.dialects.bedrock import gaps
+from gateway.dialects.anthropic import in_gaps, out_parts
+from gateway.dialects.bedrock import request as bedrock
 from gateway.dialects.gemini import in_gaps as generate
-from gateway.dialects.gemini import out_gaps
+from gateway.dialects.gemini import translators as gemini
 from tests.docs.support import PAGES, ROOT, rows, section, words
 
 DIALECTS = ROOT / "gateway/dialects"
 CHAT = (
     "anthropic/out_answer",
-    "anthropic/out_request/options",
-    "anthropic/out_request/tools",
+    "anthropic/out_parts",
+    "anthropic/out_request",
     "anthropic/out_thoughts",
 )
 MESSAGES = (
-    "anthropic/in_answer/answer",
-    "anthropic/in_answer/ids",
+    "anthropic/in_answer",
     "anthropic/in_gaps",
     "anthropic/in_request",
     "anthropic/in_stream",
 )
-TO_GEMINI = ("gemini/out_answer", "gemini/out_gaps", "gemini/out_request")
+TO_GEMINI = ("gemini/out_answer", "gemini/out_request", "gemini/translators")
 GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")
-SHARED = ("schema_tools/tools", "openai/fields", "anthropic/fields", "gemini/fields")
-FIELDS = ("schema_tools/outline", "schema_tools/schema")
+SHARED = ("schema_tools/tools", "openai/fields")
+FIELDS = ("schema_tools/chat_parts", "schema_tools/schema")
 EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {
-    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), out_thoughts.CHAT_ONLY),
-    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), out_gaps.CHAT_ONLY),
-    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), gaps.CHAT_ONLY),
+    "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), out_parts.CHAT_ONLY),
+    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
+    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
     "docs/generate.md": ("## What does not arrive elsewhere", GENERATE, generate.AT_TOP),
     "docs/messages.md": ("## What does not arrive elsewhere", MESSAGES, in_gaps.MESSAGES_ONLY),
 }

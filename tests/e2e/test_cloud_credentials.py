@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.credentials.sources import sources
+from gateway.credentials import sources
 from tests.credentials.wire.servers import Asked, Said, is_signed, serving
 from tests.credentials.wire.test_aws import ENDS, imds
 from tests.e2e.conftest import StartGateway

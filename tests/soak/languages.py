@@ -17,7 +17,7 @@ from gateway.core.config.policies import read_models
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.memory import ThoughtMemory
 from gateway.dialects.registry import Pair, pair_of
-from gateway.dialects.spoken import TargetLanguages
+from gateway.dialects.target_languages import TargetLanguages
 
 Json = dict[str, Any]
 MODELS: Final = read_models(None)

@@ -16,8 +16,8 @@ import pytest
 
 from gateway import process
 from gateway.credentials.aws import SigV4, hash_of
-from gateway.credentials.google import AwsKeys
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint
+from gateway.credentials.fetch import AwsKeys
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
 from tests.soak.conftest import Report
 from tests.soak.language_streams import STREAMS
 from tests.soak.languages import MODELS, ROUNDS, TARGETS, TURNS, WORDS, Json, Way, conversation, cost_us, way

@@ -14,7 +14,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.peek import Peeked
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
-from gateway.dialects.spoken import Conversion
+from gateway.dialects.target_languages import Conversion
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.rules.keeping import RESPONSES, keeping_of
 from gateway.products.responses.rules.response_object import Keeping, ResponseOptions, keeps, read_response_options

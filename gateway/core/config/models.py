@@ -47,7 +47,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.snapshot.snapshot import Model, Provider, Rates, Target
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of, why_never
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never
 from gateway.features.degrade.lower import LatencyRules
 from gateway.features.degrade_config import read_degrade
 from gateway.features.grouping.bodies import GroupRules

@@ -49,7 +49,7 @@ from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
-from gateway.dialects.spoken import TargetLanguages, languages_of
+from gateway.dialects.target_languages import TargetLanguages, languages_of
 from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions

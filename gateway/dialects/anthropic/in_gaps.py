@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import in_request
-from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.base import (
     MOST_NAMED,
     MOST_STOPS,
+    Form,
     Json,
     ServerFacts,
+    form,
     gaps_of_fields,
     object_of,
     objects,
@@ -26,7 +27,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.openai.fitting import NOT_SAMPLED, is_not_default
-from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search
+from gateway.dialects.schema_tools.tools import LESS_SEARCH, MOST_NAME, NO_SEARCH, is_search
 
 _HINT: Final = "the target has no such option"
 _AWAY: Final = "the tool runs at a provider that has it"
@@ -212,7 +213,7 @@ def _gaps_of_tools(body: Json, facts: ServerFacts) -> list[Gap]:
             found.append(Gap("tools.allowed_callers", How.DROPPED, "only the model calls tools there"))
         if not in_request.holds_arguments(tool, facts):
             found.append(Gap("tools.strict", How.DROPPED, "the target holds to no optional properties"))
-        if len(text_of(tool.get("name"))) > ids.MOST_NAME and not facts.takes_details:
+        if len(text_of(tool.get("name"))) > MOST_NAME and not facts.takes_details:
             found.append(Gap("tools.name", How.APPROXIMATED, "it is shortened for the target, and whole in its answer"))
         if tool.get("cache_control") and not facts.takes_details:
             found.append(Gap("cache_control", How.DROPPED, _HINT))
@@ -336,3 +337,59 @@ def _add_gap_of_citing(found: list[Gap], block: Json, facts: ServerFacts) -> Non
     if object_of(block.get("citations")).get("enabled"):
         how = How.APPROXIMATED if facts.approximates else How.REFUSED
         found.append(Gap(f"messages.{block['type']}.citations", how, "the target does not cite"))
+
+
+# The fields of what stands within a request of Messages and is judged by nobody else.
+#
+# Source: Anthropic's API reference, Messages.
+
+_MOST_DEPTH: Final = 3
+"""Blocks stand in results of tools, and in documents in these."""
+
+
+def _mark(gap: str) -> Form:
+    return form(gap, "type ttl")
+
+
+def _blocks(depth: int) -> Form:
+    """Returns the form of a content's blocks, whose own fields are judged where they are converted."""
+    inner = {"content": _blocks(depth - 1)} if depth else {}
+    source = form("messages.other", "type media_type data url file_id", **inner)
+    usual = form(
+        "",
+        "",
+        source=source,
+        cache_control=_mark("messages.other"),
+        citations=form("messages.other", "enabled"),
+        **inner,
+    )
+    text = form("", "", cache_control=_mark("messages.other"))
+    return form(
+        "",
+        "",
+        {
+            "text": text,
+            **dict.fromkeys(("image", "document", "search_result", "tool_reference", "tool_use", "tool_result"), usual),
+        },
+    )
+
+
+_BLOCKS: Final = _blocks(_MOST_DEPTH)
+_FORMAT: Final = form("output_config.other", "type schema")
+MESSAGES: Final = form(
+    "",
+    "",
+    system=_BLOCKS,
+    messages=form("", "", content=_BLOCKS),
+    tools=form(
+        "",
+        "",
+        cache_control=_mark("tools.other"),
+        user_location=form("tools.other", "type city country region timezone"),
+    ),
+    tool_choice=form("tool_choice.other", "type name disable_parallel_tool_use"),
+    cache_control=_mark("other"),
+    output_config=form("", "", format=_FORMAT),
+    output_format=_FORMAT,
+)
+"""A request of Messages, without the fields that `in_gaps` looks at."""

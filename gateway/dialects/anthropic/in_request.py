@@ -17,13 +17,20 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.in_answer import ids
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_for, text_of
 from gateway.dialects.issuers import NOT_ITS_OWN, read_exactly, written
 from gateway.dialects.openai import fitting
 from gateway.dialects.openai.fitting import SAMPLING, is_sampled
 from gateway.dialects.schema_tools.schema import size_of
-from gateway.dialects.schema_tools.tools import SEARCH, is_search, is_search_alone, search_in
+from gateway.dialects.schema_tools.tools import (
+    SEARCH,
+    id_for,
+    is_search,
+    is_search_alone,
+    name_for,
+    search_in,
+    shortened,
+)
 
 # The blocks of a user's message, and of a tool's result, as parts of a chat completion's.
 
@@ -58,7 +65,7 @@ class Parts:
         elif kind == "search_result":
             made = _found(block, place)
         elif kind == "tool_reference":  # a tool that is loaded late there is a usual one here
-            name = ids.name_for(text_at(block.get("tool_name"), f"{place}.tool_name"), self._facts)
+            name = name_for(text_at(block.get("tool_name"), f"{place}.tool_name"), self._facts)
             made = [{"type": "text", "text": f"The tool {name} can be called."}]
         if not made:
             raise InvalidRequest(f"'{place}' is no block that this model's provider takes.", param=place)
@@ -508,10 +515,10 @@ class Turns:
             raise InvalidRequest(f"'{place}.id' is that of another call of the same turn.", param=f"{place}.id")
         self._unanswered[id] = place
         function = {
-            "name": ids.name_for(name, self._facts),
+            "name": name_for(name, self._facts),
             "arguments": orjson.dumps(block.get("input") or {}, option=orjson.OPT_NON_STR_KEYS).decode(),
         }
-        made: Json = {"id": ids.id_for(id, self._facts), "type": "function", "function": function}
+        made: Json = {"id": id_for(id, self._facts), "type": "function", "function": function}
         if self._facts.takes("extra_content") and (extra := turn.extras.get(id)):
             made["extra_content"] = extra
         turn.calls.append(made)
@@ -545,7 +552,7 @@ class Turns:
         if self._unanswered.pop(id, None) is None:
             message = f"'{place}' is the result of call '{id}', which is not among the unanswered calls of the turn before it."
             raise InvalidRequest(message, param=f"{place}.tool_use_id")
-        sent = ids.id_for(id, self._facts)
+        sent = id_for(id, self._facts)
         content = block.get("content")
         if not isinstance(content, str) or "cache_control" in block:
             content = self._parts.of_result(block, f"{place}.content")
@@ -680,7 +687,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
         }
     if user := text_of(object_of(body.get("metadata")).get("user_id")):
         if not facts.takes_details:  # behind another conversion, that one knows how long it may be
-            user = ids.shortened(user, facts.most_user_characters)
+            user = shortened(user, facts.most_user_characters)
         made["safety_identifier" if facts.takes_developer and not facts.takes_details else "user"] = user
     tier = _TIERS.get(text_of(body.get("service_tier")))
     if tier and (facts.takes_developer or facts.takes_details):
@@ -795,7 +802,7 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
     if kind == "tool" and is_forced and demands_search(body):
         made["tool_choice"] = {"type": SEARCH}
     elif kind == "tool" and is_forced:
-        made["tool_choice"] = {"type": "function", "function": {"name": ids.name_for(choice.get("name"), facts)}}
+        made["tool_choice"] = {"type": "function", "function": {"name": name_for(choice.get("name"), facts)}}
     elif kind in _CHOICES or kind == "tool":
         made["tool_choice"] = _CHOICES[kind] if is_forced or kind in ("auto", "none") else "auto"
     if choice.get("disable_parallel_tool_use"):
@@ -831,7 +838,7 @@ def _tool(tool: Json, place: str, facts: ServerFacts) -> Json:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"'{place}.name' must be a string.", param=f"{place}.name")
-    named = {"name": ids.name_for(name, facts)}
+    named = {"name": name_for(name, facts)}
     kept = {"description": "description", "input_schema": "parameters", "strict": "strict"}
     named |= {other: tool[field] for field, other in kept.items() if tool.get(field) is not None}
     if not holds_arguments(tool, facts):

@@ -2,7 +2,7 @@
 
     message_start (block)* message_delta message_stop | ... error
 
-Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole (`in_answer/answer.py`).
+Each event leaves in the chunk that it came in, but for what has to wait for a call to be whole (`in_answer.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import orjson
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.core.openai.usage import INPUTS, filled
 from gateway.core.types import Gap, Usage
-from gateway.dialects.anthropic import in_request
-from gateway.dialects.anthropic.in_answer import answer, ids
-from gateway.dialects.anthropic.in_answer.answer import TEXT, THINKING, MessageBlocks, ToolUse, event, message_of_chat
+from gateway.dialects.anthropic import in_answer, in_request
+from gateway.dialects.anthropic.in_answer import (
+    TEXT,
+    THINKING,
+    MessageBlocks,
+    ToolUse,
+    event,
+    message_of_chat,
+)
 from gateway.dialects.anthropic.in_gaps import gaps_of
 from gateway.dialects.anthropic.in_request import chat_body
 from gateway.dialects.base import (
@@ -32,6 +38,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.openai import responses_answer
+from gateway.dialects.schema_tools.tools import names_back
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.sse.shapes import message_error
 from gateway.dialects.usage import message_usage, usage_of_answer
@@ -52,7 +59,7 @@ class ChatAsMessages(ConvertingReader):
         """Those of the calls."""
         self._by_index: dict[int, ToolUse] = {}
         """The call that pieces with an index belong to."""
-        self._names = ids.names_back(sent.source)
+        self._names = names_back(sent.source)
         self._choice: Json = {}
         """The one with the finish reason."""
         self._finish: str | None = None
@@ -149,9 +156,9 @@ class ChatAsMessages(ConvertingReader):
     def _begin(self, made: list[bytes], chunk: Json) -> None:
         """Begins the message; how much was read is known at its end only, and estimated here."""
         self._has_begun = True
-        usage = answer.reported_usage(answer.used(self._sent, chunk, 0), chunk)
+        usage = in_answer.reported_usage(in_answer.used(self._sent, chunk, 0), chunk)
         mark = {name: usage.pop(name) for name in ("estimated",) if name in usage}  # clients keep what is in the usage
-        made.append(event("message_start", message=answer.begun(self._sent, chunk) | {"usage": usage}, **mark))
+        made.append(event("message_start", message=in_answer.begun(self._sent, chunk) | {"usage": usage}, **mark))
 
     def _take_delta(self, made: list[bytes], delta: Json) -> None:
         thought, text = responses_answer.words_in(delta)
@@ -187,7 +194,7 @@ class ChatAsMessages(ConvertingReader):
         if call is not None and id and call.id not in ("", id) and responses_answer.named_in(piece).get("name"):
             call = None
         if call is None:
-            call = self._by_index[index] = ToolUse(index, answer.call_id(self._sent, len(self._calls)))
+            call = self._by_index[index] = ToolUse(index, in_answer.call_id(self._sent, len(self._calls)))
             self._calls.append(call)
         return call
 
@@ -196,12 +203,12 @@ class ChatAsMessages(ConvertingReader):
         return b"" if self._is_over or self._finish is None else self._telling(self._tell_end)
 
     def _tell_end(self, made: list[bytes]) -> None:
-        self._blocks.end(made, is_cut=self._finish in answer.CUT)
+        self._blocks.end(made, is_cut=self._finish in in_answer.CUT)
         self._is_over = True
-        why = answer.ended(
+        why = in_answer.ended(
             self._sent, self._choice, self._finish or "", has_calls=bool(self._calls), is_refused=self._is_refused
         )
-        estimate = Usage(0, answer.tokens_in(self._blocks.characters), estimated=True)
+        estimate = Usage(0, in_answer.tokens_in(self._blocks.characters), estimated=True)
         reported = self.reported
         unsaid = ("service_tier",) if reported is not None and reported.input else ("service_tier", *INPUTS)
         usage = message_usage(filled(reported, estimate))

@@ -25,7 +25,7 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.bedrock.request.options import OpenContent, keep_content
+from gateway.dialects.bedrock.options import OpenContent, keep_content
 from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import TOO_LONG, UNCONVERTIBLE

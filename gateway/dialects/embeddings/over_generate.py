@@ -21,7 +21,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.embeddings.common import HINT, NeverStreamed, common_gaps, embeddings_of, task_of, texts_of
-from gateway.dialects.gemini.places import place_of_content, place_of_contents
+from gateway.dialects.registry import place_of_content, place_of_contents
 
 _TASKS: Final = {
     "document": "RETRIEVAL_DOCUMENT",

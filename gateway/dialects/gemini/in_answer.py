@@ -36,7 +36,7 @@ from gateway.dialects.base import (
 from gateway.dialects.gemini.out_answer import FORMATS
 from gateway.dialects.issuers import NOT_ITS_OWN, STAND_IN, read_exactly, written
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
-from gateway.dialects.schema_tools.media import data_url
+from gateway.dialects.schema_tools.chat_parts import data_url
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.sse.shapes import generate_error
 from gateway.dialects.usage import generated_usage, usage_of_answer

@@ -13,6 +13,7 @@ from gateway.dialects.base import (
     Json,
     Reader,
     ServerFacts,
+    form,
     object_of,
     once,
     stops_for,
@@ -24,7 +25,7 @@ from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, 
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
 from gateway.dialects.openai.fitting import NOT_SAMPLED, effort_for, how_fitted, is_not_default, is_sampled
-from gateway.dialects.schema_tools.media import type_of_name
+from gateway.dialects.schema_tools.chat_parts import type_of_name
 from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 
 _HINT: Final = "the target has no such option"
@@ -300,3 +301,33 @@ class GenerateOverChat:
 
     def reader(self, sent: ConvertedRequest) -> Reader:
         return ChatAsGenerate(sent)
+
+
+# The fields of what stands within a generateContent request and is judged by nobody else, in both spellings.
+#
+# Source: the Gemini API's reference, Content and GenerationConfig.
+
+_DATA: Final = form("contents.other", "data displayName display_name mimeType mime_type")
+_FILE: Final = form("contents.other", "fileUri file_uri displayName display_name mimeType mime_type")
+_MEDIA: Final = {"inlineData": _DATA, "inline_data": _DATA, "fileData": _FILE, "file_data": _FILE}
+_RESULT: Final = form("", "", parts=form("", "", **_MEDIA))
+_INSTRUCTION: Final = form("systemInstruction.other", "role parts")
+_THINKING: Final = form(
+    "generationConfig.other",
+    "includeThoughts include_thoughts thinkingBudget thinking_budget thinkingLevel thinking_level",
+)
+_CONFIG: Final = form("", "", thinkingConfig=_THINKING, thinking_config=_THINKING)
+GENERATE: Final = form(
+    "",
+    "",
+    contents=form(
+        "contents.other",
+        "role",
+        parts=form("", "", functionResponse=_RESULT, function_response=_RESULT, **_MEDIA),
+    ),
+    systemInstruction=_INSTRUCTION,
+    system_instruction=_INSTRUCTION,
+    generationConfig=_CONFIG,
+    generation_config=_CONFIG,
+)
+"""A generateContent request, without the fields that `in_gaps` looks at."""

@@ -19,7 +19,7 @@ from gateway.dialects.gemini.in_answer import camel
 from gateway.dialects.gemini.out_answer import signature_of_call, signatures_in
 from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import IN_ID, id_of_call
-from gateway.dialects.schema_tools.media import Media, data_url, file_of, type_of_name
+from gateway.dialects.schema_tools.chat_parts import Media, data_url, file_of, type_of_name
 from gateway.dialects.schema_tools.schema import FORM_GAP, JSON_IN_WORDS, SCHEMA_IN_WORDS, described
 from gateway.dialects.schema_tools.tools import (
     LESS_SEARCH,

@@ -27,8 +27,8 @@ from gateway.core.ports import Meter
 from gateway.core.render import new_request_id
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.dialects.gemini.places import front_of, put_in
 from gateway.dialects.http.count_tokens import COUNT_GENERATED
+from gateway.dialects.registry import front_of, put_in
 
 # What Gemini's callers ask for besides answers: the list of models, in Google's own shape. And where they have their keys.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.dialects.schema_tools.unknown import Form, form
+from gateway.dialects.base import Form, form
 
 
 def _marks(gap: str) -> dict[str, Form]:

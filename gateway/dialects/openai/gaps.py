@@ -23,7 +23,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.issuers import NOT_ITS_OWN, carried_in
 from gateway.dialects.openai.fields import RESPONSES
-from gateway.dialects.schema_tools.outline import outline
+from gateway.dialects.schema_tools.chat_parts import outline
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, NO_SEARCH, is_search, is_search_alone, search_options
 
 _STATE: Final = "the target keeps no state of conversations"

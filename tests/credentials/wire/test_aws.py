@@ -15,8 +15,7 @@ import pytest
 from gateway.credentials import aws
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.aws import AwsSource
-from gateway.credentials.google import AwsKeys, BearerToken, CredentialMissing, Minted
-from gateway.credentials.sources.asking import CredentialAsker
+from gateway.credentials.fetch import AwsKeys, BearerToken, CredentialAsker, CredentialMissing, Minted
 from tests.credentials.wire.servers import Asked, Said, serving
 
 NOW = 1_795_423_200.0

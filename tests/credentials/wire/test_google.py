@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.google import BearerToken, CredentialMissing, GoogleSource, Minted
-from gateway.credentials.sources.asking import CredentialAsker
+from gateway.credentials.fetch import BearerToken, CredentialAsker, CredentialMissing, Minted
+from gateway.credentials.google import GoogleSource
 from tests.credentials.wire.servers import Asked, Said, serving
 
 NOW = 1_795_423_200.0

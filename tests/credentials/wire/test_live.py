@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.credentials.google import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
-from gateway.credentials.sources.sources import DOUBT_S, LAST_RETRY_S, MOST_LEAD_S, WATCH_S, LiveCredential
+from gateway.credentials.fetch import BearerToken, CredentialMissing, Minted, Stamp, stamp_of
+from gateway.credentials.sources import DOUBT_S, LAST_RETRY_S, MOST_LEAD_S, WATCH_S, LiveCredential
 from tests.support.flow import FakeClock
 
 HOUR = 3600.0

@@ -16,8 +16,8 @@ from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import ErrorClass, Outgoing, Phase, Spliced, UpstreamFailed
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.google import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
-from gateway.credentials.sources.sources import LARGE_BYTES, LiveCredential, Signed
+from gateway.credentials.fetch import AwsKeys, BearerToken, Credential, CredentialMissing, Minted
+from gateway.credentials.sources import LARGE_BYTES, LiveCredential, Signed
 from tests.core.http.client.test_wire import CHAT, read
 from tests.credentials.wire.servers import Answers, Asked, LocalServer, Said, is_signed, serving
 from tests.support.flow import FakeClock

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.types import Spliced
 from gateway.credentials.aws import SigV4, hash_of
-from gateway.credentials.google import AwsKeys
+from gateway.credentials.fetch import AwsKeys
 
 NOW = 1_795_423_200.0  # 2026-11-23T08:40:00Z
 ACCESS, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

@@ -12,8 +12,8 @@ from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.clouds import Clouds
-from gateway.credentials.google import CredentialMissing
-from gateway.credentials.sources.sources import CredentialSources, Signed
+from gateway.credentials.fetch import CredentialMissing
+from gateway.credentials.sources import CredentialSources, Signed
 from tests.support.flow import FakeClock
 
 AUTH = CloudAuth("aws", "env", region="us-east-1")

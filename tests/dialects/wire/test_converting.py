@@ -15,7 +15,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Answer, Attempt, Clocks, Outgoing, Spliced, UpstreamFailed
 from gateway.dialects import registry
 from gateway.dialects import upstream as module
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
 from tests.rows import rows
 from tests.support.flow import JSON, Broken, Script, ScriptedUpstream

@@ -16,7 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Attempt, Clocks, Outgoing, UpstreamFailed
-from gateway.dialects.spoken import TargetLanguages, gaps_by_endpoint, languages_of
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting
 from tests.dialects.aws_frames import event, exception
 from tests.dialects.cases import events_of

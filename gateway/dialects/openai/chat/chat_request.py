@@ -11,7 +11,6 @@ from collections.abc import Container
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.anthropic.in_answer.ids import shortened
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
@@ -22,7 +21,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.openai.gaps import OF_SEARCH, REASONING_FORMAT, SHARED
-from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options
+from gateway.dialects.schema_tools.tools import SEARCH, is_search, search_options, shortened
 from gateway.dialects.usage import chat_usage, usage_of_answer
 
 # A response as a chat completion: items become one message.

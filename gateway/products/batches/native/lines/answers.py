@@ -37,8 +37,8 @@ from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import LANGUAGES
 from gateway.dialects.registry import PATHS, Pair, pair_of
-from gateway.dialects.spoken import Conversion, TargetLanguages
 from gateway.dialects.sse.relayed_errors import for_openai
+from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
 from gateway.products.batches.chunk.chunk_input import ChunkInput, InputLine
 from gateway.products.batches.input import MOST_LINE_BYTES, LineCutter, key_named, read_custom_id, read_line

@@ -17,8 +17,6 @@ from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import filled, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_request
-from gateway.dialects.anthropic.in_answer import ids
-from gateway.dialects.anthropic.in_answer.ids import id_back
 from gateway.dialects.anthropic.in_request import MARK
 from gateway.dialects.base import (
     ENDED_WELL,
@@ -34,6 +32,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
+from gateway.dialects.schema_tools.tools import id_back, names_back
 from gateway.dialects.usage import message_usage, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
@@ -152,7 +151,7 @@ def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str,
     `extras` gets what their provider has said of each besides.
     """
     found = pieces_in(message)
-    names = ids.names_back(sent.source) if found else {}
+    names = names_back(sent.source) if found else {}
     blocks: list[Json] = []
     used: set[str] = set()
     for number, call in enumerate(found):
@@ -167,7 +166,7 @@ def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str,
                 continue
             raise MalformedAnswer("the answer calls a tool with something else than a JSON object")
         given_id = text_of(call.get("id"))  # of calls of one id, only the first can be answered by it
-        id = ids.id_back(given_id) if given_id and given_id not in used else call_id(sent, number)
+        id = id_back(given_id) if given_id and given_id not in used else call_id(sent, number)
         used.add(given_id)
         if extra := object_of(call.get("extra_content")):
             extras[id] = extra

@@ -19,9 +19,16 @@ from gateway.core.http.client.wire.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, UpstreamFailed
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.aws import SigV4, hash_of
-from gateway.credentials.google import BearerToken, Credential, CredentialMissing, Minted, Stamp, stamp_of
-from gateway.credentials.sources.asking import CredentialAsker
+from gateway.credentials.aws import AwsSource, SigV4, hash_of
+from gateway.credentials.fetch import (
+    BearerToken,
+    Credential,
+    CredentialAsker,
+    CredentialMissing,
+    Minted,
+    Stamp,
+    stamp_of,
+)
 
 # One credential, kept fresh: fetched once for all who wait for it, and again before it ends.
 #
@@ -371,8 +378,6 @@ class CredentialSources:
             from gateway.credentials.google import GoogleSource  # nobody loads what he does not use
 
             return GoogleSource(auth, self._environ, asker, self._clock.wall).mint
-        from gateway.credentials.aws import AwsSource  # as above
-
         return AwsSource(auth, self._environ, asker, self._clock.wall).mint
 
     def keep_only(self, providers: Collection[Provider]) -> None:

@@ -17,11 +17,11 @@ import orjson
 
 from gateway.core.openai.sse import error_json, json_object
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic import out_thoughts
+from gateway.dialects.anthropic import out_parts
 from gateway.dialects.anthropic.in_request import demands_search, with_later_system
 from gateway.dialects.anthropic.out_answer import MessagesAsChat, chat_of_message
-from gateway.dialects.anthropic.out_request.options import ChatOptions, messages_body
-from gateway.dialects.anthropic.out_request.tools import picture_url
+from gateway.dialects.anthropic.out_parts import picture_url
+from gateway.dialects.anthropic.out_request import ChatOptions, messages_body
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
@@ -34,7 +34,7 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.bedrock.answer import Frame, FrameReader, error_of
-from gateway.dialects.schema_tools.media import URLS
+from gateway.dialects.schema_tools.chat_parts import URLS
 from gateway.dialects.schema_tools.tools import (
     CLAUDES,
     NO_SEARCH,
@@ -274,9 +274,9 @@ class ChatOverMessages:
 
 def _gaps(body: Json, facts: ServerFacts, settled: ChatOptions) -> Sequence[Gap]:
     keeps, recalled = settled.keeps_thoughts, settled.recalled
-    found = settled.gaps + out_thoughts.gaps_at_top(body) + gaps_of_names(body, CLAUDES)
-    found += out_thoughts.gaps_of_recalled(recalled, keeps_thoughts=keeps)
-    return once(found + out_thoughts.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps))
+    found = settled.gaps + out_parts.gaps_at_top(body) + gaps_of_names(body, CLAUDES)
+    found += out_parts.gaps_of_recalled(recalled, keeps_thoughts=keeps)
+    return once(found + out_parts.gaps_of_messages(body, facts, recalled.contents, keeps_thoughts=keeps))
 
 
 # Claude at Vertex AI for callers of chat completions: Messages in the cloud's envelope.

@@ -12,13 +12,11 @@ from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.in_answer.ids import shortened
-from gateway.dialects.anthropic.out_request.tools import (
+from gateway.dialects.anthropic.out_parts import (
     ToolDeclarations,
     blocks_of,
     bound_marks,
     has_mark,
-    is_blank,
     is_filtered,
     marked,
     most_marks,
@@ -35,10 +33,10 @@ from gateway.dialects.anthropic.out_thoughts import (
     thought_blocks,
     with_marks,
 )
-from gateway.dialects.base import Json, ModelFacts, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import Json, ModelFacts, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.memory import id_of_call
 from gateway.dialects.schema_tools.schema import requested_form
-from gateway.dialects.schema_tools.tools import ToolResult, Turn, is_call_forced, safe_id, turns
+from gateway.dialects.schema_tools.tools import ToolResult, Turn, is_call_forced, safe_id, shortened, turns
 
 UNKNOWN_OUTPUT: Final = 8192
 """The most tokens of an answer that are asked for where neither the caller nor the model's facts say it."""

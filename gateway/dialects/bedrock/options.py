@@ -14,20 +14,12 @@ import orjson
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.out_request.options import ChatOptions
-from gateway.dialects.anthropic.out_request.tools import (
-    PICTURES,
-    has_mark,
-    is_blank,
-    is_filtered,
-    mark_of,
-    picture_url,
-    tools_and_choice,
-)
+from gateway.dialects.anthropic.out_parts import PICTURES, has_mark, is_filtered, mark_of, picture_url, tools_and_choice
+from gateway.dialects.anthropic.out_request import ChatOptions
 from gateway.dialects.anthropic.out_thoughts import NOTHING, OpenTurn, has_foreign
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import Json, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.memory import TurnMemory, VisibleTurn
-from gateway.dialects.schema_tools.media import URLS, Media, data_url, file_of
+from gateway.dialects.schema_tools.chat_parts import URLS, Media, data_url, file_of
 from gateway.dialects.schema_tools.schema import requested_form
 from gateway.dialects.schema_tools.tools import is_call_forced
 

@@ -1,1 +1,0 @@
-"""All credentials of the process, and the requests to the servers that issue them."""

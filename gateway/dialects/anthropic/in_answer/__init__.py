@@ -1,1 +1,0 @@
-"""Chat completions as the answers that callers of Messages get."""
