@@ -13,7 +13,6 @@ from gateway.drivers import blobs_redis
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.batches.finish import PartialFile, PartialFiles
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown, StoredFile
 from gateway.products.jobs.redis_partitions import durability
 from gateway.products.jobs.redis_partitions.durability import BlobDurability
@@ -21,6 +20,7 @@ from gateway.products.jobs.store import JobStore, open_redis_blobs
 from gateway.products.jobs.upkeep import BlobSweep
 from tests.drivers.blob_support import blobs_in, put, whole
 from tests.support.flow import FakeClock
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.redis_servers import RedisCluster, RedisServer
 
 

@@ -21,7 +21,7 @@ import yaml
 from gateway import process as interpreter
 from gateway.products.jobs.model import ClaimAsk
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.bench import load
 from tests.bench.measure import tree_cpu_s
 from tests.bench.systems import free_port

@@ -25,7 +25,7 @@ from gateway.products.jobs.model import (
     nothing_follows,
 )
 from gateway.products.jobs.redis import RedisJobStore, open_store
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.products.jobs import crowd
 from tests.soak.conftest import Report
 from tests.support.job_stores import Jobs, chunk

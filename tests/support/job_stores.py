@@ -28,7 +28,7 @@ from gateway.products.jobs.model import (
     WriteResult,
 )
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
 from tests.support.conformance import Wall

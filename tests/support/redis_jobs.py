@@ -16,7 +16,7 @@ from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
 from gateway.products.jobs.redis_partitions.durability import JobDurability
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import KeptBounds
 from tests.support.redis_support import Lent
 

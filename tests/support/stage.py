@@ -19,7 +19,6 @@ from gateway.products.batches.chunk.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
 from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
 from gateway.products.jobs.calls.ports import CallServer, StoredRequest
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.metrics import JobCounter
 from gateway.products.jobs.model import (
     CHECK,
@@ -37,6 +36,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs
 from gateway.products.jobs.worker import JobWorker, RunningWork, Write
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.virtual import LoopClock
 
 BODY = b'{"model":"m","messages":[]}'

@@ -24,12 +24,12 @@ from gateway.drivers.redis.job import Part
 from gateway.drivers.redis.link import Link, Script
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.batches.finish import BatchEnds
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
 from gateway.products.jobs.redis import partitions_of
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.redis_jobs import PATIENT_S, JobLender, end_leases
 from tests.support.sqlite_support import connect_hastily
 from tests.support.stage import Stage, few_lines

@@ -20,6 +20,8 @@ Connect = Callable[..., sqlite3.Connection]
 
 LOCK_WAIT_S = 0.5
 """Seconds to wait for the lock: a process that is just ending may still hold it."""
+IN_MEMORY = ":memory:"
+"""In place of a path: what is kept so has no file, and is lost when it is closed."""
 CHECKED_BYTES = 64 * 1024 * 1024
 """A file up to this size is checked page by page when it is opened; a larger one would delay the start."""
 
@@ -68,15 +70,18 @@ class FileKind:
 def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) -> tuple[sqlite3.Connection, int]:
     """Opens the file; returns the connection and how often the file has been opened. Raises StoreUnusable."""
     db: sqlite3.Connection | None = None
+    is_file = path != IN_MEMORY
     try:
-        _make(path)
-        _refuse_log_of_another(path, kind)
+        if is_file:
+            _make(path)
+            _refuse_log_of_another(path, kind)
         db = connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
         for setting in _SETTINGS:
             db.execute(setting)
         version = _version_of(db, path, kind)
-        _look_through(db, path)  # up to here nothing is written
-        _make_ours(db, path, kind, is_new=version == 0)
+        if is_file:
+            _look_through(db, path)  # up to here nothing is written
+            _make_ours(db, path, kind, is_new=version == 0)
         return db, _begin(db, version, kind.migrations)
     except (sqlite3.Error, OSError) as error:
         _close(db)

@@ -57,7 +57,7 @@ from gateway.products.jobs.redis_records.acceptance import (
     RedisCommits,
     RedisWrites,
 )
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
 

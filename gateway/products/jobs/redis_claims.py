@@ -37,8 +37,15 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.redis_partitions.durability import Argument, JobPartitions, job_script
 from gateway.products.jobs.redis_records import records
 from gateway.products.jobs.redis_records.records import RedisJob
-from gateway.products.jobs.transitions.pieces import MemoryJob, MemoryPiece, MemoryPieces
-from gateway.products.jobs.transitions.transitions import NOT_OURS, is_past_stopping, keeps_payload, written
+from gateway.products.jobs.transitions import (
+    NOT_OURS,
+    PieceMachine,
+    PieceRecord,
+    WholeJob,
+    is_past_stopping,
+    keeps_payload,
+    written,
+)
 
 APPLY, LOAD = job_script("apply", "take", "letters", "erase"), job_script("load")
 T = TypeVar("T")
@@ -67,7 +74,7 @@ class StepEffects:
     """It is written though the job is as it was."""
 
 
-Change = Callable[[MemoryPieces, MemoryJob, float, StepEffects], None]
+Change = Callable[[PieceMachine, WholeJob, float, StepEffects], None]
 """Changes a job that was read."""
 Evidence = Callable[[RedisJob], bool]
 """Tells whether a write about a claim was done, by what it left behind."""
@@ -102,7 +109,7 @@ class RedisSteps:
     async def take(self, partition: int, job_id: str, change: Change, seen: RedisJob | None = None) -> Job | None:
         """Takes a step with a job, whoever has its pieces; returns it as it is then, None if there is none."""
 
-        def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> Job:
+        def changed(pieces: PieceMachine, job: RedisJob, now: float, effects: StepEffects) -> Job:
             change(pieces, job.kept, now, effects)
             return job.kept.job
 
@@ -111,7 +118,7 @@ class RedisSteps:
     async def flag(self, partition: int, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
         """Asks something of a job that has not ended, durably; None: there is none, or it is another tenant's."""
 
-        def change(pieces: MemoryPieces, job: RedisJob, now: float, _effects: StepEffects) -> Job:
+        def change(pieces: PieceMachine, job: RedisJob, now: float, _effects: StepEffects) -> Job:
             if tenant in (None, job.kept.job.tenant) and not job.kept.job.state.is_end:
                 pieces.flag(job.kept, flag, now)
             return job.kept.job
@@ -126,7 +133,7 @@ class RedisSteps:
         fence = self._partitions.fence_of(work)
         mark = (name, work.job.id, work.piece, work.fence)
 
-        def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
+        def changed(pieces: PieceMachine, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
             piece = job.kept.pieces.get(work.piece)
             if piece is None or piece.state != "claimed" or piece.fence != fence:
                 return written(job.kept.job) if mark in self._unacknowledged and was_done(job) else NOT_OURS
@@ -165,7 +172,7 @@ class RedisSteps:
         self,
         partition: int,
         job_id: str,
-        change: Callable[[MemoryPieces, RedisJob, float, StepEffects], T],
+        change: Callable[[PieceMachine, RedisJob, float, StepEffects], T],
         seen: RedisJob | None,
         *,
         is_durable: bool = False,
@@ -218,8 +225,8 @@ class RedisSteps:
         letter_id = job.kept.job.about.get(REPLAYS)
         return None if letter_id is None else await self.letters.seen(partition, letter_id)
 
-    def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> MemoryPieces:
-        def follow(kept: MemoryJob, end: JobEnd, _now: float) -> None:
+    def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> PieceMachine:
+        def follow(kept: WholeJob, end: JobEnd, _now: float) -> None:
             size = job.payload_bytes if keeps_payload(kept.job, end.state) else 0
             letter = letter_of_job(kept.job, end, size)
             if letter is not None:
@@ -230,7 +237,7 @@ class RedisSteps:
                     effects.letters.append(LetterChange(updated, replays.text))
             effects.following.extend(self._following(kept.job))
 
-        return MemoryPieces(_nothing, _discarded, follow, self.workers)
+        return PieceMachine(follow, self.workers)  # the script knows what became ready, and the blobs of chunks
 
 
 def thawed(job_id: str, text: bytes) -> RedisJob | None:
@@ -275,7 +282,7 @@ def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffe
     ]
 
 
-def _changes(before: dict[int, MemoryPiece], after: dict[int, MemoryPiece]) -> list[Argument]:
+def _changes(before: dict[int, PieceRecord], after: dict[int, PieceRecord]) -> list[Argument]:
     """Returns the pieces that are gone, new or elsewhere."""
     changes: list[Argument] = []
     for number in before.keys() - after.keys():
@@ -295,14 +302,6 @@ def _copy(job: RedisJob) -> RedisJob:
     kept = job.kept
     pieces = {number: replace(piece) for number, piece in kept.pieces.items()}
     return replace(job, kept=replace(kept, pieces=pieces, lines={}, chunks={}))
-
-
-def _nothing() -> None:
-    """The script tells whether something became ready."""
-
-
-def _discarded(_blobs: Sequence[str]) -> None:
-    """The script knows the blobs of the chunks."""
 
 
 # Claims of pieces in the Redis, and what time does to jobs: they become due, claims and deadlines end.
@@ -516,7 +515,7 @@ def read_result(reply: bytes) -> WriteResult:
     return WriteResult(True, None if ends_as == records.NONE else JobState(ends_as), paused == "1")
 
 
-def _stop(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+def _stop(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
     effects.is_forced = True  # it is not due any more, whatever becomes of it
     if kept.job.deadline <= now and not is_past_stopping(kept.job):
         pieces.expire(kept, now)

@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from gateway.core.types import LANES
-from gateway.products.jobs import sqlite_rows
+from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.dead_letters.sqlite import dead_rows
 from gateway.products.jobs.model import (
@@ -34,12 +34,11 @@ from gateway.products.jobs.model import (
     WriteResult,
 )
 from gateway.products.jobs.sqlite_rows import CLAIMED, LATER, OPEN, READY, STATES, WITHHELD, JobRow, Rest
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.transitions import NOT_OURS, OpenBounds, written
+from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, written
 
 # The pieces of jobs in the file: when they are ready, and what follows when one of them is done.
 #
-# Used by the file's thread, in transactions. The same steps as in `gateway.products.jobs.transitions.pieces`, in SQL.
+# Used by the file's thread, in transactions. The same steps as in `gateway.products.jobs.transitions`, in SQL.
 
 
 class SqlitePieces:

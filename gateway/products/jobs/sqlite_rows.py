@@ -17,6 +17,7 @@ import orjson
 
 from gateway.drivers.sqlite_store.opening import FileKind
 from gateway.features.runs.sqlite.sqlite_rows import MIGRATION as RUNS
+from gateway.products.jobs import transitions
 from gateway.products.jobs.model import (
     STATE_OF_STATUS,
     Job,
@@ -30,8 +31,7 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     Tally,
 )
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.transitions import PieceState, is_past_stopping
+from gateway.products.jobs.transitions import PieceState, is_past_stopping
 
 # Jobs as rows: what is searched in columns, the rest as one JSON array.
 

@@ -1,4 +1,4 @@
-"""The port of durable work: jobs and their pieces, implemented in `memory.py`, `sqlite_store/` and `redis.py`.
+"""The port of durable work: jobs and their pieces, implemented in `sqlite_store/` and `redis.py`.
 
 Unlike the store of answers, whose failures cost a cache hit, it says the truth or raises JobsUnavailable: what is accepted is
 durable, and what is not durable is not accepted. Every method that writes about claimed work is fenced.
@@ -39,7 +39,7 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import EventLogs, KeptBounds
 from gateway.products.responses.rules.response_object import KeptResponses
 
@@ -401,13 +401,17 @@ def has_jobs(path: str) -> bool:
 
 def no_jobs(wall: Callable[[], float]) -> JobStore:
     """Returns an empty store, to look into where there is no file yet."""
-    from gateway.products.jobs.memory import MemoryJobStore  # as above
+    from gateway.drivers.sqlite_store.opening import IN_MEMORY  # as above
+    from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
 
-    return MemoryJobStore(wall)
+    return SqliteJobStore(IN_MEMORY, wall)
 
 
 def copier_of(store: JobStore) -> tuple[str, Callable[[str], Awaitable[str | None]]] | None:
     """Returns the path of the store's file, and what copies it to another path; None: it is in no file."""
+    from gateway.drivers.sqlite_store.opening import IN_MEMORY  # as above
     from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
 
-    return (store.path, store.backup) if isinstance(store, SqliteJobStore) else None
+    if isinstance(store, SqliteJobStore) and store.path != IN_MEMORY:
+        return store.path, store.backup
+    return None

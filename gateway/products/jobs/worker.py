@@ -413,6 +413,7 @@ class JobEngine:
         store: not for one behind a network, whose absence would delay all calls.
         """
         self._nothing = nothing
+        self._empty: asyncio.Task[JobStore] | None = None
         self._last_users = last_users
         self._open_store = open_store
         self._has_jobs = has_jobs
@@ -469,7 +470,9 @@ class JobEngine:
     async def reader(self) -> JobStore:
         """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
         if self._store is None and not self.problem and self._nothing is not None and not self._has_jobs():
-            return self._nothing()
+            if self._empty is None:
+                self._empty = asyncio.create_task(asyncio.to_thread(self._nothing))
+            return await asyncio.shield(self._empty)
         return await self.store()
 
     def tick(self) -> None:
@@ -492,6 +495,8 @@ class JobEngine:
             await worker.aclose()
         if self._store is not None:
             await self._store.aclose()
+        if self._empty is not None:
+            await (await self._empty).aclose()
 
     def _is_due(self) -> bool:
         return self._tried_at is None or self._clock.monotonic() - self._tried_at >= RETRY_S

@@ -11,7 +11,7 @@ from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.sqlite import HELD
 from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
-from gateway.products.jobs.transitions.transitions import NOT_OURS, written
+from gateway.products.jobs.transitions import NOT_OURS, written
 from gateway.products.responses.log.log_watchers import LogWatchers
 from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds, place_in_log
 from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse

@@ -44,8 +44,8 @@ from gateway.features.runs.step import RUN, STEP, TASK, WORKFLOW, Close, nobody_
 from gateway.features.runs.steps.kept_steps import DurableRuns
 from gateway.features.runs.table.fuse import RunBudget
 from gateway.features.runs.table.table import RunTable
-from gateway.products.jobs.memory import MemoryJobStore
 from tests.support.flow import Bench, FakeClock, ScriptedUpstream, failed, whole
+from tests.support.memory_store.store import MemoryJobStore
 
 INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
 KEY = Key("web", "web", b"")

@@ -17,7 +17,6 @@ from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.rules.rules import Caching, ExactRule
 from gateway.features.runs.rules import RunPart, StepRequest
 from gateway.features.runs.step import OTHERS, StepChanged, StepRunning, StepTooLarge, StoredStep
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import JobsOff, JobsUnavailable
 from gateway.products.jobs.store import JobStore
 from tests.features.reuse.test_reuse import BAD, EVENTS, STREAM, asking, begin, gated, outcomes, sent, turns
@@ -34,6 +33,7 @@ from tests.support.flow import (
     streamed,
     whole,
 )
+from tests.support.memory_store.store import MemoryJobStore
 
 REPLAYED = (b"x-gateway-step-replayed", b"true")
 

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.features.runs.rules import RunChange, RunRecord, begun, outcome_of, use_of
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import JobFlag, JobState
 from gateway.products.jobs.upkeep import CountedEnds
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.runs import RUN_ID, Ledger, call, run_process
 from tests.support.town import Town, Where, town
 from tests.support.virtual import LoopClock, run

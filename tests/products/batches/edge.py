@@ -29,13 +29,13 @@ from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.service import BatchService, FileService
 from gateway.products.jobs.http.events import EventReaders
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.rules import Jobs, JobSettings
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.upkeep import Watchers
 from gateway.routes import build_app
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
 from tests.loopback import plain_http
+from tests.support.memory_store.store import MemoryJobStore
 
 OTHER_KEY = NIGHTLY_KEY
 """Of another tenant."""

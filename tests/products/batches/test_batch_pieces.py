@@ -22,7 +22,6 @@ from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchEnds, write_chunk
 from gateway.products.batches.input import lines_of, read_index
 from gateway.products.batches.output import LineIdentity, answered_line, batch_object
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
@@ -49,6 +48,7 @@ from tests.products.batches.edge import snapshot
 from tests.products.batches.test_batch_lines import jsonl, line
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
+from tests.support.memory_store.store import MemoryJobStore
 
 RULES = JobRules(batches=BatchRules(parallel_chunks=2))
 ID = new_id(BATCH, b"b" * 16)

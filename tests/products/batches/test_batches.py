@@ -23,7 +23,6 @@ from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFile,
 from gateway.products.batches.input import lines_of
 from gateway.products.batches.output import LineIdentity, answered_line
 from gateway.products.jobs.http import events
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import (
     BATCH,
     CHECK,
@@ -42,6 +41,7 @@ from gateway.products.jobs.worker import RunningWork
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
 from tests.products.batches.edge import FEW_KEY, OTHER_KEY, JobEdge, job_edge
 from tests.products.batches.test_batch_lines import jsonl, line
+from tests.support.memory_store.store import MemoryJobStore
 
 AUTH = f"authorization: Bearer {WEB_KEY}"
 CHAT: Any = "/v1/chat/completions"

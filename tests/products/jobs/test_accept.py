@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.products.jobs.model import CHECK, JobEnd, JobFlag, JobQuery, JobState, JobsUnavailable, TooManyJobs
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, DAY_S, HOUR_S, Jobs, MakeJobStore, ids, key
 

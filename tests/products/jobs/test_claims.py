@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from gateway.products.jobs.model import CHECK, ChunkPlan, ClaimAsk, JobEnd, JobFlag, JobState
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces
 

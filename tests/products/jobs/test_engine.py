@@ -8,11 +8,11 @@ import logging
 import pytest
 
 from gateway.core.errors import StoreUnusable
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RETRY_S, JobEngine
 from tests.support.flow import FakeClock
+from tests.support.memory_store.store import MemoryJobStore
 
 
 class Opening:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.fixtures.job_stores import STORES
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, Jobs
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.redis_jobs import job_lender
 from tests.support.sqlite_support import connect_hastily
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.products.jobs.dead_letters.rules import REPLAYS, LetterPage, derived_letter_id
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import (
     CHECK,
     FINALISE,
@@ -37,9 +36,10 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import ANSWER, ERROR, Jobs, chunk, key, line
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.sqlite_support import connect_hastily
 
 TENANTS = st.sampled_from(["a", "b"])

@@ -19,7 +19,7 @@ from gateway.products.jobs.model import (
     NewJob,
     TooManyJobs,
 )
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, ERROR, OURS, STALE, Jobs, MakeJobStore, ids
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from gateway.drivers.blobs.directory import DirectoryBlobs
 from gateway.products.batches.output import chunk_blob, index_blob
 from gateway.products.batches.service import blob_of
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import BATCH, CHECK, FILE, ClaimAsk, JobEnd, JobState, NewJob, StoredFile, new_id
 from gateway.products.jobs.upkeep import LEAST_AGE_S, BlobSweep
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
+from tests.support.memory_store.store import MemoryJobStore
 
 OLD_S = LEAST_AGE_S + 60
 

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import ClaimAsk, Job, JobEnd, JobState, JobsUnavailable
 from gateway.products.jobs.upkeep import Watchers
 from gateway.products.jobs.worker import RunningWork
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.stage import Stage
 from tests.support.virtual import LoopClock, run
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.products.jobs.memory import MemoryJobStore
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, WriteResult
 from gateway.products.jobs.rules import SegmentRules
 from gateway.products.jobs.store import JobStore
-from gateway.products.jobs.transitions.transitions import NOT_OURS
+from gateway.products.jobs.transitions import NOT_OURS
 from gateway.products.jobs.worker import JobWorker, RunningWork
+from tests.support.memory_store.store import MemoryJobStore
 from tests.support.stage import Stage
 from tests.support.virtual import LoopClock, run
 

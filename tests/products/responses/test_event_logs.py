@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from gateway.products.jobs.model import JobState
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.rules.response_object import LogPage, LogPart
 from tests.support.conformance import Wall

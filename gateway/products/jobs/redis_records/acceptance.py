@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.clock import SteadyClock
 from gateway.drivers.redis.link import BackgroundTasks, Script
+from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.redis.letters import LetterChange
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import (
@@ -36,9 +37,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.redis_claims import LetterMoved, RedisClaims, RedisSteps, StepEffects, read_result
 from gateway.products.jobs.redis_partitions.durability import Argument, JobPartitions, job_script
 from gateway.products.jobs.redis_records import records
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.pieces import MemoryJob, MemoryPieces
-from gateway.products.jobs.transitions.transitions import NOT_OURS, OpenBounds
+from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, WholeJob
 
 ACCEPT, TAKE_BACK = job_script("accept", "take"), job_script("take_back", "take", "erase")
 
@@ -406,7 +405,7 @@ class RedisWrites:
     ) -> WriteResult:
         """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
+        def change(pieces: PieceMachine, kept: WholeJob, now: float, _effects: StepEffects) -> None:
             kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
             claims = kept.pieces[work.piece].claims - 1
             ready_at = now if run_at is None else max(now, run_at)
@@ -426,7 +425,7 @@ class RedisWrites:
         if work.job.kind is not JobKind.RUN:
             return NOT_OURS
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+        def change(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
             kept.job = transitions.noted(kept.job, marks)
             pieces.park(kept, now)
             effects.ended_by = str(work.fence)
@@ -440,7 +439,7 @@ class RedisWrites:
         if work.piece != CHECK:
             return NOT_OURS
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+        def change(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
             pieces.begin(kept, plan, marks, now)
             effects.ended_by = str(work.fence)
 
@@ -451,7 +450,7 @@ class RedisWrites:
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
         """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
 
-        def change(_pieces: MemoryPieces, kept: MemoryJob, _now: float, _effects: StepEffects) -> None:
+        def change(_pieces: PieceMachine, kept: WholeJob, _now: float, _effects: StepEffects) -> None:
             kept.job = transitions.noted(kept.job, marks)
 
         return await self._steps.write("note", work, change, lambda _: False, is_durable=True)
@@ -462,7 +461,7 @@ class RedisWrites:
             return NOT_OURS
         partition = self._partitions.of_work(work)
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+        def change(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
             pieces.complete(kept, result, now)
             effects.chunk = result
 
@@ -478,7 +477,7 @@ class RedisWrites:
         They are kept beside it: a job that follows is of the same tenant, or of none.
         """
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+        def change(pieces: PieceMachine, kept: WholeJob, now: float, effects: StepEffects) -> None:
             pieces.end(kept, end, now)
             effects.answer = end.answer
             effects.following += following
@@ -497,7 +496,7 @@ class RedisWrites:
     ) -> WriteResult | None:
         """Counts a job that a replay begins, with its letter; None: the letter has changed meanwhile."""
 
-        def counted(_pieces: MemoryPieces, kept: MemoryJob, _now: float, effects: StepEffects) -> None:
+        def counted(_pieces: PieceMachine, kept: WholeJob, _now: float, effects: StepEffects) -> None:
             kept.job = transitions.one_more(kept.job)
             if change is not None and new is not None:
                 effects.replays_letter = True
@@ -510,7 +509,7 @@ class RedisWrites:
             return None
 
 
-def _as_it_was(_pieces: MemoryPieces, _kept: MemoryJob, _now: float, _effects: StepEffects) -> None:
+def _as_it_was(_pieces: PieceMachine, _kept: WholeJob, _now: float, _effects: StepEffects) -> None:
     """Changes nothing."""
 
 

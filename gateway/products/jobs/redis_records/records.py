@@ -1,6 +1,6 @@
 """Jobs as the Redis has them: a head of tokens that scripts read, the rest as JSON, and the pieces; and back.
 
-A job read so is a `MemoryJob`, so that the steps from one job to the next are those of the reference, written once.
+A job read so is a `WholeJob`, which `transitions` changes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     Tally,
 )
-from gateway.products.jobs.transitions.pieces import MemoryJob, MemoryPiece
-from gateway.products.jobs.transitions.transitions import PieceState, is_past_stopping
+from gateway.products.jobs.transitions import PieceRecord, PieceState, WholeJob, is_past_stopping
 
 NONE: Final = "-"
 SEQ, TENANT = 17, 19
@@ -40,7 +39,7 @@ STATES: Final[Mapping[str, PieceState]] = {letter: state for state, letter in LE
 class RedisJob:
     """A job as it was read, and what tells whether it has been written since."""
 
-    kept: MemoryJob
+    kept: WholeJob
     """Without its payload, lines, chunks and answer."""
     writes: str
     """Counts the writes."""
@@ -161,7 +160,7 @@ def thaw(job_id: str, text: bytes) -> RedisJob:
     head, pieces, rest = text.split(b"\n")
     tokens, more = head.decode().split(), orjson.loads(rest)
     *_, plan, next_chunk = more
-    kept = MemoryJob(
+    kept = WholeJob(
         _read(job_id, tokens, more),
         reads=unquote(tokens[22][1:]),
         debounced=int(tokens[8]),
@@ -253,12 +252,12 @@ def _tokens(text: bytes) -> list[bytes]:
     return text.partition(b"\n")[0].split()
 
 
-def _piece(text: bytes) -> MemoryPiece:
+def _piece(text: bytes) -> PieceRecord:
     number, state, ready_at, claims, fence, _, _ = text.decode().split(":")
-    return MemoryPiece(int(number), STATES[state], float(ready_at), 0, int(claims), int(fence))
+    return PieceRecord(int(number), STATES[state], float(ready_at), 0, int(claims), int(fence))
 
 
-def _place(piece: MemoryPiece) -> tuple[float, int]:
+def _place(piece: PieceRecord) -> tuple[float, int]:
     return piece.ready_at, piece.number
 
 

@@ -19,7 +19,7 @@ from gateway.core.types import LANES, Lane
 from gateway.drivers.sqlite_store.opening import Connect
 from gateway.features.runs.sqlite.sqlite import SqliteRuns
 from gateway.products.batches.sqlite import SqliteJobFiles
-from gateway.products.jobs import sqlite_rows
+from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.dead_letters.sqlite.dead_letters import SqliteDeadLetters
 from gateway.products.jobs.model import (
@@ -46,8 +46,7 @@ from gateway.products.jobs.model import (
 from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, SqliteClaims, SqlitePieces
 from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.sqlite_store.file import FAILED, JobsFile
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.transitions import OpenBounds
+from gateway.products.jobs.transitions import OpenBounds
 from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
 

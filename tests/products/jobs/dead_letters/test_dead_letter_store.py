@@ -39,7 +39,7 @@ async def dead_call(jobs: Jobs, message: str = "it failed", payload: bytes = b"{
 async def test_all_groups_can_be_walked_through(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are beside those that are listed, in the order of their ids; what goes meanwhile moves none."""
     for store in (
-        "gateway.products.jobs.dead_letters.memory",
+        "tests.support.memory_store.dead_letters",
         "gateway.products.jobs.dead_letters.sqlite.dead_rows",
         "gateway.products.jobs.dead_letters.redis.dead_letters",
     ):

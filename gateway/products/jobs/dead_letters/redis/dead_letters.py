@@ -21,7 +21,7 @@ from gateway.products.jobs.redis_claims import RedisSteps
 from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
 from gateway.products.jobs.redis_records import records
 from gateway.products.jobs.redis_records.acceptance import RedisWrites
-from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
+from gateway.products.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 WRITE, PURGE = job_script("letters_write", "take", "letters"), job_script("letters_purge", "letters")
 PAGE, GROUPS = job_script("letters_page", "letters"), job_script("letters_groups", "letters")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.products.jobs import sqlite_rows
+from gateway.products.jobs import sqlite_rows, transitions
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage, ReplayResult, replaying
 from gateway.products.jobs.dead_letters.sqlite import dead_rows
 from gateway.products.jobs.model import ClaimedWork, NewJob
 from gateway.products.jobs.sqlite import SqliteAcceptance, SqlitePieces
 from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.transitions import NOT_OURS, written
+from gateway.products.jobs.transitions import NOT_OURS, written
 
 AT_ONCE = 100
 """Letters that are removed in one step, after which others have their turn."""

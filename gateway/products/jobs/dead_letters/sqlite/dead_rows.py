@@ -20,7 +20,7 @@ from gateway.products.jobs.dead_letters.rules import (
 )
 from gateway.products.jobs.model import JobEnd
 from gateway.products.jobs.sqlite_rows import JobRow
-from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS
+from gateway.products.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS
 
 _COUNTED = (
     "INSERT INTO dead_groups (id, kind, class, model, template, count, bytes) VALUES (?, ?, ?, ?, ?, ?, ?) "

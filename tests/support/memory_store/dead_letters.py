@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.rules import (
     REPLAYS,
     DeadGroup,
@@ -16,9 +17,7 @@ from gateway.products.jobs.dead_letters.rules import (
     stripped,
 )
 from gateway.products.jobs.model import ClaimedWork, Job, JobEnd, NewJob
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.pieces import MemoryJob
-from gateway.products.jobs.transitions.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS, written
+from gateway.products.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS, WholeJob, written
 
 
 class MemoryDeadLetters:
@@ -26,8 +25,8 @@ class MemoryDeadLetters:
 
     def __init__(
         self,
-        jobs: Mapping[str, MemoryJob],
-        claimed: Callable[[ClaimedWork], MemoryJob | None],
+        jobs: Mapping[str, WholeJob],
+        claimed: Callable[[ClaimedWork], WholeJob | None],
         accept: Callable[[NewJob], object],
     ) -> None:
         self._jobs = jobs

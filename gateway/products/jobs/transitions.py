@@ -1,27 +1,34 @@
-"""What becomes of a job, whichever store keeps it: small steps from one job to the next, without storage.
+"""What becomes of a job and its pieces, whichever store keeps them, without storage.
 
+First the small steps from one job to the next, which every store takes; then the pieces with their job as a whole, which the
+store in Redis reads, changes here and writes. SQLite does the same with the pieces in SQL (`sqlite.SqlitePieces`).
 Invariants: an end never changes; the revision grows with every step that changes a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from gateway.products.jobs.dead_letters.rules import with_failure
 from gateway.products.jobs.model import (
     FINALISE,
+    RUN_PIECE,
     ChunkPlan,
+    ChunkResult,
     Job,
     JobEnd,
     JobError,
+    JobFlag,
     JobKind,
     JobQuery,
     JobState,
     LineResult,
     NewJob,
     Stage,
+    StoredAnswer,
     Tally,
     TooManyJobs,
     WriteResult,
@@ -253,3 +260,161 @@ def matches(job: Job, query: JobQuery) -> bool:
         and (not query.statuses or job_status(job) in query.statuses)
         and all(metadata.get(name) == value for name, value in query.metadata.items())
     )
+
+
+# A job with its pieces: when they are ready, and what follows when one is done.
+
+
+@dataclass(slots=True)
+class PieceRecord:
+    """One piece of a job."""
+
+    number: int
+    state: PieceState
+    ready_at: float
+    turn: int
+    """Grows with each piece that begins to wait."""
+    claims: int = 0
+    fence: int = 0
+    has_news: bool = field(default=False, compare=False)
+    """Of a run that is claimed: a child has ended since, or it was told to stop."""
+
+
+@dataclass(slots=True)
+class WholeJob:
+    """A job and all that belongs to it."""
+
+    job: Job
+    payload: bytes = b""
+    reads: str = ""
+    debounced: int = 0
+    pieces: dict[int, PieceRecord] = field(default_factory=dict)
+    plan: ChunkPlan | None = None
+    next_chunk: int = 0
+    lines: dict[int, dict[int, LineResult]] = field(default_factory=dict)
+    """The results of lines by chunk, of chunks that are not complete."""
+    chunks: dict[int, ChunkResult] = field(default_factory=dict)
+    answer: StoredAnswer | None = None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Tells whether a worker has a piece of it."""
+        return any(piece.state == "claimed" for piece in self.pieces.values())
+
+
+class PieceMachine:
+    """Moves pieces from state to state; calls `follow` with a job at its end. It is for one step, or for one store."""
+
+    def __init__(self, follow: Callable[[WholeJob, JobEnd, float], None], workers: int = 1) -> None:
+        """`workers` is the number of gateways that share the work."""
+        self._follow = follow
+        self._workers = workers
+        self._turns = count()
+
+    def put(self, kept: WholeJob, number: int, ready_at: float, now: float, claims: int = 0) -> None:
+        """Makes a piece wait, behind all that became ready at the same time."""
+        state = waiting(kept.job, number, ready_at, now)
+        kept.pieces[number] = PieceRecord(number, state, ready_at, next(self._turns), claims)
+
+    def begin(self, kept: WholeJob, plan: ChunkPlan, marks: Mapping[str, object], now: float) -> None:
+        """Puts the first chunks of a checked batch in the place of CHECK."""
+        kept.pieces.clear()
+        kept.plan, kept.next_chunk = plan, 0
+        kept.job = begun(kept.job, plan, marks)
+        self._go_on(kept, now)
+
+    def complete(self, kept: WholeJob, result: ChunkResult, now: float) -> None:
+        """Puts the next chunk in the place of a complete one, or FINALISE in the place of the last."""
+        del kept.pieces[result.chunk]
+        kept.lines.pop(result.chunk, None)
+        kept.chunks[result.chunk] = result
+        self._go_on(kept, now)
+
+    def end(self, kept: WholeJob, end: JobEnd, now: float) -> None:
+        """Ends a job: what it needed on its way goes."""
+        kept.job = ended(kept.job, end, now)
+        kept.answer = end.answer
+        if not keeps_payload(kept.job, end.state):
+            kept.payload = b""
+        kept.pieces.clear()
+        kept.lines.clear()
+        kept.chunks.clear()
+        self._follow(kept, end, now)
+
+    def park(self, kept: WholeJob, now: float) -> None:
+        """Has a claimed run wait for its children, or look at them again at once where there is news."""
+        if kept.pieces.pop(RUN_PIECE).has_news:
+            self.put(kept, RUN_PIECE, now, now)
+        else:
+            kept.job = parked(kept.job)
+
+    def child_ended(self, kept: WholeJob, now: float) -> None:
+        """Has a run look at its children: at once where it is parked, after its claim where it is claimed."""
+        if kept.job.state is JobState.WAITING:
+            kept.job = woken(kept.job)
+            self.put(kept, RUN_PIECE, now, now)
+        for piece in kept.pieces.values():
+            piece.has_news = piece.has_news or piece.state == "claimed"
+
+    def flag(self, kept: WholeJob, flag: JobFlag, now: float) -> None:
+        """Does what is asked of a job that has not ended."""
+        if flag is JobFlag.CANCEL:
+            self._stop(kept, JobState.CANCELLED, now)
+        else:
+            kept.job = changed(kept.job, is_paused=flag is JobFlag.PAUSE)
+            self._withhold(kept, now)
+
+    def expire(self, kept: WholeJob, now: float) -> None:
+        """Stops a job whose deadline has passed."""
+        self._stop(kept, JobState.EXPIRED, now)
+
+    def stop_if_requested(self, kept: WholeJob, now: float) -> None:
+        """Ends a job that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
+        job = kept.job
+        if job.ends_as is None or kept.is_claimed or FINALISE in kept.pieces:
+            return
+        if job.kind is JobKind.BATCH:
+            self._finalise(kept, now)
+        elif not goes_on_to_stop(job):
+            self.end(kept, JobEnd(job.ends_as), now)
+
+    def _stop(self, kept: WholeJob, as_state: JobState, now: float) -> None:
+        if kept.job.ends_as is None:
+            kept.job = stopping(kept.job, as_state, now)
+            if goes_on_to_stop(kept.job):
+                self._hasten(kept, now)
+                return
+            self._withhold(kept, now)
+            self.stop_if_requested(kept, now)
+
+    def _hasten(self, kept: WholeJob, now: float) -> None:
+        """Has a run that is to stop looked at as soon as can be, parked, paused or put off as it may be."""
+        self.child_ended(kept, now)
+        for piece in list(kept.pieces.values()):
+            if piece.state in ("later", "withheld"):
+                self.put(kept, piece.number, now, now, claims=piece.claims)
+
+    def _withhold(self, kept: WholeJob, now: float) -> None:
+        """Withholds the waiting pieces of a job that is paused or to stop, and gives back those of one that is not."""
+        for piece in kept.pieces.values():
+            if piece.state != "claimed":
+                piece.state = waiting(kept.job, piece.number, piece.ready_at, now)
+                if piece.state == "ready":
+                    kept.job = due(kept.job)
+
+    def _go_on(self, kept: WholeJob, now: float) -> None:
+        """Puts chunks until enough of them wait or run; FINALISE when there is none left, or the job is to stop."""
+        if kept.plan is None:
+            return
+        most = kept.plan.parallel_for(self._workers)
+        while kept.job.ends_as is None and len(kept.pieces) < most and kept.next_chunk < kept.plan.chunks:
+            self.put(kept, kept.next_chunk, now, now)
+            kept.next_chunk += 1
+        self.stop_if_requested(kept, now)
+        if not kept.pieces:
+            self._finalise(kept, now)
+
+    def _finalise(self, kept: WholeJob, now: float) -> None:
+        kept.pieces.clear()
+        kept.job = finalising(kept.job)
+        self.put(kept, FINALISE, now, now)

@@ -1,19 +1,18 @@
-"""The store of jobs in memory: the reference that says what every store of jobs has to do, and a demonstration.
+"""A store of jobs in memory: the reference that says what every store of jobs has to do.
 
-Short, synchronous inside, and lost with the process. The steps from one job to the next are in `transitions`.
+The models of the other stores are compared with it, and tests on a virtual clock run on it: it answers within the loop, where a
+file has a thread. The steps from one job to the next are those of the gateway, in `transitions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from math import inf
 from secrets import token_hex
 
-from gateway.core.types import Lane
-from gateway.features.runs.store import MemoryRuns
-from gateway.products.batches.memory import MemoryJobFiles
-from gateway.products.jobs.dead_letters.memory import MemoryDeadLetters
+from gateway.core.types import LANES, Lane
+from gateway.products.jobs import transitions
 from gateway.products.jobs.dead_letters.rules import DeadLetter
 from gateway.products.jobs.model import (
     CHECK,
@@ -39,11 +38,78 @@ from gateway.products.jobs.model import (
     WriteResult,
     nothing_follows,
 )
-from gateway.products.jobs.transitions import transitions
-from gateway.products.jobs.transitions.pieces import MemoryJob, MemoryPieces
-from gateway.products.jobs.transitions.transitions import NOT_OURS, OpenBounds, written
+from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, PieceRecord, WholeJob, written
 from gateway.products.responses.log.shared_logs import KeptBounds
-from gateway.products.responses.memory import MemoryEventLogs, MemoryKeptResponses
+from tests.support.memory_store.dead_letters import MemoryDeadLetters
+from tests.support.memory_store.files import MemoryJobFiles
+from tests.support.memory_store.responses import MemoryEventLogs, MemoryKeptResponses
+from tests.support.memory_store.runs import MemoryRuns
+
+
+class MemoryPieces(PieceMachine):
+    """The steps of the gateway, and what a server does by itself: it knows what is ready, and when time makes something so.
+
+    Calls `wake` when a piece is ready, and `discard` with blobs that are no longer needed.
+    """
+
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        discard: Callable[[Sequence[str]], None],
+        follow: Callable[[WholeJob, JobEnd, float], None],
+    ) -> None:
+        super().__init__(follow)
+        self._wake = wake
+        self._discard = discard
+
+    def put(self, kept: WholeJob, number: int, ready_at: float, now: float, claims: int = 0) -> None:
+        """Makes a piece wait, behind all that became ready at the same time."""
+        super().put(kept, number, ready_at, now, claims)
+        if kept.pieces[number].state == "ready":
+            self._wake()
+
+    def end(self, kept: WholeJob, end: JobEnd, now: float) -> None:
+        """Ends a job: what it needed on its way goes."""
+        self._discard([blob for chunk in kept.chunks.values() for blob in (chunk.output, chunk.errors)])
+        super().end(kept, end, now)
+
+    def _withhold(self, kept: WholeJob, now: float) -> None:
+        super()._withhold(kept, now)
+        if any(piece.state == "ready" for piece in kept.pieces.values()):
+            self._wake()
+
+    def ready(self, jobs: Iterable[WholeJob], segment: str) -> list[tuple[WholeJob, PieceRecord]]:
+        """Returns the ready pieces of a segment, those to be given first at the head."""
+        found = [
+            (kept, piece)
+            for kept in jobs
+            if kept.job.segment == segment
+            for piece in kept.pieces.values()
+            if piece.state == "ready"
+        ]
+        return sorted(found, key=lambda one: (rank(one[0].job), one[1].ready_at, one[1].turn))
+
+    def promote(self, kept: WholeJob, now: float) -> None:
+        """Makes ready what has waited for its time."""
+        for piece in kept.pieces.values():
+            if piece.state == "later" and piece.ready_at <= now:
+                piece.state = "ready"
+                kept.job = transitions.due(kept.job)
+                self._wake()
+
+    def depth(self, jobs: Iterable[WholeJob]) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns the number and the oldest of the pieces; what is withheld counts as `later`."""
+        times: dict[tuple[str, Lane, str], list[float]] = {}
+        for kept in jobs:
+            for piece in kept.pieces.values():
+                state = "later" if piece.state == "withheld" else piece.state
+                times.setdefault((kept.job.segment, kept.job.lane, state), []).append(piece.ready_at)
+        return {name: JobDepth(len(found), min(found)) for name, found in times.items()}
+
+
+def rank(job: Job) -> tuple[int, bool]:
+    return LANES.index(job.lane), not job.is_urgent
+
 
 # How jobs come into memory: one of a kind under a dedupe key, in the place of another under a debounce key, or new.
 
@@ -51,7 +117,7 @@ from gateway.products.responses.memory import MemoryEventLogs, MemoryKeptRespons
 class MemoryAcceptance:
     """Adds to the jobs, which belong to the store."""
 
-    def __init__(self, jobs: dict[str, MemoryJob], pieces: MemoryPieces, bounds: OpenBounds) -> None:
+    def __init__(self, jobs: dict[str, WholeJob], pieces: MemoryPieces, bounds: OpenBounds) -> None:
         self._jobs = jobs
         self._pieces = pieces
         self._bounds = bounds
@@ -77,7 +143,7 @@ class MemoryAcceptance:
             return known
         kept = self._scheduled(new)
         if kept is None:
-            kept = self._jobs[new.job.id] = MemoryJob(transitions.taken_in(new.job, now))
+            kept = self._jobs[new.job.id] = WholeJob(transitions.taken_in(new.job, now))
         else:
             kept.job = transitions.debounced(kept.job, new, now)
             kept.debounced += 1
@@ -107,7 +173,7 @@ class MemoryAcceptance:
         there = self._jobs.get(new.job.id)
         return None if there is None else Accepted(there.job, is_new=False)
 
-    def _scheduled(self, new: NewJob) -> MemoryJob | None:
+    def _scheduled(self, new: NewJob) -> WholeJob | None:
         """Returns the scheduled job whose place the new one takes."""
         kept = self._jobs.get(self._debounce.get(new.debounce_key, ""))
         return kept if kept is not None and kept.job.state is JobState.SCHEDULED else None
@@ -131,7 +197,7 @@ class MemoryJobStore:
     ) -> None:
         self._wall = wall
         self._following = following
-        self._jobs: dict[str, MemoryJob] = {}
+        self._jobs: dict[str, WholeJob] = {}
         """By id, in the order in which they came."""
         self.files = MemoryJobFiles(wall, self._read_blobs)
         kept_bounds = kept_bounds or KeptBounds()
@@ -334,11 +400,11 @@ class MemoryJobStore:
         """Takes nothing more."""
         self._is_open = False
 
-    def _visible(self, job_id: str, tenant: str | None) -> MemoryJob | None:
+    def _visible(self, job_id: str, tenant: str | None) -> WholeJob | None:
         kept = self._jobs.get(job_id)
         return kept if kept is not None and tenant in (None, kept.job.tenant) else None
 
-    def _claimed(self, work: ClaimedWork) -> MemoryJob | None:
+    def _claimed(self, work: ClaimedWork) -> WholeJob | None:
         """Returns the job of a claim that holds."""
         kept = self._jobs.get(work.job.id)
         piece = None if kept is None else kept.pieces.get(work.piece)
@@ -351,7 +417,7 @@ class MemoryJobStore:
     def _read_blobs(self) -> Collection[str]:
         return {one.reads for one in self._jobs.values() if not one.job.state.is_end}
 
-    def _follow(self, kept: MemoryJob, end: JobEnd, now: float) -> None:
+    def _follow(self, kept: WholeJob, end: JobEnd, now: float) -> None:
         self.dead.ended(kept.job, end, len(kept.payload))
         for new in self._following(kept.job):
             self._acceptance.accept(new, now)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from gateway.products.jobs.model import ClaimedWork, WriteResult
-from gateway.products.jobs.transitions.pieces import MemoryJob
-from gateway.products.jobs.transitions.transitions import NOT_OURS, written
+from gateway.products.jobs.transitions import NOT_OURS, WholeJob, written
 from gateway.products.responses.log.log_watchers import LogWatchers
 from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds, place_in_log
 from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
@@ -33,8 +32,8 @@ class MemoryEventLogs:
 
     def __init__(
         self,
-        jobs: Mapping[str, MemoryJob],
-        claimed: Callable[[ClaimedWork], MemoryJob | None],
+        jobs: Mapping[str, WholeJob],
+        claimed: Callable[[ClaimedWork], WholeJob | None],
         bounds: KeptBounds,
     ) -> None:
         self._jobs = jobs

@@ -1,1 +1,0 @@
-"""The state machine of jobs and their pieces, without storage."""
