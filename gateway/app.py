@@ -26,12 +26,12 @@ from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
 from gateway.core.config.fields import is_loopback
 from gateway.core.config.load import load_snapshot
-from gateway.core.edge.edge import Edge
-from gateway.core.edge.served import InFlight
+from gateway.core.edge import Edge
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools.pools import Pools
+from gateway.core.http.client.pools import Pools
 from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.pipeline import Pipeline
+from gateway.core.serving import InFlight
 from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import KeepAlive, Shedding

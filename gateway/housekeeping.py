@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gateway.admin import operations, views
+from gateway.admin import operations
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load import Reloader, ReloadReport
-from gateway.core.edge.served import InFlight
 from gateway.core.http.client.model_lists import ModelLists
-from gateway.core.http.client.pools.pools import Pools
+from gateway.core.http.client.pools import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.ports import SharedStore, Store
+from gateway.core.serving import InFlight
 from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
@@ -241,9 +241,11 @@ class Housekeeping:
         pauses = {name: gate.pauses.count for name, gate in gates.items()}
         telemetry.set_queue(queue.occupancy.depth, operations.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_budgets(admission.budgets.of_keys(self.policies.current))
-        telemetry.set_suspects(views.suspects(admission))
-        telemetry.set_spent_quotas(views.spent_quotas(admission, now))
-        telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
+        telemetry.set_suspects(operations.suspects(admission))
+        telemetry.set_spent_quotas(operations.spent_quotas(admission, now))
+        telemetry.set_breakers(
+            operations.breaker_states(admission), operations.retry_levels(admission, self.policies.current)
+        )
         telemetry.set_store(self.store.stats())
         telemetry.set_sockets(self.realtime.traffic(), sum(one.is_connection for one in self.inflight.present()))
         telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)

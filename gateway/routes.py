@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
+from gateway.core import call_headers as parse
 from gateway.core import peek
-from gateway.core.edge.edge import ASGIApp, Edge, Receive, Scope, Send
+from gateway.core.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.core.http.connection import HotEndpoints
 from gateway.core.http.writing import WholeResponse
-from gateway.core.intake import parse
 from gateway.core.ports import Meter
 from gateway.core.render import (
     error_body,

@@ -15,12 +15,12 @@ from gateway.core import peek
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.clock import Clock, SharedClock
 from gateway.core.config.fields import SQLITE
-from gateway.core.edge.edge import Edge
-from gateway.core.edge.served import InFlight
-from gateway.core.http.client.pools.pools import Pools
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.edge import Edge
+from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.wire import Wire
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter, SharedStore, Store
+from gateway.core.serving import InFlight
 from gateway.core.snapshot.snapshot import Policies, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.core.waiting import Shedding

@@ -83,7 +83,7 @@ PURE = (
     "gateway.core.health.target_health.target_health",
     "gateway.core.health.times",
     "gateway.core.http.descriptors",
-    "gateway.core.intake.patience",
+    "gateway.core.patience",
     "gateway.core.limits.bucket",
     "gateway.core.limits.estimate",
     "gateway.core.limits.headers",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import gateway.cli.main, gateway.cli.serve
 from gateway.app import Gateway
-from gateway.cli.arguments.arguments import build_parser
+from gateway.cli.arguments import build_parser
 from gateway.settings import Settings
 
 build_parser("serve")
@@ -40,7 +40,7 @@ UNUSED = {
     "sqlite3": "it keeps no file",
     "numpy": "it has no semantic cache",
     "websockets": "it has no realtime session yet",
-    "gateway.core.websocket_connection": "it has no realtime session yet",
+    "gateway.core.websocket": "it has no realtime session yet",
     "gateway.drivers.redis_store.store": "it shares no state",
     "gateway.drivers.redis.link": "it shares no state",
     "gateway.drivers.sqlite": "it keeps no file",
@@ -53,7 +53,7 @@ UNUSED = {
     "gateway.credentials.sources": "no provider is called with a cloud's credential",
     "cryptography": "it has no service account",
     "gateway.demo": "it is no demo",
-    "gateway.workers.supervisor.supervisor": "it is the only process",
+    "gateway.workers.supervisor": "it is the only process",
     "httpx2": "it fetches no list of prices",
 }
 """Modules, and why a plain gateway has no use for them."""

@@ -1,7 +1,8 @@
 """Health, metrics and admin: what operators and their machines ask. None of it is on the hot path.
 
-Health says whether the process lives and whether it takes calls; it never calls a provider. `/admin/*` needs the admin key
-and does not exist without one.
+First the views, read-only: admission and the health of targets as plain data, with times in seconds from now, never as
+monotonic instants. Then the routes. Health says whether the process lives and whether it takes calls; it never calls a
+provider. `/admin/*` needs the admin key and does not exist without one. Backups come last.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import escape, glob
@@ -29,26 +30,31 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
-from gateway.admin import views
 from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.keys import KeyBudgets
+from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
 from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.call_headers import refuse_pages
 from gateway.core.clock import Clock
-from gateway.core.edge.served import InFlight, refuse_pages
 from gateway.core.errors import BackupFailed, InvalidRequest, NotFound, Unauthorised
-from gateway.core.intake.intake import read_object
-from gateway.core.intake.patience import ClientPatience
+from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.detector import Suspicion
+from gateway.core.health.target_health.target_health import Account
+from gateway.core.health.times import Latency
+from gateway.core.intake import read_object
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import ready_at
 from gateway.core.limits.table.limit_table import LimitRow, LimitSet
+from gateway.core.patience import ClientPatience
 from gateway.core.ports import StoreHealth
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.retry.balancing import Retries
+from gateway.core.serving import InFlight
+from gateway.core.snapshot.snapshot import Key, Model, Policies, PolicySnapshot
 from gateway.core.telemetry import CostTotals
 from gateway.core.types import LANES, Lane
 from gateway.routes import json_response
 
-# Shows operators admission as plain data: limits, queue and pauses, for `/admin/*` and the gauges.
-#
-# Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants.
+# Limits, queue and pauses, for `/admin/*` and the gauges.
 
 
 def show_limits(admission: Admission, now: float) -> dict[str, Any]:
@@ -165,6 +171,238 @@ def _predicted_s(line: WaitingLine, rank: int, tenant: str, now: float) -> float
     return None if wait_s == inf else round(max(0.0, wait_s), 3)
 
 
+# The health of targets and of the accounts that pay for them, and what calls have cost. Looking moves no breaker: an open one
+# whose time is over stays open until a call comes.
+
+_THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
+
+
+def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> dict[str, dict[str, Any]]:
+    """Shows every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used."""
+    gates = admission.gates
+    models, tokens = _uses(policy), _retry_tokens(policy)
+    targets = {}
+    for name, line in gates.shown():
+        label = gates.names.label(name)
+        row = _target_row(line, tokens.get(label, Retries().tokens), now) | {"warning": _warning(line, label)}
+        targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
+    accounts = {
+        account.name: _account(account, names, now) for account, names in sorted(_paid(admission), key=_name_of)
+    }
+    return {"targets": targets, "accounts": accounts}
+
+
+def show_costs(totals: CostTotals, budgets: KeyBudgets, policy: PolicySnapshot) -> dict[str, Any]:
+    """Shows what calls have cost since the start, by key and by model, and what is spent of today's budgets."""
+    by_key: dict[str, CostTotals] = {}
+    by_model: dict[str, CostTotals] = {}
+    for (model, key), row in sorted(totals.items()):
+        by_key[key] = {**by_key.get(key, {}), (model, key): row}
+        by_model[model] = {**by_model.get(model, {}), (model, key): row}
+    limited = {key.name: key for key in policy.keys.values() if key.budget_usd_per_day is not None}
+    return {
+        "keys": {
+            name: _costs(by_key.get(name, {})) | _left_of_budget(budgets, limited.get(name))
+            for name in sorted({*by_key, *limited})
+        },
+        "models": {name: _costs(rows) for name, rows in by_model.items()},
+        "total": _costs(totals),
+    }
+
+
+def _costs(rows: CostTotals) -> dict[str, Any]:
+    usd = sum([usd for usd, _, _ in rows.values()])
+    estimated_usd = sum([estimated for _, estimated, _ in rows.values()])
+    return {
+        "usd": round(usd, 9),
+        "estimated_usd": round(estimated_usd, 9),
+        "estimated_share": round(estimated_usd / usd, 4) if usd else None,
+        "unpriced_calls": sum([unpriced for _, _, unpriced in rows.values()]),
+    }
+
+
+def _left_of_budget(budgets: KeyBudgets, key: Key | None) -> dict[str, Any]:
+    if key is None:
+        return {"budget_usd_per_day": None, "spent_today_usd": None}
+    return {"budget_usd_per_day": key.budget_usd_per_day, "spent_today_usd": round(budgets.spent_today(key), 9)}
+
+
+def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
+    """Yields the state of each breaker under its name in the config: a label for a metric, which may come twice."""
+    gates = admission.gates
+    for name, line in gates.lines.items():
+        if not gates.names.is_callers(name):  # these are no target's
+            yield gates.names.label(name), line.gate.health.breaker.state
+    for account, _ in _paid(admission):
+        yield account.name, account.breaker.state
+
+
+def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
+    """Yields whether each target is suspect, under its name in the config, which may come twice."""
+    for name, line in admission.gates.lines.items():
+        yield admission.gates.names.label(name), line.gate.health.responsiveness.suspicion is not None
+
+
+def spent_quotas(admission: Admission, now: float) -> Iterator[tuple[str, bool]]:
+    """Yields whether the quota of each target is spent, until a call is served there; under its name in the config."""
+    gates, spent = admission.gates, admission.health.spent
+    for name, line in gates.lines.items():
+        if not gates.names.is_callers(name):
+            is_known_spent = not spent.isdisjoint((name, line.gate.health.account.name))
+            yield gates.names.label(name), is_known_spent or line.gate.pauses.quota_until > now
+
+
+def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
+    """Yields the retry tokens left at each target, under the name that the config has for it."""
+    gates, tokens = admission.gates, _retry_tokens(policy)
+    for name, line in gates.lines.items():
+        label = gates.names.label(name)
+        if label in tokens:
+            yield label, line.gate.health.tokens.level(tokens[label])
+
+
+def _target_row(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
+    gate = line.gate
+    health = gate.health
+    return {
+        **_breaker(health.breaker, now),
+        "suspect": _suspect(health.responsiveness.suspicion, now),
+        "in_flight": gate.in_flight,
+        "waiting": len(line.waiters),
+        "retries": {"in_flight": health.retries.in_flight, "tokens_left": round(health.tokens.level(tokens), 1)},
+        "time_to_first_byte": {
+            "streams": _times(health.first_byte, now),
+            "whole_answers": _times(health.whole_answer, now),
+            **{
+                _THOUGHT[stream]: _times(times, now)
+                for stream, times in sorted(health.responsiveness.thought().items())
+            },
+        },
+        "paused_s": _left(gate.pauses.ends_at, now),
+        "quota_spent_s": _left(gate.pauses.quota_until, now),
+    }
+
+
+def _warning(line: WaitingLine, label: str) -> str | None:
+    """Returns what the operator has to mend at the target, and how, or None."""
+    if not line.gate.health.responsiveness.has_lost_model:
+        return None
+    return f"{missing_model(label)}; {MISSING_REMEDY}"
+
+
+def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
+    """Shows since when nothing is heard of a suspect target, and how many of its calls are tried elsewhere; else None."""
+    if suspicion is None:
+        return None
+    return {"reason": suspicion.reason, "since_s": _ago(suspicion.since, now), "moving": suspicion.moving}
+
+
+def _account(account: Account, names: list[str], now: float) -> dict[str, Any]:
+    return {**_breaker(account.breaker, now), "credential_refused": account.is_refused, "targets": names}
+
+
+def _breaker(breaker: Breaker, now: float) -> dict[str, Any]:
+    rate = breaker.failure_rate(now)
+    baseline = breaker.baseline
+    return {
+        "state": breaker.state,
+        "reason": breaker.reason,
+        "by_hand": breaker.is_by_hand,
+        "since_s": _since_s(breaker, now),
+        "last_opened_s": _ago(breaker.opened_at, now),
+        "next_probe_s": _next_probe_s(breaker, now),
+        "ramping": breaker.is_ramping(now),
+        "ejections": breaker.ejections_at(now),
+        "failures": {
+            "rate": round(rate, 4),
+            "calls": breaker.outcomes_in_window(now)[0],
+            "usual_rate": round(baseline.failure_share, 4),
+        },
+        "usual_first_byte_s": round(baseline.first_byte_s, 4) or None,
+        "slow_after_s": round(breaker.slow_after_s, 3),
+    }
+
+
+def _since_s(breaker: Breaker, now: float) -> float | None:
+    """Returns the seconds since it opened, or, where it is half open, since probes were due; None: it is closed."""
+    if breaker.state == "closed":
+        return None
+    return _ago(breaker.probe_at if breaker.state == "half_open" else breaker.opened_at, now)
+
+
+def _next_probe_s(breaker: Breaker, now: float) -> float | None:
+    """Returns the seconds until a call may probe it; None: it is closed, or stays as it is until a person says so."""
+    if breaker.state == "half_open":
+        return 0.0
+    return None if breaker.probe_at == inf else _left(breaker.probe_at, now)
+
+
+def _times(latency: Latency, now: float) -> dict[str, Any]:
+    """Percentiles are None as long as too few answers were measured."""
+    return {
+        "answers": latency.count,
+        "expected_s": round(latency.peak_ewma(now), 4) if latency.count else None,
+        "p50_s": _rounded(latency.quantile(0.5)),
+        "p95_s": _rounded(latency.quantile(0.95)),
+    }
+
+
+def _payer(admission: Admission, line: WaitingLine) -> dict[str, str]:
+    health = line.gate.health
+    account = health.account
+    is_ours = admission.gates.accounts.get(account.name) is account
+    breaker = health.breaker if health.is_callers else account.breaker
+    return {"name": account.name if is_ours else "caller's own", "state": breaker.state}
+
+
+def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:
+    """Returns the accounts of the config, each with the targets that it pays for; those without any are left out."""
+    paid: dict[str, list[str]] = {}
+    for name, line in admission.gates.shown():
+        paid.setdefault(line.gate.health.account.name, []).append(name)
+    return [(account, paid[name]) for name, account in admission.gates.accounts.items() if name in paid]
+
+
+def _name_of(paid: tuple[Account, list[str]]) -> str:
+    return paid[0].name
+
+
+def _uses(policy: PolicySnapshot) -> Mapping[str, dict[str, Any]]:
+    """Returns by target the models that have it among their own, with its order and weight there."""
+    uses: dict[str, dict[str, Any]] = {}
+    for model in _models(policy):
+        for target in model.targets:
+            uses.setdefault(target.name, {})[model.name] = {"order": target.order, "weight": target.weight}
+    return uses
+
+
+def _retry_tokens(policy: PolicySnapshot) -> Mapping[str, float]:
+    """Returns by target the most retry tokens that it ever has, by the tightest of the models that use it."""
+    tokens: dict[str, float] = {}
+    for model in _models(policy):
+        for target in model.plan:
+            tokens[target.name] = min(model.retries.tokens, tokens.get(target.name, inf))
+    return tokens
+
+
+def _models(policy: PolicySnapshot) -> Iterable[Model]:
+    return (*policy.models.values(), *(model for _, model in policy.patterns))
+
+
+def _left(until: float, now: float) -> float:
+    return round(max(0.0, until - now), 3)
+
+
+def _ago(at: float, now: float) -> float | None:
+    return None if at == -inf else round(max(0.0, now - at), 3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+# The routes: health, metrics, views and switches.
+
 LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
 SWITCH_EXAMPLE = '{"action": "drain"}'
@@ -258,8 +496,8 @@ def state_routes(
 ) -> list[BaseRoute]:
     """Returns the routes that show the state of a running gateway, and the switches of its targets and accounts."""
 
-    def show_targets() -> dict[str, dict[str, Any]]:
-        return views.show_targets(admission, policies.current, clock.monotonic())
+    def show_all_targets() -> dict[str, dict[str, Any]]:
+        return show_targets(admission, policies.current, clock.monotonic())
 
     shown: dict[str, Callable[[], Any]] = {
         "config": show_config,
@@ -267,10 +505,10 @@ def state_routes(
         "queue": lambda: (
             show_queue(admission, clock.monotonic()) | {"clients": show_clients(patience, clock.monotonic())}
         ),
-        "targets": show_targets,
-        "costs": lambda: views.show_costs(costs(), admission.budgets, policies.current),
+        "targets": show_all_targets,
+        "costs": lambda: show_costs(costs(), admission.budgets, policies.current),
     }
-    return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.health.force)]
+    return [*admin_routes(policies, shown), *switch_routes(policies, show_all_targets, admission.health.force)]
 
 
 def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> list[BaseRoute]:

@@ -6,14 +6,14 @@ is in a module that is imported when it is called. Every failure is a sentence o
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# How a command ends: its exit code, and sentences on standard error.
-
+from gateway import __version__
 
 OK, FAILED, UNUSABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Done; it could not run; wrong usage, or a config that cannot be used; ended by Ctrl-C, as shells say it (128 + SIGINT), or by
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _await_handlers(name)
     from pydantic import ValidationError  # takes a second on a slow machine, in which a signal may come
 
-    from gateway.cli.arguments.arguments import build_parser  # as above
+    from gateway.cli.arguments import build_parser  # as above
     from gateway.core.errors import ConfigError, StoreUnusable  # as above
 
     options = build_parser(name).parse_args(words)
@@ -76,3 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def version(_options: argparse.Namespace) -> int:
+    """Prints the version."""
+    print(f"gateway {__version__}")
+    return OK

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 from urllib.parse import quote, urlsplit
 
-from gateway.cli.arguments.values import DEFAULT_URL
-from gateway.cli.local import local_gateway
+from gateway.cli.config import local_gateway
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
+from gateway.cli.values import DEFAULT_URL
 from gateway.core.config.fields import is_loopback
 
 # The operator's end of the admin API of a running gateway.

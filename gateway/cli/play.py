@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.cli.arguments.arguments import EMULATOR_FLAGS
+from gateway.cli.arguments import EMULATOR_FLAGS
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.http.server import owner_of
 from gateway.demo.batch import LINES_PER_KILL, BatchDemo

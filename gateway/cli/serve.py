@@ -10,10 +10,10 @@ import sys
 
 import uvloop
 
-from gateway.cli.check.config import compile_config, settings_of
+from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import fail
 from gateway.settings import Settings
-from gateway.workers.worker.single import serve
+from gateway.workers.worker import serve
 
 
 def run_gateway(options: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def run_gateway(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     log_to_stderr(settings)
     if settings.workers > 1:
-        from gateway.workers.supervisor.supervisor import Supervisor, WorkerFailed  # one process needs none
+        from gateway.workers.supervisor import Supervisor, WorkerFailed  # one process needs none
 
         try:
             return Supervisor(settings, os.environ, compile_config(settings)).run()

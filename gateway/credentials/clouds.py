@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.core.clock import Clock
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import EMULATOR, Upstream
 

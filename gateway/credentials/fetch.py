@@ -17,8 +17,7 @@ from typing import Any, Final, TypeAlias
 import httpx
 import orjson
 
-from gateway.core.http.client.httpx_transport import HttpxTransport
-from gateway.core.http.client.transport import ERRORS, Http1Transport
+from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTransport
 from gateway.products.jobs.webhooks.outward import in_words, timeouts_of
 
 Stamp: TypeAlias = tuple[int, int, int] | None

@@ -18,14 +18,14 @@ from typing import Final
 import httpx
 
 from gateway.core.clock import Clock
-from gateway.core.http.client.pools.whole_answers import (
+from gateway.core.http.client.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
+from gateway.core.http.client.whole_answers import (
     MOST_ANSWER_BYTES,
     ReadAnswer,
     WholeAnswer,
     in_pieces,
     read_whole,
 )
-from gateway.core.http.client.wire.redaction import OF_MESSAGES, addressed, at_own_path, unmarked
 from gateway.core.openai.json_edit import has_lone_surrogate
 from gateway.core.openai.sse import split_events
 from gateway.core.openai.usage import read_usage

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.admin.explain.languages import explain_error, read_headers
+from gateway.admin.explain import explain_error, read_headers
 from gateway.cli.main import main
 from gateway.core.errors import InvalidRequest
 from tests.rows import rows

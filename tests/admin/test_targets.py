@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.views import breaker_states, retry_levels, show_targets
+from gateway.admin.operations import breaker_states, retry_levels, show_targets
 from gateway.core.errors import CircuitOpen
 from gateway.core.health.breaker.breaker import Breaker
 from gateway.core.health.breaker.state_machine import BreakerRules

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.local import local_gateway
+from gateway.cli.config import local_gateway
 from gateway.core.errors import ConfigError
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from tests.deploy.support import ADMIN_SECRET, DEPLOY, SECRET, compiled, instructions

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from gateway.core.edge.edge import events_of
+from gateway.core.edge import events_of
 from gateway.core.types import Endpoint
 from gateway.features.reuse.rules.rules import Caching
 from tests.dialects.ways import CALLERS, STREAMS, WAYS, Json, Ways, heard, sse, stream_of

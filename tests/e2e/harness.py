@@ -20,7 +20,7 @@ import yaml
 from openai import AsyncOpenAI, OpenAI
 
 from gateway.app import Gateway
-from gateway.core.edge.served import InFlight
+from gateway.core.serving import InFlight
 from gateway.emulator.config.config import EmulatorConfig, parse_script_entry
 from gateway.emulator.server.server import EmulatorServer
 from gateway.settings import Settings

@@ -19,8 +19,7 @@ from unittest.mock import patch
 from gateway.cli.main import main
 from gateway.core.http.server import GatewayProtocol
 from gateway.core.waiting import LoopLag
-from gateway.workers.channel import listeners
-from gateway.workers.supervisor import heartbeat, supervisor
+from gateway.workers import channel, supervisor
 from tests.e2e.harness import connect, get, until
 from tests.soak.support import wait_for
 
@@ -117,7 +116,7 @@ def share_nothing() -> None:
 def share_a_listener() -> None:
     """As where the kernel does not deal connections out."""
     share_nothing()
-    setattr(listeners, "deals_out", lambda: False)  # noqa: B010 - as above
+    setattr(channel, "deals_out", lambda: False)  # noqa: B010 - as above
 
 
 HANG = b"GET /hang HTTP/1.1\r\n\r\n"
@@ -136,14 +135,14 @@ def lose_patience() -> None:
 
     setattr(GatewayProtocol, "data_received", hang_if_asked)  # noqa: B010 - as above
     for name in ("ASK_S", "SILENT_S"):
-        setattr(heartbeat, name, getattr(heartbeat, name) / 20)
+        setattr(supervisor, name, getattr(supervisor, name) / 20)
 
 
 def close_quickly() -> None:
     """Have a stop wait for nobody who is silent when the grace is over, and only a moment for its stacks."""
     share_nothing()
     for name in ("LAST_SILENT_S", "STACKS_S"):
-        setattr(heartbeat, name, getattr(heartbeat, name) / 20)
+        setattr(supervisor, name, getattr(supervisor, name) / 20)
 
 
 def _serve(

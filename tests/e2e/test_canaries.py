@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from gateway.core.http.client.exchange import Exchange
-from gateway.core.http.client.wire.redaction import GuardedAnswer, SecretMasker, Secrets
-from gateway.core.http.client.wire.wire import HttpAnswer
+from gateway.core.http.client.redaction import GuardedAnswer, SecretMasker, Secrets
+from gateway.core.http.client.wire import HttpAnswer
 from gateway.core.openai.sse import PENDING_LIMIT
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post, until

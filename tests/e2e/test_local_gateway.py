@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.local import LocalGateway, local_gateway
+from gateway.cli.config import LocalGateway, local_gateway
 from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, WEB_KEY, config_of, to_yaml

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import gateway.cli.main, gateway.cli.serve
 from gateway.app import Gateway
-from gateway.cli.arguments.arguments import build_parser
+from gateway.cli.arguments import build_parser
 from gateway.settings import Settings
 
 build_parser("serve")

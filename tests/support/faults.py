@@ -18,8 +18,8 @@ import orjson
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
 from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.http.client.wire.redaction import with_phase
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.redaction import with_phase
+from gateway.core.http.client.wire import Wire
 from gateway.core.ledger import answer_headers
 from gateway.core.render import error_body, error_headers
 from gateway.core.retry.balancing import Retries

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.workers.channel.channel import Channel, pack
+from gateway.workers.channel import Channel, pack
 
 
 @pytest.fixture

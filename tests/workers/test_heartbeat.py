@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.supervisor.heartbeat import (
+from gateway.workers.supervisor import (
     ASK_S,
     LAST_SILENT_S,
     LATE_S,

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gateway.core.calllog import CallLog
 from gateway.core.telemetry import Telemetry
-from gateway.workers.metrics.merge_metrics import (
+from gateway.workers.metrics import (
     ADDED,
     LEAST,
     MOST,

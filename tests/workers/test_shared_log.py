@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 
-from gateway.workers.metrics.shared_log import make_lock
+from gateway.workers.channel import make_lock
 
 BATCHES, LINES, LENGTH = 10, 20, 3_000
 WRITER = """
 import os, sys
-from gateway.workers.metrics.shared_log import LockedLog
+from gateway.workers.channel import LockedLog
 
 output, lock, letter, batches, lines, length = sys.argv[1:]
 log = LockedLog(os.fdopen(int(output), "w"), int(lock))

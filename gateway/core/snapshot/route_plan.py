@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.core.intake.patience import UNKNOWN_S
+from gateway.core.patience import UNKNOWN_S
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Request, Target
 from gateway.core.types import Endpoint, Lane
 from gateway.features.output.rules import CHECKED, OutputRule

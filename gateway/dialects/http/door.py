@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.core.edge.edge import Edge, Receive, Scope, Send
+from gateway.core import call_headers as parse
+from gateway.core.edge import Edge, Receive, Scope, Send
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse, answer_error
-from gateway.core.intake import parse
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
 from gateway.core.render import new_request_id

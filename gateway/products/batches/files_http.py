@@ -19,9 +19,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from gateway.core import call_headers as parse
 from gateway.core import peek
 from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFound
-from gateway.core.intake import parse
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.peek import malformed_form
 from gateway.core.render import error_body, new_request_id

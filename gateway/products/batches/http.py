@@ -19,13 +19,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from gateway.core import call_headers as parse
 from gateway.core import peek
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import WholeResponse
-from gateway.core.intake import parse
-from gateway.core.intake.intake import object_of, read_bytes
+from gateway.core.intake import object_of, read_bytes
 from gateway.core.openai import headers as allow_lists
 from gateway.core.render import new_request_id
 from gateway.core.snapshot.route_plan import plan_route

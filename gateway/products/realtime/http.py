@@ -12,12 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
-from gateway.core.edge.served import InFlight, ServedRequest, Serving, StopReason
 from gateway.core.errors import (
     CallerFault,
     GatewayError,
@@ -28,19 +28,18 @@ from gateway.core.errors import (
     drop_frames,
 )
 from gateway.core.http.writing import AnyCycle, answer_error, write_whole
-from gateway.core.intake.intake import Intake
+from gateway.core.intake import Intake
 from gateway.core.ledger import answer_headers
 from gateway.core.peek import MAX_MODEL_CHARS, Peeked
 from gateway.core.ports import Meter
+from gateway.core.serving import InFlight, ServedRequest, Serving, StopReason
 from gateway.core.snapshot.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
-from gateway.core.websocket.extra import NEEDS_EXTRA, is_installed
 from gateway.products.realtime.rules import why_no_sessions
 from gateway.products.realtime.service import RealtimeSession, RealtimeSessions
 
 if TYPE_CHECKING:
-    from gateway.core.websocket_connection import SocketEnd
-
+    from gateway.core.websocket import SocketEnd
 
 # What a handshake's subprotocols say: browsers cannot set headers, so OpenAI's clients put the key there.
 #
@@ -97,9 +96,13 @@ def accept_of(cycle: AnyCycle) -> bytes:
     """Returns what a handshake is answered with. Raises GatewayError for what is none, or cannot be served here."""
     if b"upgrade" not in cycle.index or cycle.method != "GET" or cycle.http_version != "1.1":
         raise UpgradeRequired("Realtime sessions are WebSockets; connect with a WebSocket client.")
-    if not is_installed():
-        raise NotSupported(NEEDS_EXTRA, param="Upgrade", code="websocket_not_supported")
-    from gateway.core.websocket.handshake import accept_key  # a gateway without sessions does not load it
+    if find_spec("websockets") is None:  # which is loaded with the first session, and not before
+        raise NotSupported(
+            "WebSockets need a package that is not installed here; the gateway's operator adds it: pip install '.[realtime]'.",
+            param="Upgrade",
+            code="websocket_not_supported",
+        )
+    from gateway.core.websocket import accept_key  # a gateway without sessions does not load it
 
     try:
         return accept_key("/", cycle.headers)
@@ -124,7 +127,7 @@ def switch(
     """
     if cycle.disconnected or cycle.transport.is_closing():
         return None
-    from gateway.core.websocket.handshake import client_end  # as above
+    from gateway.core.websocket import client_end  # as above
 
     if chosen not in offered:  # a browser that offers some, and gets none, leaves (WHATWG WebSockets, 4)
         chosen = offered[0] if offered else None

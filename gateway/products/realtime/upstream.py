@@ -14,14 +14,14 @@ from urllib.parse import quote, unquote_plus
 import httpx
 
 from gateway.core.http.client.pool import Origin, dial_by_name, dial_through
-from gateway.core.http.client.pools.pools import Pools
-from gateway.core.http.client.wire.redaction import Secrets, with_phase
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.redaction import Secrets, with_phase
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Answer, Outgoing, Phase, RawHeaders, Socket
 
 if TYPE_CHECKING:
-    from gateway.core.websocket_connection import SocketEnd
+    from gateway.core.websocket import SocketEnd
 
 SUBPROTOCOLS = b"sec-websocket-protocol"
 _OURS = frozenset((b"content-type", b"accept", b"host", b"accept-encoding", SUBPROTOCOLS))
@@ -81,7 +81,7 @@ class SocketWire(Wire):
         return self._open(outgoing)
 
     async def _open(self, outgoing: Outgoing) -> SocketAnswer:
-        from gateway.core.websocket.handshake import provider_end  # a gateway without sessions does not load it
+        from gateway.core.websocket import provider_end  # a gateway without sessions does not load it
 
         url = self._socket_url(outgoing)
         offered = [value.decode("latin-1") for name, value in outgoing.headers if name == SUBPROTOCOLS]

@@ -18,13 +18,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.edge.edge import events_of
-from gateway.core.edge.served import ServedRequest, Serving, StopReason
+from gateway.core.edge import events_of
 from gateway.core.errors import CallerFault, GatewayError, InternalError, Unauthorised
 from gateway.core.http.writing import Cycle
 from gateway.core.openai.json_edit import Outline
 from gateway.core.openai.sse import error_in, json_object, response_failed
 from gateway.core.render import error_headers, error_object, unreadable
+from gateway.core.serving import ServedRequest, Serving, StopReason
 from gateway.core.types import Endpoint, RawHeaders, Socket
 from gateway.features.reuse.layers.entries import is_stream
 from gateway.products.realtime.service import GOING_AWAY, MAX_SESSION_S, POLICY, RESTART, TEXT, Pulse, short_reason

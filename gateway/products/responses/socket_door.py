@@ -16,8 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.core.clock import Clock
-from gateway.core.edge.edge import Edge
-from gateway.core.edge.served import InFlight, ServedRequest
+from gateway.core.edge import Edge
 from gateway.core.errors import (
     BudgetExceeded,
     GatewayError,
@@ -32,6 +31,7 @@ from gateway.core.ledger import answer_headers
 from gateway.core.openai.json_edit import Outline
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
+from gateway.core.serving import InFlight, ServedRequest
 from gateway.core.snapshot.snapshot import Policies
 from gateway.core.types import Endpoint, RawHeaders
 from gateway.products.jobs.model import RESPONSE, is_ours

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.core import call_headers as parse
 from gateway.core.errors import InvalidRequest
-from gateway.core.intake import parse
 from gateway.core.snapshot.snapshot import Key, Policies
 from gateway.features.runs.step import STEP, no_step
 from gateway.products.jobs.model import STATE_OF_STATUS, JobState, Mark, is_ours

@@ -11,8 +11,8 @@ import orjson
 import pytest
 import yaml
 
-from gateway.admin.explain import call
-from gateway.admin.explain.call import explain
+from gateway.admin import explain as call
+from gateway.admin.explain import explain
 from gateway.core.config.describe import describe
 from gateway.core.errors import NotFound
 from gateway.core.health.breaker.state_machine import BreakerRules

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
+from gateway.core.call_headers import find_model
 from gateway.core.config import sections
 from gateway.core.config.admission import KINDS
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
-from gateway.core.intake.parse import find_model
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.retry.balancing import Choice

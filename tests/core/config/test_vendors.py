@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.explain.call import explain
+from gateway.admin.explain import explain
 from gateway.core.config.describe import describe
 from gateway.core.snapshot.snapshot import Model, PolicySnapshot
 from tests.rows import rows

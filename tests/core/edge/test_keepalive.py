@@ -18,9 +18,9 @@ import pytest
 from openai import APIError, AsyncOpenAI
 
 from gateway.core.call import Call
-from gateway.core.edge.edge import Edge
-from gateway.core.edge.served import InFlight
+from gateway.core.edge import Edge
 from gateway.core.http.server import HttpServer, bind
+from gateway.core.serving import InFlight
 from gateway.core.snapshot.snapshot import Key, Policies
 from gateway.core.types import LANES
 from gateway.core.waiting import KeepAlive, Shedding, waiting_for

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gateway.core.edge.served import Serving, StopReason, UnfinishedBodies
 from gateway.core.errors import BodyTooLarge
-from gateway.core.intake.intake import read_bytes
+from gateway.core.intake import read_bytes
+from gateway.core.serving import Serving, StopReason, UnfinishedBodies
 from gateway.core.types import QueueBounds, Server
 from gateway.core.waiting import Shedding
 from tests.e2e.conftest import StartGateway

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.admin.views import spent_quotas
+from gateway.admin.operations import spent_quotas
 from gateway.core.errors import GatewayError
 from gateway.core.retry.balancing import Retries
 from tests.support.flow import Bench, ScriptedUpstream, streamed, whole

@@ -12,7 +12,7 @@ from email.utils import formatdate
 import pytest
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import ErrorClass, Outgoing, Phase, Spliced, UpstreamFailed
 from gateway.credentials.auth import CloudAuth

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.clouds import Clouds

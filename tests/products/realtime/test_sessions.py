@@ -407,8 +407,8 @@ async def test_who_does_not_read_holds_the_other_back(start: StartRealtime) -> N
 
 async def test_who_pings_and_reads_nothing_is_cut_off(start: StartRealtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers to its pings would fill the memory."""
-    monkeypatch.setattr("gateway.core.websocket_connection.MAX_UNSENT_BYTES", 4096)
-    monkeypatch.setattr("gateway.core.websocket_connection.MOST_UNSENT_BYTES", 8192)
+    monkeypatch.setattr("gateway.core.websocket.MAX_UNSENT_BYTES", 4096)
+    monkeypatch.setattr("gateway.core.websocket.MOST_UNSENT_BYTES", 8192)
     async with provider() as upstream:
         gateway = await start(upstream.url)
         socket = await session(gateway)
@@ -616,7 +616,7 @@ async def test_nothing_is_left_of_many_sessions(start: StartRealtime) -> None:
 
 async def test_without_the_package_the_answer_names_it(start: StartRealtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """501, and what to install."""
-    monkeypatch.setattr("gateway.core.websocket.extra.find_spec", lambda _name: None)
+    monkeypatch.setattr("gateway.products.realtime.http.find_spec", lambda _name: None)
     async with provider() as upstream:
         gateway = await start(upstream.url)
         status, error = await refusal(session(gateway))

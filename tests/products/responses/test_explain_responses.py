@@ -8,7 +8,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.admin.explain.call import explain
+from gateway.admin.explain import explain
 from tests.support.configs import load_text
 
 SECRET = "sixteen-characters"

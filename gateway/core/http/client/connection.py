@@ -30,7 +30,7 @@ from gateway.core.http.client.exchange import (
     closed_early,
     take_rest,
 )
-from gateway.core.http.client.wire.redaction import with_phase
+from gateway.core.http.client.redaction import with_phase
 from gateway.core.types import Phase, Progress
 
 # Whose turn it is to read on: streams that come faster than they are handled take turns, a few in each turn of the loop.

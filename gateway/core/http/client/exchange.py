@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import httptools
 import httpx
 
-from gateway.core.http.client.wire.redaction import MaskedChunks, SecretMasker, Secrets, with_phase
+from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secrets, with_phase
 from gateway.core.types import PassthroughChunks, Phase, Progress, RawHeaders, Spliced, pieces_of
 from gateway.dialects.upstream import unpacked
 

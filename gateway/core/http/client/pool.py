@@ -23,7 +23,7 @@ import httpx
 
 from gateway.core.http.client.connection import Http1Connection, LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
-from gateway.core.http.client.wire.redaction import with_phase
+from gateway.core.http.client.redaction import with_phase
 from gateway.core.http.descriptors import EXHAUSTED, is_own_want
 from gateway.core.types import Phase
 

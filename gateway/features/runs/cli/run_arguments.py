@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from gateway.cli.arguments.values import between
+from gateway.cli.values import between
 
 AddAdmin = Callable[[argparse.ArgumentParser], None]
 

@@ -19,9 +19,9 @@ import httpx
 import orjson
 
 from gateway.core.http.client.exchange import WireTimeouts
+from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, secrets_of
 from gateway.core.http.client.transport import ERRORS
-from gateway.core.http.client.wire.redaction import MaskedChunks, SecretMasker, secrets_of
-from gateway.core.http.client.wire.wire import auth_header
+from gateway.core.http.client.wire import auth_header
 from gateway.core.snapshot.snapshot import Provider
 from gateway.products.batches.native.formats import (
     FULL,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gateway.core import call_headers as parse
 from gateway.core import peek as passthrough
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
-from gateway.core.intake import parse
-from gateway.core.intake.intake import refuse_other_readings
+from gateway.core.intake import refuse_other_readings
 from gateway.core.peek import LargeBodies, Peeked, peek, read_fields
 from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot

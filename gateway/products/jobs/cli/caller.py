@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 from urllib.parse import quote, urlencode
 
-from gateway.cli.local import local_gateway
+from gateway.cli.config import local_gateway
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import PIECE_BYTES, AdminRefused, GatewayAddress, lay_out, moment, safe, usd
 

@@ -16,15 +16,13 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from gateway.cli.check.config import compile_config, settings_of
-from gateway.cli.local import local_gateway
+from gateway.cli.config import compile_config, local_gateway, settings_of
 from gateway.cli.operate import AdminRefused, safe
 from gateway.cli.serve import log_to_stderr
 from gateway.core.errors import ConfigError
 from gateway.products.jobs.cli.caller import CallerClient, ProgressLine, caller_of
 from gateway.products.jobs.rules import JobSettings
-from gateway.workers.worker.single import serve
-from gateway.workers.worker.worker import running
+from gateway.workers.worker import running, serve
 
 LOOK_S = 1.0
 

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from gateway.core import call_headers as parse
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse
-from gateway.core.intake import parse
 from gateway.core.openai.headers import request_headers
 from gateway.core.peek import LargeBodies
 from gateway.core.snapshot.snapshot import Key, Policies

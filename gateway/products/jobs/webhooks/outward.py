@@ -22,10 +22,9 @@ from typing import Final, NamedTuple, Protocol
 import httpx
 
 from gateway.core.http.client.exchange import EncodedRequest, WireTimeouts
-from gateway.core.http.client.httpx_transport import HttpxTransport
 from gateway.core.http.client.pool import Origin
-from gateway.core.http.client.pools.pools import certificate_error
-from gateway.core.http.client.transport import ERRORS, Http1Transport
+from gateway.core.http.client.pools import certificate_error
+from gateway.core.http.client.transport import ERRORS, Http1Transport, HttpxTransport
 from gateway.core.types import RawHeaders
 
 PORTS: Final = (443, 8443)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from gateway.cli.check.config import compile_config, settings_of
+from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import OK, UNUSABLE, fail
 from gateway.cli.operate import lay_out, safe
 from gateway.core.config.source import did_you_mean

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.core.edge.served import EVENT_STREAM, ServedRequest
 from gateway.core.openai.sse import comment_end
+from gateway.core.serving import EVENT_STREAM, ServedRequest
 from gateway.features.runs.step import not_a_step
 from gateway.products.batches.input import bare_provider
 from gateway.products.jobs.calls.ports import ServeCall

@@ -11,8 +11,8 @@ import pytest
 import trustme
 import uvloop
 
+from gateway.core.http.client.redaction import phase_of
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.http.client.wire.redaction import phase_of
 from gateway.core.types import Phase
 from tests.core.http.client.answers import RECORDED, Recorded, chunked, head, lowered
 from tests.fixtures.transports import fetch, read_body, server_tls

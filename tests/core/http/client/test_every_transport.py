@@ -14,10 +14,9 @@ import httpx
 import pytest
 import trustme
 
-from gateway.core.http.client.httpx_transport import HttpxTransport
-from gateway.core.http.client.transport import Http1Transport
-from gateway.core.http.client.wire import wire as upstream
-from gateway.core.http.client.wire.redaction import phase_of
+from gateway.core.http.client import wire as upstream
+from gateway.core.http.client.redaction import phase_of
+from gateway.core.http.client.transport import Http1Transport, HttpxTransport
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Clocks, Outgoing, Phase, Spliced
 from tests.core.http.client.provider_server import BODY, EVENT, ProviderServer, Wire, digest

@@ -17,7 +17,7 @@ from gateway.core.http.client.exchange import (
     encode,
     read_timeouts,
 )
-from gateway.core.http.client.wire.redaction import phase_of
+from gateway.core.http.client.redaction import phase_of
 from gateway.core.types import Phase
 from tests.core.http.client.answers import RECORDED, Recorded, chunked, lowered
 from tests.rows import rows

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.http.client.wire.redaction import MIN_BYTES, SecretMasker, Secrets, secrets_of
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.redaction import MIN_BYTES, SecretMasker, Secrets, secrets_of
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Answer, UpstreamFailed
 from tests.core.http.client.test_wire import CHAT, read

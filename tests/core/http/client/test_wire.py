@@ -9,7 +9,7 @@ import httpx
 import pytest
 import respx
 
-from gateway.core.http.client.wire.wire import Wire
+from gateway.core.http.client.wire import Wire
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import Answer, Clocks, ErrorClass, Outgoing, Phase, UpstreamFailed
 

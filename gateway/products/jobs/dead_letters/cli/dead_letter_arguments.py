@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from gateway.cli.arguments.values import seconds
+from gateway.cli.values import seconds
 
 
 def add_dead_letters(command: argparse.ArgumentParser, add_admin: Callable[[argparse.ArgumentParser], None]) -> None:

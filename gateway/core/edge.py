@@ -15,7 +15,6 @@ from typing import Any
 
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
-from gateway.core.edge.served import EVENT_STREAM, InFlight, ServedRequest
 from gateway.core.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown, drop_frames
 from gateway.core.http.writing import (
     AnyCycle,
@@ -28,12 +27,13 @@ from gateway.core.http.writing import (
     start_stream,
     write_whole,
 )
-from gateway.core.intake.intake import AT_ONCE, Intake
+from gateway.core.intake import AT_ONCE, Intake
 from gateway.core.ledger import answer_headers
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
 from gateway.core.render import around_json, named_request, on_one_line, own_error_event, whole_as_events
+from gateway.core.serving import EVENT_STREAM, InFlight, ServedRequest
 from gateway.core.snapshot.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding

@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core.edge.served import refuse_pages
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
-from gateway.core.intake.patience import SDK_S
+from gateway.core.patience import SDK_S
 from gateway.core.snapshot.route_plan import RoutePlan, for_key
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
@@ -251,3 +250,27 @@ def _seconds(value: bytes) -> float | None:
     except ValueError:
         return None
     return seconds if 0 < seconds <= MAX_DEADLINE_S else None
+
+
+_LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+def refuse_pages(index: Mapping[bytes, bytes]) -> None:
+    """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name."""
+    origin = index.get(b"origin")
+    if origin is None:
+        site = index.get(b"sec-fetch-site")
+        is_foreign = site is not None and site.strip().lower() == b"cross-site"
+    else:
+        is_foreign = _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]) is None
+    if is_foreign:
+        raise Forbidden(
+            "Without keys, pages of other sites may not call this gateway; add 'keys' to the config.",
+            code="origin_not_allowed",
+        )
+    host = index.get(b"host")
+    if host and not _LOCAL_HOST.fullmatch(host):
+        raise Forbidden(
+            "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
+            code="host_not_allowed",
+        )

@@ -16,9 +16,8 @@ import httpx
 
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
 from gateway.core.http.client.pool import hides_want
-from gateway.core.http.client.pools.pools import certificate_error, explain, why_unreachable
-from gateway.core.http.client.transport import ERRORS, Http1Transport
-from gateway.core.http.client.wire.redaction import (
+from gateway.core.http.client.pools import certificate_error, explain, why_unreachable
+from gateway.core.http.client.redaction import (
     OF_MESSAGES,
     MaskedChunks,
     SecretMasker,
@@ -26,6 +25,7 @@ from gateway.core.http.client.wire.redaction import (
     phase_of,
     secrets_of,
 )
+from gateway.core.http.client.transport import ERRORS, Http1Transport
 from gateway.core.http.descriptors import is_own_want
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import (

@@ -1,19 +1,26 @@
-"""One end of a relay: frames in and out over one transport, with the library's parser in between, and its closing.
+"""WebSockets: one end of a relay, and the two opening handshakes (RFC 6455, 4) that make one.
 
-It must not know what a frame says, nor who is at the other end. Invariants: `on_close` is called exactly once, whichever way
-the peer leaves; after that nothing is handed on any more. What has come before somebody listens is kept, and no more is read.
+`SocketEnd` moves frames in and out over one transport, with the library's parser in between, and closes it; below it a client's
+handshake is checked and answered, and our own to a provider is made. Nothing here knows what a frame says, nor who is at the
+other end. Invariants: `on_close` is called exactly once, whichever way the peer leaves; after that nothing is handed on any
+more. What has come before somebody listens is kept, and no more is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from websockets.client import ClientProtocol
+from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Response
-from websockets.protocol import OPEN, Protocol
+from websockets.http11 import Request, Response
+from websockets.protocol import OPEN, SERVER, Protocol
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
 
 from gateway.core.types import OnFrame
 
@@ -280,3 +287,31 @@ class SocketEnd(asyncio.Protocol):
     def _leave_soon(self) -> None:
         if self._timer is None and not self.is_lost:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.abort)
+
+
+def accept_key(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the `Sec-WebSocket-Accept` for a client's handshake. Raises ValueError, which names what is wrong with it."""
+    named = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+    frames = ServerProtocol(logger=QUIET)
+    answer = frames.accept(Request(path, named))
+    if answer.status_code != 101:
+        raise ValueError(str(frames.handshake_exc or "no handshake"))
+    return answer.headers["Sec-WebSocket-Accept"].encode()
+
+
+def client_end() -> SocketEnd:
+    """Returns the end of a client whose handshake has been answered."""
+    return SocketEnd(Protocol(SERVER, state=OPEN, max_size=MAX_MESSAGE_BYTES, logger=QUIET))
+
+
+def provider_end(
+    url: str, headers: Iterable[tuple[bytes, bytes]], subprotocols: Sequence[str]
+) -> tuple[SocketEnd, bytes, ClientProtocol]:
+    """Returns the end of a provider, the bytes that open it, and the protocol with what the answer will choose."""
+    offered = [Subprotocol(each) for each in subprotocols] or None
+    frames = ClientProtocol(parse_uri(url), subprotocols=offered, max_size=MAX_MESSAGE_BYTES, logger=QUIET)
+    request = frames.connect()
+    for name, value in headers:
+        request.headers[name.decode("latin-1")] = value.decode("latin-1")
+    frames.send_request(request)
+    return SocketEnd(frames), b"".join(frames.data_to_send()), frames

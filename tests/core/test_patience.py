@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from gateway.admin.explain.call import explain
+from gateway.admin.explain import explain
 from gateway.admin.operations import show_clients
+from gateway.core import call_headers as parse
 from gateway.core.errors import WaitTooLong
-from gateway.core.intake import parse
-from gateway.core.intake.patience import (
+from gateway.core.limits.table.rules import Limits
+from gateway.core.patience import (
     FEWEST_MOMENTS,
     FORGET_S,
     MOMENT_S,
@@ -30,7 +31,6 @@ from gateway.core.intake.patience import (
     after_hang_up,
     patience_s,
 )
-from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.route_plan import plan_route
 from gateway.core.snapshot.snapshot import Key
 from tests.core.edge.test_keepalive import Front, ask, front

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.core import call_headers as parse
 from gateway.core import peek as passthrough
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.edge.served import InFlight, ServedRequest, StopReason, UnfinishedMessage
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
 from gateway.core.http.writing import AsgiCycle, too_large
-from gateway.core.intake import parse
-from gateway.core.intake.patience import (
+from gateway.core.openai import headers as allow_lists
+from gateway.core.openai.bodies import parts_in_steps
+from gateway.core.openai.sse import json_object
+from gateway.core.openai.usage import other_model_field
+from gateway.core.patience import (
     FEWEST_MOMENTS,
     FORGET_S,
     UNKNOWN_S,
@@ -36,11 +39,8 @@ from gateway.core.intake.patience import (
     client_of,
     patience_s,
 )
-from gateway.core.openai import headers as allow_lists
-from gateway.core.openai.bodies import parts_in_steps
-from gateway.core.openai.sse import json_object
-from gateway.core.openai.usage import other_model_field
 from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
+from gateway.core.serving import InFlight, ServedRequest, StopReason, UnfinishedMessage
 from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
@@ -53,7 +53,7 @@ from gateway.products.jobs.service.job_request import responds_async
 from gateway.products.pipelines.http import await_run
 
 if TYPE_CHECKING:
-    from gateway.core.websocket_connection import SocketEnd  # whose library a gateway without sessions does not load
+    from gateway.core.websocket import SocketEnd  # whose library a gateway without sessions does not load
 
 # Small bodies, off the hot path: read whole, within the time that bodies have, as the JSON objects that they are to be.
 

@@ -1,4 +1,4 @@
-"""What values of arguments may be; whoever gives another is told what they may be."""
+"""Values of arguments, for the modules that add the arguments of their commands; a message names what is allowed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where a gateway listens, if nothing else is said."""
+
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 

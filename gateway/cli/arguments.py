@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from gateway import __version__
 from gateway.admin.operations import ACTIONS
-from gateway.cli.arguments.values import DEFAULT_URL, between, port_number
+from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli.run_arguments import add_runs, add_workflows
 from gateway.products.jobs.cli.arguments import Actions, add_batch, add_jobs, add_webhooks
@@ -74,7 +74,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_config(command)
     command.add_argument("--workers", type=between(1, MOST_WORKERS), help="whether so many processes can serve it")
     command.add_argument("--show", action="store_true", help="print what the config compiles to, without its secrets")
-    command.set_defaults(command="gateway.cli.check.check:check")
+    command.set_defaults(command="gateway.cli.check:check")
 
     command = commands.add_parser(
         "explain",
@@ -106,7 +106,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     command.add_argument(
         "--show-upstream", action="store_true", help="also the bodies that targets of another language are sent"
     )
-    command.set_defaults(command="gateway.cli.check.check:explain_call")
+    command.set_defaults(command="gateway.cli.check:explain_call")
 
     command = commands.add_parser(
         "targets",
@@ -177,7 +177,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         _add_emulator(command)
 
     command = commands.add_parser("version", help="print the version")
-    command.set_defaults(command="gateway.cli.version:version")
+    command.set_defaults(command="gateway.cli.main:version")
     return parser
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from gateway.admin.explain.call import explain
-from gateway.admin.explain.languages import explain_error, read_headers
-from gateway.cli.check.config import compile_config, settings_of
+from gateway.admin.explain import explain, explain_error, read_headers
+from gateway.cli.config import compile_config, settings_of
 from gateway.cli.main import FAILED, OK, UNUSABLE, fail
 from gateway.core.clock import SystemClock
 from gateway.core.config.describe import describe
@@ -25,7 +24,7 @@ from gateway.core.errors import ConfigError, GatewayError, NotFound
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.core.types import ErrorClass, SkipReason
 from gateway.settings import Settings
-from gateway.workers.channel.listeners import require_shared
+from gateway.workers.channel import require_shared
 
 
 def check(options: argparse.Namespace) -> int:

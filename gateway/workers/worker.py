@@ -1,8 +1,9 @@
-"""One worker: a gateway on the listeners of its supervisor, which commands it through the channel.
+"""A gateway in this process: alone until a signal ends it, beside a command that blocks, or as one worker of several.
 
-Signals are the supervisor's business. A worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and
-SIGTERM, which some service managers send to all, drains it but never hurries it. When the channel ends, the supervisor has
-died: the worker then stops listening, so that another gateway can have the port, and drains.
+A worker runs on the listeners of its supervisor, which commands it through the channel. Signals are the supervisor's business:
+a worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and SIGTERM, which some service managers send
+to all, drains it but never hurries it. When the channel ends, the supervisor has died: the worker then stops listening, so
+that another gateway can have the port, and drains.
 """
 
 from __future__ import annotations
@@ -27,14 +28,57 @@ from typing import Any, NoReturn, TextIO, cast
 import uvloop
 from prometheus_client.registry import Collector
 
+from gateway import __version__, process
 from gateway.app import Gateway, WorkerContext
 from gateway.core.errors import ConfigError, StoreUnusable
 from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.types import Server
 from gateway.settings import Settings
-from gateway.workers.channel.channel import MOST_UNREAD_BYTES, Message, pack
-from gateway.workers.metrics.merge_metrics import Gathered, dump, families_of
-from gateway.workers.metrics.shared_log import LockedLog
-from gateway.workers.supervisor.heartbeat import STACK_SIGNAL
+from gateway.workers.channel import MOST_UNREAD_BYTES, STACK_SIGNAL, LockedLog, Message, pack
+from gateway.workers.metrics import Gathered, dump, families_of
+
+
+async def serve(settings: Settings, environ: Mapping[str, str], *, only_works: bool = False) -> int:
+    """Runs a gateway until SIGTERM or SIGINT; returns the exit code. A second signal skips the waiting.
+
+    `only_works`: it runs jobs, and takes no calls. Raises ConfigError or OSError when it cannot start.
+    """
+    gateway = Gateway(settings, environ, only_works=only_works)
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload)
+    await gateway.start()
+    greet(gateway.policy, gateway.url, does="runs jobs, takes no calls, and listens on" if only_works else "listens on")
+    await stopping.wait()
+    announce_stop(gateway.policy.server)
+    with contextlib.suppress(asyncio.CancelledError):
+        await gateway.drain(hurry)
+    await gateway.stop()
+    return 1 if hurry.is_set() else 0
+
+
+def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens on") -> None:
+    """Says where the gateway listens, with how many workers (`crew`), and every notice of the policy and the interpreter."""
+    models = ", ".join([*policy.models, *(model.name for _, model in policy.patterns)])
+    log.info("gateway %s %s %s%s, models: %s", __version__, does, url, crew, models)
+    for notice in policy.notices:
+        log.warning("%s", notice)
+    slow = process.doubt()
+    if slow is not None:
+        log.warning("%s", slow)
+
+
+def announce_stop(server: Server) -> None:
+    """Says that the gateway stops, and how to make it faster."""
+    notice = f" in {server.notice_s:g} s" if server.notice_s else ""
+    log.info("stopping: no new calls%s; running ones have %g s (signal again to exit now)", notice, server.grace_s)
+
 
 # A gateway beside a command, on a loop in a thread of its own: for commands that block, and want one for a while.
 

@@ -18,8 +18,7 @@ from typing import Final
 import httpx
 
 from gateway.core.http.client.connection import LoopTurns
-from gateway.core.http.client.httpx_transport import HttpxTransport
-from gateway.core.http.client.transport import Http1Transport
+from gateway.core.http.client.transport import Http1Transport, HttpxTransport
 from gateway.core.snapshot.snapshot import Provider
 from gateway.core.types import EMULATOR
 

@@ -1,13 +1,16 @@
-"""One request that the edge serves: what has been learnt of it, whether its answer has begun, and its signs of life."""
+"""Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
+
+First one request as those see it who may stop it (`Serving`), the bytes of unfinished bodies, and all requests in flight; then
+a request on its HTTP connection, with what the edge has learnt of it. A request is stopped by cancelling its task with a
+reason; the edge turns the reason into an answer, or into silence.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from gateway.core.errors import Forbidden
 from gateway.core.http.writing import AnyCycle, begin_stream, write_chunk
 from gateway.core.openai.sse import comment_end
 from gateway.core.render import named_request, new_request_id
@@ -17,12 +20,6 @@ if TYPE_CHECKING:
     from gateway.core.snapshot.route_plan import RoutePlan
     from gateway.core.snapshot.snapshot import Key, PolicySnapshot
     from gateway.core.types import Lane
-
-
-# Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
-#
-# A request is stopped by cancelling its task with a reason; the edge turns the reason into an answer, or into silence.
-
 
 StopReason = Literal["client_gone", "body_timeout", "no_room", "shutdown"]
 
@@ -174,30 +171,6 @@ class InFlight:
 # Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away
 # by its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
 # 2.3); one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
-
-
-_LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
-
-
-def refuse_pages(index: Mapping[bytes, bytes]) -> None:
-    """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name."""
-    origin = index.get(b"origin")
-    if origin is None:
-        site = index.get(b"sec-fetch-site")
-        is_foreign = site is not None and site.strip().lower() == b"cross-site"
-    else:
-        is_foreign = _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]) is None
-    if is_foreign:
-        raise Forbidden(
-            "Without keys, pages of other sites may not call this gateway; add 'keys' to the config.",
-            code="origin_not_allowed",
-        )
-    host = index.get(b"host")
-    if host and not _LOCAL_HOST.fullmatch(host):
-        raise Forbidden(
-            "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
-            code="host_not_allowed",
-        )
 
 
 EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))

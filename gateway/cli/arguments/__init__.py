@@ -1,1 +1,0 @@
-"""The arguments of every command, and the values that they accept."""

@@ -1,1 +1,0 @@
-"""`gateway check` and `gateway explain`: what a config means, without a running gateway."""

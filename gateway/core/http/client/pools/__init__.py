@@ -1,1 +1,0 @@
-"""The transports of providers, kept across reloads, and answers that are read whole."""

@@ -1,1 +1,0 @@
-"""From the bytes and headers of a request to a `Call`."""

@@ -1,1 +1,0 @@
-"""The handshakes of WebSockets, and the check that their library is installed."""

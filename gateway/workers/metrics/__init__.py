@@ -1,1 +1,0 @@
-"""The metrics and the call log of all workers as one."""

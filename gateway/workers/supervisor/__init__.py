@@ -1,1 +1,0 @@
-"""The process that starts workers, watches them and replaces those that hang."""

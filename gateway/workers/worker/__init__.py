@@ -1,1 +1,0 @@
-"""The process that serves: alone, or as one of several."""
