@@ -38,7 +38,7 @@ from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
 from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import open_store
-from gateway.emulator.server.inside import Emulators
+from gateway.emulator import Emulators
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, Savings
 from gateway.features.semantic.embedders import Embedders

@@ -257,7 +257,7 @@ def _add_emulator(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway emulate`; no other command needs to import the emulator."""
     # as said above
     # as said above
-    from gateway.emulator.config.config import DIALECTS, FAULTS
+    from gateway.emulator.config import DIALECTS, FAULTS
 
     command.epilog = "faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items())
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")

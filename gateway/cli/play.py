@@ -24,8 +24,8 @@ from gateway.demo.storm.clients import AskFailedError
 from gateway.demo.storm.storm import Outage, Storm
 from gateway.demo.workflow.reckoning import broken_promises
 from gateway.demo.workflow.scenario import RUNS_PER_KILL, WorkflowDemo, show_workflow, workflow_table
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 
 
 def demo(options: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""The Files and Batch APIs of an emulated provider: an honest one, which works a batch off when its time has come.
+"""Batches of an emulated provider, an honest one, which works a batch off when its time has come: OpenAI's, then Anthropic's.
 
-It must not know sockets, limits or faults: a provider's batches have room of their own. Invariants: a line is answered once, by
-what answers calls; ids are never used twice.
+OpenAI's take a file of lines and leave files of answers (the Files and Batch APIs); Anthropic's Message Batches take the
+requests themselves. It must not know sockets, limits or faults: batches have room of their own. Invariants: a line is answered
+once, by what answers calls; ids are never used twice. Source: https://platform.claude.com/docs/en/api/messages/batches
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from gateway.emulator import problems as refusing
-from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
-from gateway.emulator.problems import EmulatedProblem, ProblemError, unknown_url, wrong_method
-from gateway.emulator.server.control import ENDPOINTS, EmulatedEndpoint, canonical
+from gateway.emulator.replies import (
+    EmulatedProblem,
+    EmulatedReply,
+    ProblemError,
+    Stream,
+    json_reply,
+    read_object,
+    refused,
+    unknown_url,
+    wrong_method,
+)
+from gateway.emulator.routes import ENDPOINTS, MESSAGE_BATCHES, EmulatedEndpoint, canonical
 
 MOST_FILES = 10_000
 """Older ones are forgotten."""
@@ -247,23 +256,11 @@ def _page(entries: list[dict[str, Any]], params: Mapping[str, str]) -> EmulatedR
     return json_reply({"object": "list", "data": page, **ends, "has_more": start + limit < len(entries)})
 
 
-# Anthropic's Message Batches of an emulated provider: an honest one, which works a batch off when its time has come.
-#
-# It must not know sockets, limits or faults. Invariants: a request is answered once, by what answers calls; ids are never used
-# twice. Source: https://platform.claude.com/docs/en/api/messages/batches
-
-
 MOST_REQUESTS = 100_000
-_PATH = re.compile(r"(?:/anthropic)?(?:/v1)?/messages/batches(?:/([^/]+))?(?:/(cancel|results))?")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_4_DIGITS = re.compile(r"[1-9][0-9]{0,3}")
 AnswerMessage = Callable[[bytes], EmulatedReply | Stream]
 """Answers the body of a call of Messages. Raises ProblemError."""
-
-
-def is_of_batches(path: str) -> bool:
-    """Tells whether a path is one of Message Batches."""
-    return _PATH.fullmatch(path) is not None
 
 
 class EmulatedMessageBatches:
@@ -294,8 +291,8 @@ class EmulatedMessageBatches:
         named = dict(headers)
         self._origin = f"http://{named.get(b'host', b'').decode('latin-1')}"
         if b"anthropic-version" not in named:
-            raise refusing.refused("anthropic-version: header is required")
-        found = _PATH.fullmatch(path)
+            raise refused("anthropic-version: header is required")
+        found = MESSAGE_BATCHES.fullmatch(path)
         id, verb = (found[1] or "", found[2] or "") if found else ("", "")
         params = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
         match method, bool(id), verb:
@@ -314,19 +311,17 @@ class EmulatedMessageBatches:
         raise ProblemError(wrong_method(method, path, "POST" if verb == "cancel" else "GET"))
 
     def _create(self, body: bytes) -> EmulatedReply:
-        requests = refusing.read_object(body, "messages").get("requests")
+        requests = read_object(body, "messages").get("requests")
         if not isinstance(requests, list) or not 0 < len(requests) <= MOST_REQUESTS:
-            raise refusing.refused("requests: Field required")
+            raise refused("requests: Field required")
         names = [one.get("custom_id") if isinstance(one, dict) else None for one in requests]
         for at, (name, one) in enumerate(zip(names, requests, strict=True)):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise refusing.refused(
-                    f"requests.{at}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'"
-                )
+                raise refused(f"requests.{at}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'")
             if not isinstance(one.get("params"), dict):
-                raise refusing.refused(f"requests.{at}.params: Field required")
+                raise refused(f"requests.{at}.params: Field required")
         if len(set(names)) < len(names):
-            raise refusing.refused("requests: custom_id must be unique")
+            raise refused("requests: custom_id must be unique")
         now = self._wall()
         id = f"msgbatch_{self._rng.getrandbits(96):024x}"
         unset = dict.fromkeys(("ended_at", "cancel_initiated_at", "archived_at", "results_url"))
@@ -354,7 +349,7 @@ class EmulatedMessageBatches:
         batch, now = self.batches[id], self._wall()
         self._shown(id)
         if batch["processing_status"] != "in_progress":
-            raise refusing.refused(f"Batch {id} cannot be canceled: it has ended.")
+            raise refused(f"Batch {id} cannot be canceled: it has ended.")
         batch["cancel_initiated_at"] = _time(now)
         self._work_off(id, min(1.0, (now - batch["created_at"]) / (self._works_s() or 1.0)))
         return json_reply({**self._shown(id), "processing_status": "canceling", "results_url": None})
@@ -362,7 +357,7 @@ class EmulatedMessageBatches:
     def _remove(self, id: str) -> EmulatedReply:
         self._shown(id)
         if self.batches[id]["processing_status"] != "ended":
-            raise refusing.refused(f"Batch {id} cannot be deleted while it is in progress.")
+            raise refused(f"Batch {id} cannot be deleted while it is in progress.")
         for kept in (self.batches, self.requests, self.results):
             kept.pop(id, None)
         return json_reply({"id": id, "type": "message_batch_deleted"})
@@ -370,7 +365,7 @@ class EmulatedMessageBatches:
     def _results(self, id: str) -> EmulatedReply:
         self._shown(id)
         if id not in self.results:
-            raise refusing.refused(f"Batch {id} has no results yet.", 404)
+            raise refused(f"Batch {id} has no results yet.", 404)
         return EmulatedReply(body=self.results[id], content_type=b"application/x-jsonl")
 
     def _work_off(self, id: str, share: float) -> None:
@@ -412,7 +407,7 @@ class EmulatedMessageBatches:
 
     def _known(self, id: str) -> str:
         if id not in self.batches:
-            raise refusing.refused(f"Message batch {id} not found.", 404)
+            raise refused(f"Message batch {id} not found.", 404)
         return id
 
 

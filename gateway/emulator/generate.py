@@ -1,6 +1,10 @@
-"""Checks the contents of a Gemini call: names, parts, and the pairing of calls with their results.
+"""Gemini's generateContent: reads a call, checks it as Google does, and answers it.
 
-It must not know tools or answers.
+In this order: the contents (names, parts, and the pairing of calls with their results), tools and settings, the answer as one
+JSON object or as a stream of such objects. Names may be camelCase or snake_case, as in every proto-JSON API. What Google would
+refuse is refused in its words. It must not know limits, faults or time. Invariant: the parts of a stream, put together, say
+what the JSON would have said; only `tail` carries a `finishReason`, in a chunk of its own as the newer models send it. Source:
+the Gemini API reference, and refusals as the API words them.
 """
 
 from __future__ import annotations
@@ -12,13 +16,22 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.answers.reply import JSON, EmulatedReply, Stream, json_reply
-from gateway.emulator.answers.requests import CheckedRequest
-from gateway.emulator.dialects.compose import Block, Composed, ToolWish, compose
-from gateway.emulator.dialects.dialects import GEMINI, CacheUse, Segment, is_gemini, sign, tokens
-from gateway.emulator.messages_answer import arguments_of
-from gateway.emulator.problems import refused, text_of
-from gateway.emulator.responses.writer import Writer
+from gateway.emulator.messages import arguments_of
+from gateway.emulator.replies import JSON, EmulatedReply, Stream, json_reply, refused, text_of
+from gateway.emulator.requests import CheckedRequest
+from gateway.emulator.writer import (
+    GEMINI,
+    Block,
+    CacheUse,
+    Composed,
+    Segment,
+    ToolWish,
+    Writer,
+    compose,
+    is_gemini,
+    sign,
+    tokens,
+)
 
 _DATA = frozenset(
     {
@@ -237,12 +250,6 @@ def texts_of(content: Mapping[str, Any]) -> Iterator[str]:
             yield text_of(part["functionResponse"].get("response", {}))
 
 
-# Reads a call of Gemini's generateContent as Google does: what it would refuse is refused in its words.
-#
-# Names may be camelCase or snake_case, as in every proto-JSON API. It must not know answers. Source: the Gemini API reference,
-# and refusals as the API words them.
-
-
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}")
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
 
@@ -377,12 +384,6 @@ def _check_config(config: Mapping[str, Any]) -> None:
     has_schema = config.get("responseSchema") or config.get("responseJsonSchema")
     if has_schema and config.get("responseMimeType") not in ("application/json", "text/x.enum"):
         raise refused("response_schema is only supported with response_mime_type 'application/json'.")
-
-
-# Answers a call of Gemini's generateContent: one JSON object, or a stream of such objects.
-#
-# It must not know limits, faults or time. Invariant: the parts of a stream, put together, say what the JSON would have said;
-# only `tail` carries a `finishReason`, in a chunk of its own as the newer models send it.
 
 
 _FINISH: Mapping[str, str] = MappingProxyType(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote
 
-from gateway.emulator.config.config import EmulatorConfig, parse_rule
+from gateway.emulator.config import EmulatorConfig, parse_rule
 from tests.agents.client import CLIENTS_FOLDER, TRIALS, Client
 from tests.e2e.harness import Running, start_gateway
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.emulator.responses.writer import example_of
+from gateway.emulator.writer import example_of
 
 ANSWER_S = (0.3, 0.9)
 EMBEDDING_DIMENSIONS = 32

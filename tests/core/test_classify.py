@@ -26,9 +26,9 @@ from gateway.core.error_tables import (
     read_body,
 )
 from gateway.core.types import ErrorClass, Phase
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects import RequestDemand, open_account
-from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.limits import RequestDemand, open_account
+from gateway.emulator.replies import CDN_PAGE, FAULT_PROBLEMS
 from tests.rows import rows
 from tests.support.error_rows import BY_STATUS, ROWS, WALL, Row
 from tests.support.mutations import mutated

@@ -18,7 +18,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
 from gateway.core.snapshot.snapshot import Counting
 from gateway.core.types import Attempt, ErrorClass, RawHeaders
-from gateway.emulator.app.call import EmulatedBucket
+from gateway.emulator.limits import EmulatedBucket
 from gateway.fleet.news import FleetNews
 from tests.core.fleet import SharedPools
 from tests.support.bus import Bus, BusNews

@@ -17,8 +17,8 @@ from gateway.demo.storm.clients import (
     retry_wait_s,
     sdk_client,
 )
-from gateway.emulator.config.config import parse_script_entry
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from tests.rows import rows
 
 

@@ -31,8 +31,8 @@ from gateway.demo.storm.storm import (
     play,
     run_outage,
 )
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock
 from tests.rows import rows

@@ -18,7 +18,7 @@ from gateway.demo.show import show as show_module
 from gateway.demo.show.show import Display, show
 from gateway.demo.storm.clients import Ask, CallFailedError, Connect, OnAnswer, plain_client, sdk_client
 from gateway.demo.storm.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.demo.support import Terminal
 
 AT_ONCE = EmulatorConfig()

@@ -17,7 +17,7 @@ from gateway.core.openai import headers
 from gateway.core.retry.retry import DENIALS
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import ErrorClass, SkipReason, Usage
-from gateway.emulator.config.config import FAULTS, EmulatorConfig
+from gateway.emulator.config import FAULTS, EmulatorConfig
 from tests.core.test_telemetry import line_of, record, spared
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
 

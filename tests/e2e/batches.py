@@ -15,7 +15,7 @@ import orjson
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from gateway.emulator.app.call import Recorder
+from gateway.emulator.call import Recorder
 from tests.e2e.harness import PATIENCE_S
 
 CHAT: Any = "/v1/chat/completions"

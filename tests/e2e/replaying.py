@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.app.call import Stats
+from gateway.emulator.call import Stats
 from tests.e2e.harness import PATIENCE_S, Peer, Response, Running, _header, chat, connect, post, until
 from tests.soak.support import MANNERS, Manner, draw_cut, mortal
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.core.clock import SteadyClock
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.dialects.answers import bare
 from tests.e2e.caches import (
     CHAT,

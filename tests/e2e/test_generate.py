@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Response, Running, config_of, connect, get, post
 

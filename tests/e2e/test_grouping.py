@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.batches import becomes, files_of, input_of, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import policies, with_jobs

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.cli.operate import AdminRefused
-from gateway.emulator.config.config import parse_rule
+from gateway.emulator.config import parse_rule
 from gateway.products.batches import http
 from gateway.products.batches.files_http import UploadForm
 from gateway.products.jobs.cli import caller as patience

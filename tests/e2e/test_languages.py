@@ -10,7 +10,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig, parse_rule
+from gateway.emulator.config import EmulatorConfig, parse_rule
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, config_of
 

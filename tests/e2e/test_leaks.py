@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
+from gateway.emulator.config import EmulatorConfig, Fault, FaultRule
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import chat, connect, post
 from tests.soak.kills import kill_round

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.anthropic_server import AnthropicServer, error, events, message
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Response, Running, config_of, connect, get, post, until

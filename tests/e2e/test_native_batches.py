@@ -9,7 +9,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.batches import begin, check_end, end_of, files_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import policies, with_jobs

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from gateway.emulator.config.config import parse_rule
+from gateway.emulator.config import parse_rule
 from tests.dialects.grammar import check_responses
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of

@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.emulator.config.config import parse_script_entry
+from gateway.emulator.config import parse_script_entry
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post, until

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gateway.drivers.sqlite_store.store import SqliteStore
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.features.reuse.layers.entries import LEAST_ROOM
 from gateway.features.reuse.single_flight import PIECE_BYTES, SLOW_READER
 from tests.e2e.conftest import StartGateway

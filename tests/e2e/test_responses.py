@@ -14,7 +14,7 @@ import orjson
 import pytest
 from openai.types.responses import Response, ResponseFailedEvent
 
-from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule
+from gateway.emulator.config import EmulatorConfig, Fault, FaultRule
 from gateway.products.jobs.http import events
 from tests.e2e.anthropic_server import AnthropicServer
 from tests.e2e.conftest import StartGateway

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.clock import SteadyClock
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.caches import Wall
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, WEB_KEY, Peer, Running, chat, config_of, connect, get, post

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, AsyncStream, OpenAI, Stream
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, config_of, until
 

@@ -13,9 +13,9 @@ import orjson
 import pytest
 import uvloop
 
-from gateway.emulator.app.app import Emulator
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.app import Emulator
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 
 StartServer = Callable[..., Awaitable[EmulatorServer]]
 NONE: Mapping[str, str] = MappingProxyType({})

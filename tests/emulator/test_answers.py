@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.responses.writer import example_of, unit_vector
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.embeddings import unit_vector
+from gateway.emulator.writer import example_of
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
 from tests.rows import rows
 

@@ -6,8 +6,8 @@ import httpx
 import orjson
 import pytest
 
-from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import chat_body, client_of
 
 LINE = orjson.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat_body()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.emulator.config.config import (
+from gateway.emulator.config import (
     CONNECTION_FAULTS,
     FAULTS,
     EmulatedLimits,

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import (
     WALL_S,
     FakeClock,

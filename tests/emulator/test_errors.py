@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from gateway.emulator.app.app import create_app
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import chat_body, client_of
 
 _NAMES = st.sampled_from(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.emulator.config.config import Fault, FaultPlan, parse_rule
+from gateway.emulator.config import Fault, FaultPlan, parse_rule
 
 
 def plan(*rules: str, seed: int = 0) -> FaultPlan:

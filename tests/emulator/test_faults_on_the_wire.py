@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig, parse_script_entry
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig, parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulator.answers.reply import EmulatedReply
-from gateway.emulator.app.call import EmulatedBucket, EmulatedWindow, go_duration
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects import EmulatedAccount, RequestDemand, open_account
-from gateway.emulator.problems import EmulatedRefusal
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.limits import (
+    EmulatedAccount,
+    EmulatedBucket,
+    EmulatedWindow,
+    RequestDemand,
+    go_duration,
+    open_account,
+)
+from gateway.emulator.replies import EmulatedRefusal, EmulatedReply
 from tests.emulator.conftest import FakeClock
 from tests.rows import rows
 

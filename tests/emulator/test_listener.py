@@ -8,8 +8,8 @@ import socket
 import httpx
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig, parse_rule
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig, parse_rule
+from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

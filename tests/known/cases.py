@@ -20,8 +20,8 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError
 
 from gateway.demo.record import process
 from gateway.demo.storm.storm import provider
-from gateway.emulator.config.config import EmulatorConfig, parse_rule
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig, parse_rule
+from gateway.emulator.server import EmulatorServer
 
 MODEL = "gpt-4o"
 AT_A_TIME = 40

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.replicas.figures import between, overshoot
 from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd

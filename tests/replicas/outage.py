@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.lives import life
 from tests.replicas.figures import busiest, overshoot, per_second, quantile_ms
 from tests.replicas.fleet import config_of, fleet, shares, way_to, write

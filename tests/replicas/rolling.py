@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.deploy.test_balancer import Replica, balanced
 from tests.e2e.lives import Life, life
 from tests.replicas.figures import between, busiest, overshoot, per_second

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.replicas.figures import between, busiest, fair_shares, overshoot, per_second, quietest
 from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd

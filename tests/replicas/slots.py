@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.replicas.fleet import config_of, fleet
 from tests.replicas.load import Crowd
 from tests.replicas.provider import provider

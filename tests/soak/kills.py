@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.emulator.config.config import parse_script_entry
+from gateway.emulator.config import parse_script_entry
 from tests.e2e.harness import Running, chat, post
 from tests.soak.support import MANNERS, Manner, Mortal, draw_cut, mortal, wait_for
 

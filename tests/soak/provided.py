@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.soak.conftest import Report
 from tests.soak.kills import kill_round

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig, Fault, FaultRule, parse_rule
+from gateway.emulator.config import EmulatorConfig, Fault, FaultRule, parse_rule
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, connect, get, post
 from tests.soak.conftest import Report

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.harness import Running, config_of, start_gateway
 from tests.soak.conftest import Report
 

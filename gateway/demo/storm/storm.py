@@ -23,9 +23,9 @@ from typing import Any
 from gateway.app import Gateway
 from gateway.demo.record import Now, Run, Sleep, Trial, keep_calling
 from gateway.demo.storm.clients import API_KEY, MODEL, Ask, CallFailedError, Client, Connect, Habits
-from gateway.emulator.app.call import Stats
-from gateway.emulator.config.config import EmulatorConfig, parse_rule
-from gateway.emulator.server.server import EmulatorServer
+from gateway.emulator.call import Stats
+from gateway.emulator.config import EmulatorConfig, parse_rule
+from gateway.emulator.server import EmulatorServer
 from gateway.settings import Settings
 
 # The demos' servers: emulated providers, and a gateway before them, all in this process.

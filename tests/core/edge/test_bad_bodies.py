@@ -18,7 +18,7 @@ import pytest
 
 from gateway.core.openai.json_edit import with_model
 from gateway.core.peek import peek
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.core.errors import BodyTooComplex, GatewayError
 from gateway.core.peek import LargeBodies
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from gateway.core.http.connection import sweep_connections
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until
 

@@ -10,8 +10,8 @@ from zlib import crc32
 import httpx
 import orjson
 
-from gateway.emulator.app.app import Emulator
-from gateway.emulator.config.config import EmulatorConfig
+from gateway.emulator.app import Emulator
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import FakeClock, client_of
 
 VERSION = {"anthropic-version": "2023-06-01", "x-api-key": "sk-ant-test"}

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.emulator.answers.reply import EmulatedReply
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects import CLAUDE, GEMINI, sign
-from gateway.emulator.problems import ProblemError
-from gateway.emulator.responses.writer import Writer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.replies import EmulatedReply, ProblemError
 from gateway.emulator.routes import endpoint_of
+from gateway.emulator.writer import CLAUDE, GEMINI, Writer, sign
 from tests.emulator.native.support import CONVERSE, GENERATE, MESSAGES, SCHEMA, STREAMED
 
 MARK = {"cache_control": {"type": "ephemeral"}}

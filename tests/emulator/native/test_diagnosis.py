@@ -6,9 +6,9 @@ import pytest
 
 from gateway.core.types import ErrorClass as E
 from gateway.core.types import Phase
-from gateway.emulator.config.config import EmulatorConfig
-from gateway.emulator.dialects.dialects import open_native_account
-from gateway.emulator.problems import fault_problem
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.limits import open_native_account
+from gateway.emulator.replies import fault_problem
 from tests.support.error_rows import WALL
 from tests.support.tables import table_of
 

@@ -1,25 +1,117 @@
-"""Errors as the providers word them: one `EmulatedProblem` value, rendered in the dialect's shape.
+"""What the emulator answers with: whole replies, streams and their frames, and errors in the words of each provider.
 
-It must not know when an error is due. The wire texts keep the phrases and codes that clients match on. Invariant: every
-problem renders to a JSON object with an `error` object that has a `message`.
+First the plain values `EmulatedReply` and `Stream`, in which limits, answers and faults meet without knowing each other: they
+say everything about the bytes to send and nothing about when these are sent. Then server-sent events and event-stream frames,
+`EmulatedProblem`, the problems of OpenAI's API, and those of the others, with the checks that raise them. It must not know when
+an error is due; the texts keep the phrases and codes that clients match on. Invariant: every problem renders to a JSON object
+with a message. Sources: the providers' error pages, google.rpc.Status, the Bedrock Runtime API reference, and captured answers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 import orjson
 
-from gateway.emulator.answers.reply import EmulatedReply, Headers
+Header = tuple[bytes, bytes]
+Headers = tuple[Header, ...]
 
-# An error in each provider's own shape: body, and headers that belong to it.
-#
-# It must not know when an error is due. Sources: Anthropic's "Errors" page, google.rpc.Status, the Bedrock Runtime API
-# reference.
+JSON = b"application/json"
+SSE = b"text/event-stream; charset=utf-8"
+BROKEN_CHUNK = b'data: {"id":"chatcmpl-broken","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"con\n\n'
+"""A chunk of a chat completion that was cut in its middle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedReply:
+    """A whole answer; `tokens` are the output tokens it holds, which pace it and count against output limits."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = ()
+    tokens: int = 0
+    is_bare: bool = False  # the reply brings its own limit headers, or none at all
+    is_foreign: bool = False  # not the provider speaking but something in front of it: no provider headers either
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A streamed answer: `lead` opens it, each of `frames` holds one token, `tail` is all that marks a proper end.
+
+    `error_frame` makes an event of the JSON of an error, and `broken` is an event whose JSON is not.
+    """
+
+    lead: bytes
+    frames: Iterable[bytes]
+    tail: bytes
+    tokens: int
+    error_frame: Callable[[bytes], bytes]
+    broken: bytes = BROKEN_CHUNK
+    content_type: bytes = SSE
+
+
+def json_reply(value: Mapping[str, Any], tokens: int = 0, headers: Headers = ()) -> EmulatedReply:
+    """Returns a 200 with `value` as JSON."""
+    return EmulatedReply(body=orjson.dumps(value), tokens=tokens, headers=headers)
+
+
+def frame(value: Mapping[str, Any], event: str | None = None) -> bytes:
+    """Returns one SSE event with `value` as JSON."""
+    name = b"event: " + event.encode() + b"\n" if event else b""
+    return name + b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def around(template: Mapping[str, Any], event: str | None = None) -> tuple[bytes, bytes]:
+    """Returns the bytes before and after the one changing string of an event; mark its place in `template` with `SLOT`.
+
+    The last mark wins, so that a mark smuggled in by an earlier field (a model name) changes nothing.
+    """
+    before, _, after = frame(template, event).rpartition(_SLOT_JSON)
+    return before, after
+
+
+SLOT = "\x00"
+_SLOT_JSON = orjson.dumps(SLOT)
+
+
+# Frames as Bedrock streams them: a prelude (length of the whole and of the headers, CRC of both), headers, a payload, and a CRC
+# over all before. Source: "Event stream encoding" in the Amazon Transcribe and Bedrock documentation.
+EVENT_STREAM = b"application/vnd.amazon.eventstream"
+
+
+_STRING = 7
+
+
+def event(kind: str, payload: Mapping[str, Any]) -> bytes:
+    """Returns the frame of one event."""
+    return frame_of(
+        {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}, orjson.dumps(payload)
+    )
+
+
+def exception(kind: str, payload: bytes) -> bytes:
+    """Returns the frame of an exception in the middle of a stream; `payload` is its JSON."""
+    return frame_of(
+        {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}, payload
+    )
+
+
+def frame_of(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Returns one frame."""
+    head = b"".join(
+        struct.pack(f"!B{len(name)}sBH", len(name), name.encode(), _STRING, len(value.encode())) + value.encode()
+        for name, value in headers.items()
+    )
+    prelude = struct.pack("!II", 16 + len(head) + len(payload), len(head))
+    frame = prelude + struct.pack("!I", crc32(prelude)) + head + payload
+    return frame + struct.pack("!I", crc32(frame))
 
 
 LANGUAGES = ("messages", "generate", "converse")
@@ -293,11 +385,6 @@ CDN_PAGE = (
     b"<!DOCTYPE html>\n<html><head><title>502 Bad Gateway</title></head>\n"
     b"<body><center><h1>502 Bad Gateway</h1></center><hr><center>cloudflare</center></body></html>\n"
 )
-
-
-# Refusals in the words of the provider that reads the request: of bad requests, of scripted faults, of wrong keys.
-#
-# It must not know when one is due. Sources: the providers' error pages, and captured answers.
 
 
 _RPC = "type.googleapis.com/google.rpc."

@@ -1,90 +1,114 @@
 """The providers' ways to count a call and to report it: limits, headers and 429 bodies of one API key and model.
 
-OpenAI refills continuously and names Go durations; Azure counts calls in 10 s windows and tokens in 60 s windows;
-Anthropic refills continuously, limits output tokens as they are produced and names RFC 3339 instants; Google and Amazon
-announce nothing. It must not send anything. Invariant: a refused call spends nothing. Source: the providers' rate-limit
-pages and captured answers.
+First the arithmetic: a bucket that refills all the time, and a window that starts anew; `now` is in seconds on any monotonic
+clock. Then the accounts: OpenAI refills continuously and names Go durations; Azure counts calls in 10 s windows and tokens in
+60 s windows; Anthropic refills continuously, limits output tokens as they are produced and names RFC 3339 instants; Google and
+Amazon announce nothing. It must not send anything. Invariants: over any span a bucket grants at most its capacity plus what
+refilled, a window at most its capacity; a refused call spends nothing. Source: the providers' rate-limit pages and captured
+answers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
-import re
-import struct
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import blake2b
-from typing import Any, Protocol
-from urllib.parse import parse_qsl, quote
-from zlib import crc32
+from typing import Protocol
 
-import orjson
-
-from gateway.emulator.answers.reply import Headers
-from gateway.emulator.app.call import EmulatedBucket, EmulatedCall, EmulatedWindow, go_duration
-from gateway.emulator.config.config import EmulatedLimits, EmulatorConfig
-from gateway.emulator.problems import EmulatedProblem, EmulatedRefusal, ProblemError, google_quota, invalid_credential
-
-# Who calls: the key of a call in each provider's manner, and AWS's signatures.
-#
-# It must not know limits. Sources: the providers' pages on authentication, and AWS's on Signature Version 4.
-
-
-_SIGNED = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/,\s]+)/(\d{8}/[^/]+/[^/]+/aws4_request),\s*SignedHeaders=([^,\s]+),\s*Signature=(\w+)"
+from gateway.emulator.config import EmulatedLimits, EmulatorConfig
+from gateway.emulator.replies import (
+    EmulatedProblem,
+    EmulatedRefusal,
+    Headers,
+    google_quota,
 )
-_OWN = {"messages": b"x-api-key", "generate": b"x-goog-api-key"}
-_MUST_SIGN = frozenset({"host", "x-amz-date"})
 
 
-def key_of(call: EmulatedCall) -> str:
-    """Returns the key of a call: of AWS's signature the id of the key, or nothing."""
-    bearer = call.header(b"authorization").decode("latin-1")
-    if call.dialect == "converse" and (signed := _SIGNED.fullmatch(bearer)):
-        return str(signed[1])
-    own = call.header(_OWN.get(call.dialect, b""))
-    if own:
-        return own.decode("latin-1")
-    params = dict(parse_qsl(call.scope.get("query_string", b"").decode("latin-1")))
-    if call.dialect == "generate" and params.get("key"):
-        return str(params["key"])
-    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else ""
+class EmulatedBucket:
+    """`per_minute` units that refill continuously up to `burst` (by default a minute's worth); full at the start.
+
+    A level may go below zero by `spend`.
+    """
+
+    __slots__ = ("_level", "_rate", "_updated_at", "capacity", "per_minute")
+
+    def __init__(self, per_minute: int, now: float, burst: int | None = None) -> None:
+        self.per_minute = per_minute
+        self.capacity = burst or per_minute
+        self._rate = per_minute / 60.0
+        self._level = float(self.capacity)
+        self._updated_at = now
+
+    def level(self, now: float) -> float:
+        """Units left at `now`."""
+        if now > self._updated_at:
+            self._level = min(float(self.capacity), self._level + (now - self._updated_at) * self._rate)
+            self._updated_at = now
+        return self._level
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Returns the seconds until `amount` units are there; 0 when they are. A nanounit of rounding is forgiven."""
+        missing = amount - self.level(now)
+        return missing / self._rate if missing > 1e-9 * self.capacity else 0.0
+
+    def spend(self, amount: float, now: float) -> None:
+        """Takes `amount` whether it is there or not."""
+        self._level = self.level(now) - amount
+
+    def remaining(self, now: float) -> int:
+        """Returns the whole units left, at least 0."""
+        return max(0, math.floor(self.level(now) + 1e-6))
+
+    def used(self, now: float) -> int:
+        """Returns the whole units gone."""
+        return self.per_minute - self.remaining(now)
+
+    def full_in_s(self, now: float) -> float:
+        """Returns the seconds until the bucket is full: what OpenAI's reset headers tell."""
+        return (self.capacity - self.level(now)) / self._rate
 
 
-def let_in(call: EmulatedCall, wanted: str) -> None:
-    """Raises ProblemError unless the call has the key `wanted`; `ID:SECRET` is one that AWS's calls are signed with."""
-    key = key_of(call)
-    signed = _SIGNED.fullmatch(call.header(b"authorization").decode("latin-1"))
-    if call.dialect == "converse" and signed is not None and ":" in wanted:
-        wanted, _, secret = wanted.partition(":")
-        if key == wanted and signature_of(call, secret, signed[2], signed[3].split(";")) != signed[4]:
-            text = "The request signature we calculated does not match the signature you provided."
-            rule = "Check your AWS Secret Access Key and signing method."
-            raise ProblemError(EmulatedProblem(403, f"{text} {rule}", kind="InvalidSignatureException"))
-    if key != wanted:
-        raise ProblemError(invalid_credential(call.dialect, call.path, is_missing=not key))
+class EmulatedWindow:
+    """`capacity` units in each window of `length_s` seconds; windows are aligned to the clock."""
+
+    __slots__ = ("_index", "_used", "capacity", "length_s")
+
+    def __init__(self, capacity: int, length_s: float) -> None:
+        self.capacity = capacity
+        self.length_s = length_s
+        self._index = -1
+        self._used = 0
+
+    def remaining(self, now: float) -> int:
+        """Returns the units left in the window of `now`."""
+        index = math.floor((now + 1e-6) / self.length_s)  # a caller that waited exactly as told is in the next one
+        if index != self._index:
+            self._index, self._used = index, 0
+        return max(0, self.capacity - self._used)
+
+    def spend(self, amount: int, now: float) -> None:
+        """Takes `amount` from the window of `now`."""
+        self.remaining(now)
+        self._used += amount
+
+    def ends_in_s(self, now: float) -> float:
+        """Returns the seconds until the next window."""
+        return self.length_s - (now + 1e-6) % self.length_s
 
 
-def signature_of(call: EmulatedCall, secret: str, scope: str, names: Sequence[str]) -> str:
-    """Returns the signature that the call should have over the headers of these `names`, in hex."""
-    if not set(names) >= _MUST_SIGN:
-        return ""
-    headers = "".join(f"{name}:{' '.join(call.header(name.encode()).decode('latin-1').split())}\n" for name in names)
-    query = sorted(parse_qsl(call.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    canonical_query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)
-    path = quote(call.scope.get("raw_path", b"").decode("latin-1").partition("?")[0], safe="/-_.~")
-    digest = hashlib.sha256(call.body).hexdigest()
-    request = "\n".join((call.method, path, canonical_query, headers, ";".join(names), digest))
-    when = call.header(b"x-amz-date").decode("latin-1")
-    text_to_sign = "\n".join(("AWS4-HMAC-SHA256", when, scope, hashlib.sha256(request.encode()).hexdigest()))
-    key = f"AWS4{secret}".encode()
-    for part in scope.split("/"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, text_to_sign.encode(), "sha256").hex()
+def go_duration(seconds: float) -> str:
+    """Returns a duration as Go prints it, to the millisecond: `120ms`, `1s`, `7.66s`, `2m59.56s`, `6m0s`, `1h0m0s`."""
+    millis = round(seconds * 1000)
+    if millis <= 0:
+        return "0s"
+    if millis < 1000:
+        return f"{millis}ms"
+    minutes, rest = divmod(millis, 60_000)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if minutes < 60:
+        return f"{minutes}m{text}" if minutes else text
+    return f"{minutes // 60}h{minutes % 60}m{text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,159 +457,3 @@ def _retry_after(wait_s: float | None) -> Headers:
         return ()
     millis = max(1, math.ceil(wait_s * 1000 - 1e-6))
     return ((b"retry-after", b"%d" % max(1, math.ceil(millis / 1000))), (b"retry-after-ms", b"%d" % millis))
-
-
-# Frames of `application/vnd.amazon.eventstream`, as Bedrock streams.
-#
-# A frame is a prelude (length of the whole and of the headers, CRC of both), headers, a payload, and a CRC over all before.
-# Source: "Event stream encoding" in the Amazon Transcribe and Bedrock documentation.
-
-
-EVENT_STREAM = b"application/vnd.amazon.eventstream"
-_STRING = 7
-
-
-def event(kind: str, payload: Mapping[str, Any]) -> bytes:
-    """Returns the frame of one event."""
-    return frame_of(
-        {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}, orjson.dumps(payload)
-    )
-
-
-def exception(kind: str, payload: bytes) -> bytes:
-    """Returns the frame of an exception in the middle of a stream; `payload` is its JSON."""
-    return frame_of(
-        {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}, payload
-    )
-
-
-def frame_of(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """Returns one frame."""
-    head = b"".join(
-        struct.pack(f"!B{len(name)}sBH", len(name), name.encode(), _STRING, len(value.encode())) + value.encode()
-        for name, value in headers.items()
-    )
-    prelude = struct.pack("!II", 16 + len(head) + len(payload), len(head))
-    frame = prelude + struct.pack("!I", crc32(prelude)) + head + payload
-    return frame + struct.pack("!I", crc32(frame))
-
-
-# The headers by which each provider tells who it is, and what it calls a request.
-
-
-_ORGANIZATION: Headers = ((b"openai-organization", b"org-emulator"), (b"openai-version", b"2020-10-01"))
-
-
-def identity_of(dialect: str, draw: int) -> tuple[str, str, Headers]:
-    """Returns the dialect, the id of a request made from a `draw` of 128 bits, and the headers of its answer."""
-    drawn = f"{draw:032x}"
-    name = f"req_{drawn}"
-    match dialect:
-        case "messages":
-            return dialect, name, ((b"request-id", name.encode()), (b"anthropic-organization-id", b"org-emulator"))
-        case "generate":
-            return dialect, drawn, ((b"server-timing", b"gfet4t7; dur=1"), (b"x-frame-options", b"SAMEORIGIN"))
-        case "converse":
-            parts = (drawn[:8], drawn[8:12], drawn[12:16], drawn[16:20], drawn[20:])
-            name = "-".join(parts)
-            return dialect, name, ((b"x-amzn-requestid", name.encode()),)
-    headers = ((b"x-request-id", name.encode()), *_ORGANIZATION)
-    if dialect == "azure":
-        headers += ((b"apim-request-id", drawn.encode()), (b"x-ms-region", b"Emulated Central"))
-    elif dialect == "anthropic":
-        headers += ((b"request-id", name.encode()),)
-    return dialect, name, headers
-
-
-# A provider's cache of prompts: the prefixes it has seen, for as long as it keeps them.
-#
-# It must not know how a request marks a prefix. Unlike a provider it has no smallest size, so that short prompts show it.
-# Invariant: of one call, what is read, what is written and the rest add up to the whole prompt.
-
-
-_MOST = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a prompt; the prompt up to its end is kept for `keep_s` seconds (None: not asked for)."""
-
-    text: str
-    keep_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """Tokens of a prompt: read from the cache, written into it (of these for an hour: `hourly`), and the others."""
-
-    fresh: int
-    read: int = 0
-    written: int = 0
-    hourly: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.fresh + self.read + self.written
-
-
-class PromptCache:
-    """The prefixes of each model; `wall` returns epoch seconds."""
-
-    def __init__(self, wall: Callable[[], float]) -> None:
-        self._wall = wall
-        self._until: dict[bytes, float] = {}
-
-    def use(self, model: str, segments: Sequence[Segment]) -> CacheUse:
-        """Reads the longest known prefix, and keeps the marked ones."""
-        digest = blake2b(model.encode("utf-8", "replace"), digest_size=16)
-        now, length, read, written, hourly = self._wall(), 0, 0, 0, 0
-        for segment in segments:
-            digest.update(segment.text.encode("utf-8", "replace"))
-            length += len(segment.text)
-            if segment.keep_s is None:
-                continue
-            prefix = digest.digest()
-            if self._until.get(prefix, 0.0) > now:
-                read = written = tokens(length)
-                hourly = 0
-            else:
-                hourly += (tokens(length) - written) if segment.keep_s > 300 else 0
-                written = tokens(length)
-            self._keep(prefix, now + segment.keep_s)
-        return CacheUse(tokens(length) - written, read, written - read, hourly)
-
-    def _keep(self, prefix: bytes, until: float) -> None:
-        self._until.pop(prefix, None)
-        if len(self._until) >= _MOST:
-            del self._until[next(iter(self._until))]
-        self._until[prefix] = until
-
-
-def tokens(length: int) -> int:
-    """Four characters make a token."""
-    return (length + 3) // 4
-
-
-# Signatures of thoughts, as a provider makes them: opaque, and valid for one text alone.
-#
-# A thought that comes back is checked, so that a conversion that loses or alters one is found out. The key is fixed, so that
-# every emulator of a provider takes the others' signatures, as the provider's clouds do.
-
-
-CLAUDE, GEMINI = b"emulated-claude", b"emulated-gemini"
-UNCHECKED = "skip_thought_signature_validator"
-"""What Google documents for calls that another model made."""
-
-
-def sign(issuer: bytes, text: str) -> str:
-    """Returns the signature of a thought, as base64."""
-    return b64encode(issuer + b":" + blake2b(text.encode("utf-8", "replace"), key=issuer).digest()).decode()
-
-
-def is_gemini(signature: str, text: str) -> bool:
-    """Tells whether Gemini takes `signature` for `text`; it is bytes in proto-JSON, so both alphabets of base64 will do."""
-    encoded = signature.translate(_URL_SAFE)
-    return encoded in (sign(GEMINI, text), b64encode(UNCHECKED.encode()).decode()) or signature == UNCHECKED
-
-
-_URL_SAFE = str.maketrans("-_", "+/")

@@ -1,6 +1,6 @@
 """The emulator as one ASGI callable: finds the endpoint, admits the call, plays the answer.
 
-`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server/server.py`) or
+`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server`) or
 wire texts. Invariant: a call is counted on arrival and at its end, exactly once each, however it ends.
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 import orjson
 
 from gateway.emulator import routes
-from gateway.emulator.answers.chat import EmulatedPace, perform, refusal_of
-from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
-from gateway.emulator.answers.requests import CheckedRequest, refuse_unknown
-from gateway.emulator.app.call import (
+from gateway.emulator.batches import EmulatedBatches, EmulatedMessageBatches
+from gateway.emulator.call import (
+    CONNECTIONS,
     EmulatedCall,
+    EmulatedPace,
     PeerGoneError,
     Receive,
     Recorded,
@@ -30,31 +30,31 @@ from gateway.emulator.app.call import (
     Send,
     Sleep,
     Stats,
-)
-from gateway.emulator.batches import EmulatedBatches, EmulatedMessageBatches, is_of_batches
-from gateway.emulator.config.config import EmulatorConfig, Fault, FaultPlan
-from gateway.emulator.dialects import dialects
-from gateway.emulator.dialects.dialects import (
-    EmulatedAccount,
-    RequestDemand,
     identity_of,
-    open_account,
-    open_native_account,
+    key_of,
+    let_in,
+    perform,
+    refusal_of,
 )
-from gateway.emulator.problems import (
+from gateway.emulator.config import EmulatorConfig, Fault, FaultPlan, parse_script_entry
+from gateway.emulator.limits import EmulatedAccount, RequestDemand, open_account, open_native_account
+from gateway.emulator.replies import (
     LANGUAGES,
     EmulatedProblem,
+    EmulatedReply,
     ProblemError,
+    Stream,
     context_length,
-    invalid_key,
+    json_reply,
     model_not_found,
     too_long,
     unknown_model,
     unknown_url,
     wrong_method,
 )
-from gateway.emulator.responses.writer import Writer
-from gateway.emulator.server.control import ENDPOINTS, PREFIX, EmulatedEndpoint, canonical, control
+from gateway.emulator.requests import CheckedRequest, refuse_unknown
+from gateway.emulator.routes import ENDPOINTS, EmulatedEndpoint, canonical, is_of_batches
+from gateway.emulator.writer import Writer
 
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
 _MAX_ACCOUNTS = 10_000
@@ -112,7 +112,7 @@ class Emulator:
     def reset(self) -> None:
         """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
         self._rng = random.Random(self.config.seed)  # noqa: S311 - draws of faults and ids, not secrets
-        self._accounts: dict[tuple[bytes, str, str], EmulatedAccount] = {}
+        self._accounts: dict[tuple[str, str, str], EmulatedAccount] = {}
         self.faults = FaultPlan(self.config.faults, self._rng, self._now())
         self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
         self._writer = Writer(self.config, self._rng, self._wall)
@@ -203,7 +203,7 @@ class Emulator:
         call.model = request.model
         self.stats.count_call(request.model)
 
-        key = _key_of(call)
+        key = key_of(call)
         account = self._account(key, request.model, endpoint.pool)
         refusal = account.admit(self._demand(call, endpoint.operation, request), now)
         if refusal is not None:
@@ -212,7 +212,7 @@ class Emulator:
         call.limit_headers = lambda: account.headers(self._now())
         account.in_flight += 1
         try:
-            fault = self.faults.pick(request.model, now, key.decode("latin-1"))
+            fault = self.faults.pick(request.model, now, key)
             if fault is not None:
                 self.stats.faults[fault.kind] += 1
                 reply = refusal_of(fault, account, call, now)
@@ -232,13 +232,8 @@ class Emulator:
         self._let_in(call)
 
     def _let_in(self, call: EmulatedCall) -> None:
-        wanted = self.config.api_key
-        if wanted is None:
-            return
-        if call.dialect in LANGUAGES:
-            dialects.let_in(call, wanted)
-        elif (key := _key_of(call).decode("latin-1")) != wanted:
-            raise ProblemError(invalid_key(key))
+        if self.config.api_key is not None:
+            let_in(call, self.config.api_key)
 
     def _check(self, request: CheckedRequest, dialect: str) -> CheckedRequest:
         config, is_native = self.config, dialect in LANGUAGES
@@ -267,7 +262,7 @@ class Emulator:
         assert endpoint is not None  # noqa: S101  # that path has one
         return self._answer(endpoint, self._check(endpoint.request(body, None), "messages"))
 
-    def _account(self, key: bytes, model: str, pool: str) -> EmulatedAccount:
+    def _account(self, key: str, model: str, pool: str) -> EmulatedAccount:
         account = self._accounts.get((key, model, pool))
         if account is None:
             if len(self._accounts) >= _MAX_ACCOUNTS:
@@ -344,18 +339,121 @@ def _filtered(request: CheckedRequest, fault: Fault | None) -> CheckedRequest:
     return replace(request, is_filtered=True) if fault is not None and fault.kind == "refusal" else request
 
 
-def _key_of(call: EmulatedCall) -> bytes:
-    if call.dialect in LANGUAGES:
-        return dialects.key_of(call).encode("latin-1", "replace")
-    bearer = call.header(b"authorization")
-    if bearer[:7].lower() == b"bearer ":
-        return bearer[7:].strip()
-    return call.header(b"api-key") or call.header(b"x-api-key")
-
-
 async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "lifespan":
         return
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await send({"type": "lifespan.shutdown.complete"})
+
+
+# The `/__emulator` endpoints: read the counters, change what happens next. For tests and demos, so without a key; the emulator
+# listens on loopback. A change is applied whole or, with a 400 that names every bad field, not at all.
+
+PREFIX = "/__emulator/"
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "stats": ("GET",),
+    "reset": ("POST",),
+    "config": ("GET", "POST"),
+    "script": ("POST",),
+    "requests": ("GET",),
+}
+
+
+class Controlled(Protocol):
+    """The part of the emulator that the control endpoints use."""
+
+    config: EmulatorConfig
+    faults: FaultPlan
+    stats: Stats
+    recorder: Recorder
+
+    def configure(self, config: EmulatorConfig) -> None: ...
+    def reset(self) -> None: ...
+
+
+def control(emulator: Controlled, call: EmulatedCall) -> EmulatedReply:
+    """Answers one control call whose body has been read; raises ProblemError."""
+    name = call.path.removeprefix(PREFIX)
+    methods = _METHODS.get(name)
+    if methods is None:
+        raise ProblemError(unknown_url(call.method, call.path))
+    if call.method not in methods:
+        raise ProblemError(wrong_method(call.method, call.path, " or ".join(methods)))
+    match name, call.method:
+        case "stats", _:
+            return json_reply(_stats(emulator, call))
+        case "reset", _:
+            emulator.reset()
+            return json_reply({"ok": True})
+        case "config", "GET":
+            return json_reply(emulator.config.to_mapping())
+        case "config", _:
+            return json_reply(_configure(emulator, call.body))
+        case "script", _:
+            return json_reply(_script(emulator, call.body))
+    return json_reply({"requests": emulator.recorder.last(_count(call.scope.get("query_string", b"")))})
+
+
+def _stats(emulator: Controlled, call: EmulatedCall) -> dict[str, Any]:
+    connections = call.scope.get(CONNECTIONS)
+    return emulator.stats.to_mapping() | {
+        "open_connections": len(connections) if connections is not None else None,
+        "script_entries_waiting": emulator.faults.waiting(),
+    }
+
+
+def _configure(emulator: Controlled, body: bytes) -> dict[str, Any]:
+    # In JSON a null removes an optional value, where a missing CLI flag's None changes nothing.
+    values = {name: "none" if value is None else value for name, value in _object(body).items()}
+    try:
+        config = EmulatorConfig.from_mapping(values, emulator.config)
+    except ValueError as exc:
+        raise _bad(str(exc)) from exc
+    emulator.configure(config)
+    return config.to_mapping()
+
+
+def _script(emulator: Controlled, body: bytes) -> dict[str, Any]:
+    given = _object(body)
+    model, entries = given.get("model", "*"), given.get("faults")
+    unknown = sorted(set(given) - {"model", "faults"})
+    if unknown:
+        raise _bad(f"{unknown[0]}: unknown field of a script")
+    if not isinstance(model, str) or not model:
+        raise _bad("model: expected a non-empty string")
+    if not isinstance(entries, list):
+        raise _bad("faults: expected an array")
+    try:
+        waiting = emulator.faults.script(model, [_entry(index, entry) for index, entry in enumerate(entries)])
+    except ValueError as exc:
+        raise _bad(str(exc)) from exc
+    return {"model": model, "waiting": waiting}
+
+
+def _entry(index: int, entry: object) -> Fault | None:
+    try:
+        return parse_script_entry(entry)
+    except ValueError as exc:
+        raise ValueError(f"faults[{index}].{exc}") from exc
+
+
+def _count(query: bytes) -> int:
+    text = parse_qs(query.decode("latin-1")).get("last", ["1000000"])[0]
+    if not text.isdigit():
+        raise _bad(f"last: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise _bad(f"body: {exc}") from exc
+    if not isinstance(given, dict):
+        raise _bad("body: expected a JSON object")
+    return given
+
+
+def _bad(text: str) -> ProblemError:
+    return ProblemError(EmulatedProblem(400, text, param=text.partition(":")[0], code="invalid_value"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.problems import EmulatedProblem, ProblemError
+from gateway.emulator.replies import EmulatedProblem, ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +255,7 @@ def _an(value: object) -> str:
     return names.get(type(value), "null" if value is None else "an object")
 
 
-# The fields that OpenAI's chat completions and Responses have: others are refused where the emulator is strict.
-#
-# Schemas, metadata and arguments are anybody's, and not looked at. Source: OpenAI's API reference.
+# Unknown fields are refused where the emulator is strict. Schemas, metadata and arguments are anybody's, and not looked at.
 
 
 Known = Mapping[str, Any]

@@ -1,7 +1,9 @@
-"""The emulator's config: plain frozen values and the one reader that makes them from untrusted mappings.
+"""The emulator's faults and its config: plain frozen values, and the readers that make them from untrusted mappings.
 
-The CLI's flags and `POST /__emulator/config` come through `from_mapping`. It must not know how the values are used.
-Invariant: a config of `from_mapping` is valid.
+`FaultPlan` decides the fault, if any, of a call: by script (a list per model, one entry per admitted call), which comes before
+the rules, by schedule (a rule holds between two instants since the start, all the time or on and off), and by probability. The
+CLI's flags and `POST /__emulator/config` come through `EmulatorConfig.from_mapping`. It must not know how the values are used.
+Invariants: the same seed and the same sequence of calls meet the same faults; a config of `from_mapping` is valid.
 """
 
 from __future__ import annotations
@@ -14,13 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
-
-# Decides the fault, if any, of a call: by script, by schedule, by probability.
-#
-# `answers/chat.py` acts it out, or `server/listener.py` where the fault is the whole server's. A script (a list per model, one
-# entry per admitted call) comes before the rules; a rule holds between two instants since the start, all the time or on
-# and off, and fires with a probability. Invariant: the same seed and the same sequence of calls meet the same faults.
-
 
 FAULTS: Mapping[str, str] = MappingProxyType(
     {

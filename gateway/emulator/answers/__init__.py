@@ -1,1 +1,0 @@
-"""The answers of the emulator, from a checked request to bytes."""

@@ -1,1 +1,0 @@
-"""The emulator as an ASGI application: limits, faults and one call."""

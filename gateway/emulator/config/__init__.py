@@ -1,1 +1,0 @@
-"""The faults and settings of the emulator."""

@@ -1,1 +1,0 @@
-"""The emulator's Responses API, and the texts and media that it makes up."""

@@ -1,1 +1,0 @@
-"""The emulator as a server: its listener, and the requests that control it."""
