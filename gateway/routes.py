@@ -39,8 +39,8 @@ from gateway.dialects.http.count_tokens import COUNT_TOKENS
 from gateway.dialects.http.door import GenerateDoor, generate_routes, googles_model, googles_page, is_googles
 from gateway.dialects.sse import shapes
 from gateway.products.realtime.http import PATHS, RealtimeEndpoint
-from gateway.products.responses.socket_door import PATHS as SOCKET_PATHS
-from gateway.products.responses.socket_door import ResponseSocketDoor
+from gateway.products.responses.socket import PATHS as SOCKET_PATHS
+from gateway.products.responses.socket import ResponseSocketDoor
 
 log = logging.getLogger("gateway.edge")
 

@@ -56,11 +56,10 @@ from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
 from gateway.products.jobs.webhooks.rules import deliveries_of
 from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
 from gateway.products.realtime.upstream import SocketWire
-from gateway.products.responses.http.door import ResponseEndpoint
-from gateway.products.responses.log.shared_logs import KeptBounds
-from gateway.products.responses.socket_door import ResponseSocketDoor
-from gateway.products.routes.routes import durable_routes
-from gateway.products.work import JobWork
+from gateway.products.responses.http import ResponseEndpoint
+from gateway.products.responses.socket import ResponseSocketDoor
+from gateway.products.responses.store import KeptBounds
+from gateway.products.work import JobWork, durable_routes
 from gateway.routes import ENDPOINTS, Served, SocketDoors
 from gateway.settings import Settings
 

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """By the first part of a module's name below `gateway`; a module may always import its own part. Of the core see `rails/`."""
 ONLY_IN = {
-    "starlette": r"admin|app|wiring|routes|products\.routes|products\.jobs\.admin|core\.(http|intake)|emulator|.*\.(\w+_)?http",
+    "starlette": r"admin|app|wiring|routes|products\.(routes|work|jobs\.admin)|core\.(http|intake)|emulator|.*\.(\w+_)?http",
     "uvicorn": r"core\.http|emulator|app",
     "httpx": r"core\.http\.client|credentials|demo|dialects\.upstream|products\.(batches\.native\.providers|realtime\.upstream)"
     r"|products\.jobs\.webhooks\.outward",
@@ -70,7 +70,7 @@ ONLY_IN = {
     "sqlite3": r"drivers|.*\.sqlite\w*",
     "standardwebhooks": r"products\.jobs\.webhooks\.service",
     "websockets": r"core\.websocket\w*",
-    "jmespath": r"products\.pipelines\.conditions",
+    "jmespath": r"products\.pipelines\.templates",
     "jsonschema_rs": r"features\.output\.schema",
 }
 """By package: the only modules and folders that may know it."""
@@ -122,21 +122,17 @@ PURE = (
     "gateway.fleet.parts.shared_sum",
     "gateway.products.batches.input",
     "gateway.products.batches.native.formats",
-    "gateway.products.batches.native.lines.lines",
     "gateway.products.batches.output",
     "gateway.products.jobs.dead_letters.replay.replay",
     "gateway.products.jobs.model",
     "gateway.products.jobs.service.job_request",
     "gateway.products.pipelines.advance",
     "gateway.products.pipelines.answer",
-    "gateway.products.pipelines.compile.compiling",
-    "gateway.products.pipelines.compile.explain",
-    "gateway.products.pipelines.conditions",
-    "gateway.products.pipelines.templates.splitting",
-    "gateway.products.pipelines.templates.templates",
+    "gateway.products.pipelines.compile",
+    "gateway.products.pipelines.templates",
+    "gateway.products.pipelines.templates",
     "gateway.products.responses.events",
-    "gateway.products.responses.rules.keeping",
-    "gateway.products.responses.rules.response_object",
+    "gateway.products.responses.keeping",
     "gateway.products.responses.socket_turns",
 )
 """Modules that decide, beside each module named `rules`: they do no I/O."""

@@ -35,8 +35,8 @@ from gateway.features.runs.rules import OTHER, RunPart
 from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin.explaining_jobs import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
-from gateway.products.responses.rules.keeping import RESPONSES, keeping_of
-from gateway.products.responses.rules.response_object import Keeping, ResponseOptions, keeps, read_response_options
+from gateway.products.responses.keeping import RESPONSES, keeping_of
+from gateway.products.responses.rules import Keeping, ResponseOptions, keeps, read_response_options
 from gateway.routes import ENDPOINTS
 
 _CHARGES = {

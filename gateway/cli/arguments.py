@@ -15,7 +15,7 @@ from gateway.core.config.admission import KINDS
 from gateway.features.runs.cli.run_arguments import add_runs, add_workflows
 from gateway.products.jobs.cli.arguments import Actions, add_batch, add_jobs, add_webhooks
 from gateway.products.jobs.dead_letters.cli.dead_letter_arguments import add_dead_letters
-from gateway.products.pipelines.cli.arguments import add_pipelines
+from gateway.products.pipelines.cli_arguments import add_pipelines
 from gateway.settings import MOST_WORKERS
 
 

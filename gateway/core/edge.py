@@ -42,7 +42,7 @@ from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.reuse.layers.entries import wants_usage
 from gateway.products.jobs.calls.ports import ServeCall
 from gateway.products.jobs.http.respond_async import AsyncAnswers
-from gateway.products.responses.http.door import ResponseEndpoint
+from gateway.products.responses.http import ResponseEndpoint
 
 # Answers on their way out: whole, in parts, or as the events of a stream whose head has gone while its call waited.
 

@@ -1,17 +1,22 @@
-"""Durable work, assembled: the engine, and what routes may ask of it. Who keeps jobs and bytes is handed in."""
+"""Durable work, assembled: the engine, what routes may ask of it, and these routes. Who keeps jobs and bytes is handed in."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.snapshot.snapshot import Policies
 from gateway.features.runs.step import WriteBehindSum
-from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.chunk import ChunkRunner
+from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFiles
+from gateway.products.batches.http import BatchRoutes, MergedLists
 from gateway.products.batches.native.service import NativeParts, PartCharges
 from gateway.products.batches.output import MODELS
 from gateway.products.batches.service import BatchService, FileService
@@ -28,6 +33,8 @@ from gateway.products.jobs.calls.ports import (
 from gateway.products.jobs.dead_letters.replay.replay import ReplayFactory
 from gateway.products.jobs.dead_letters.replay.replays import ReplayJobs
 from gateway.products.jobs.dead_letters.service import DeadLetterKeeping, DeadLetterService, JobRetries
+from gateway.products.jobs.http.events import EventReaders
+from gateway.products.jobs.http.jobs import JobRoutes, ReadBody
 from gateway.products.jobs.model import CHECK, FINALISE, Job, JobKind, NewJob, WriteResult
 from gateway.products.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.products.jobs.runner import CallJobs, request_of, run_of
@@ -41,10 +48,12 @@ from gateway.products.jobs.webhooks.service import Deliveries, Endpoints, Reques
 from gateway.products.jobs.worker import JobEngine, JobWorker, LastUsers, RunningWork, RunPiece, Write
 from gateway.products.pipelines.rules import AT_ONCE, count_of, rules_of_items, run_segment
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
-from gateway.products.pipelines.templates.splitting import Count
-from gateway.products.responses.log.reader import LiveLogs
+from gateway.products.pipelines.templates import Count
+from gateway.products.responses.http import ResponseRoutes
+from gateway.products.responses.log import LiveLogs
 from gateway.products.responses.runner import ResponseChores, ResponseJobs
 from gateway.products.responses.service import ForegroundResponses, ResponseService
+from gateway.products.routes import absent_routes
 
 
 class JobWork:
@@ -234,3 +243,35 @@ class JobWork:
             return self._price_of(await self._make_call(request_of(new.job, new.payload, self.clock.wall())))
         except GatewayError:
             return None
+
+
+# All routes of durable work: those of jobs, and of files and batches where these are the gateway's own.
+
+
+def durable_routes(
+    policies: Policies,
+    work: JobWork | None,
+    make_call: MakeCall,
+    serve: ServeCall,
+    readers: EventReaders,
+    relay: ASGIApp,
+    read_body: ReadBody,
+) -> list[BaseRoute]:
+    """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's.
+
+    `readers` are those of all streams of events; `relay` serves requests for the provider of `passthrough`.
+    """
+    if work is None:
+        return absent_routes(policies)
+    routes = JobRoutes(policies, work.service, make_call, work.clock, readers, read_body).routes()
+    routes += ResponseRoutes(policies, work.responses, readers).routes()
+    if policies.current.jobs.settings.takes_files:
+        lists = MergedLists(policies, work.clock, serve)
+        routes += FileRoutes(policies, work.files, work.partial, lists, relay).routes()
+        routes += BatchRoutes(policies, work.batches, readers, lists, relay).routes()
+    return sorted(routes, key=lambda route: not _is_polled(route))
+
+
+def _is_polled(route: BaseRoute) -> bool:
+    """Tells whether many ask there, again and again: routes are tried one after the other."""
+    return isinstance(route, Route) and route.path.endswith("/{id}") and "GET" in (route.methods or ())

@@ -21,9 +21,8 @@ from gateway.core.openai.usage import read_usage
 from gateway.core.retry_budgets import usage_usd
 from gateway.core.snapshot.snapshot import Rates
 from gateway.core.types import Usage
-from gateway.products.batches.native.formats import read_result
-from gateway.products.batches.native.lines.answers import batch_usd
-from gateway.products.batches.native.lines.lines import read_answer
+from gateway.products.batches.native.formats import read_answer, read_result
+from gateway.products.batches.native.lines import batch_usd
 from tests.dialects.aws_frames import event as frame
 from tests.dialects.ways import CALLERS, Json, Ways, sse, stream_of
 from tests.support.flow import JSON, Script

@@ -29,8 +29,7 @@ from gateway.products.jobs.model import (
 )
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
-from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
+from gateway.products.responses.store import KeptBounds, LogPage, LogPart, StoredResponse
 from tests.support.conformance import Wall
 
 

@@ -17,7 +17,7 @@ from gateway.products.jobs.model import Following, Job, JobDepth, JobPage, JobQu
 from gateway.products.jobs.redis import RedisJobStore, partitions_of
 from gateway.products.jobs.redis_partitions.durability import JobDurability
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.store import KeptBounds
 from tests.support.redis_support import Lent
 
 PATIENT_S = 5.0

@@ -15,7 +15,7 @@ from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import RUN, Job, JobKind, JobState, NewJob, new_id
 from gateway.products.jobs.rules import JobRules
 from gateway.products.jobs.worker import RunningWork
-from gateway.products.pipelines.compile.compiling import compile_plan
+from gateway.products.pipelines.compile import compile_plan
 from gateway.products.pipelines.rules import AT_ONCE, DIGEST, PIPELINE, CarriedRun, rules_of_items
 from gateway.products.pipelines.service import PipelineRuns, RunChildren, RunLooks
 from tests.support.stage import few_lines

@@ -22,7 +22,7 @@ from gateway.core.types import Server
 from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import Caching
 from gateway.fleet.lease.lease import SharedState
-from gateway.products.pipelines.compile.compiling import PipelinePlan
+from gateway.products.pipelines.compile import PipelinePlan
 
 
 def plain(value: object) -> Any:

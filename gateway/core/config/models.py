@@ -54,7 +54,7 @@ from gateway.features.grouping.bodies import GroupRules
 from gateway.features.output.config import CompiledOutput, check_output
 from gateway.features.reuse.config import check_caching, with_routes
 from gateway.products.batches.native.rules import has_batch_api
-from gateway.products.pipelines.compile.compiling import PipelinePlan
+from gateway.products.pipelines.compile import PipelinePlan
 
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""

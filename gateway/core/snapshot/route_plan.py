@@ -12,8 +12,8 @@ from gateway.core.patience import UNKNOWN_S
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Request, Target
 from gateway.core.types import Endpoint, Lane
 from gateway.features.output.rules import CHECKED, OutputRule
-from gateway.products.responses.rules.keeping import keeping_of
-from gateway.products.responses.rules.response_object import Keeping
+from gateway.products.responses.keeping import keeping_of
+from gateway.products.responses.rules import Keeping
 
 MOST_PLANS = 4096
 """The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""

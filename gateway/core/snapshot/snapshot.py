@@ -42,7 +42,7 @@ from gateway.features.runs.rules import Workflows
 from gateway.fleet.lease.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
-from gateway.products.pipelines.compile.compiling import PREFIX, PipelinePlan
+from gateway.products.pipelines.compile import PREFIX, PipelinePlan
 
 # A provider as the config tells of it: where it is, whose language it speaks, what it is called with.
 

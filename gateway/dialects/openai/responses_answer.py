@@ -28,7 +28,7 @@ from gateway.dialects.openai.namespaces import TOOL_SEARCH, qualified
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.dialects.sse.events import ConvertingReader, data_of
 from gateway.dialects.usage import response_usage, usage_of_answer
-from gateway.products.responses.rules.response_object import ECHOED
+from gateway.products.responses.rules import ECHOED
 
 _UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}
 """What a function's tool repeats where its request said nothing."""

@@ -30,7 +30,7 @@ from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large
 from gateway.products.jobs.model import FILE, FileQuery, StoredFile
-from gateway.products.routes.own_routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
+from gateway.products.routes import RelayedResponse, head_alone, limit_of, own_routes, tenant_of
 from gateway.routes import json_response
 
 # A file as an answer: all of it, or the one range that is asked for (RFC 9110, 14).

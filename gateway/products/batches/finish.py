@@ -11,13 +11,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.snapshot.snapshot import Policies
 from gateway.products.batches import output as marks
-from gateway.products.batches.chunk.chunk_input import ChunkInput
 from gateway.products.batches.input import (
+    ChunkInput,
     InputCheck,
     LineCutter,
     LineProblem,
@@ -28,7 +28,7 @@ from gateway.products.batches.input import (
     read_custom_id,
 )
 from gateway.products.batches.native.rules import plan_parts
-from gateway.products.batches.output import LineIdentity, chunk_blob, problem_objects, stopped_line
+from gateway.products.batches.output import LineIdentity, chunk_blob, stopped_line
 from gateway.products.batches.service import blob_of
 from gateway.products.jobs.model import (
     ChunkResult,
@@ -455,3 +455,8 @@ async def _write(blobs: Blobs, work: ClaimedWork, kind: str, texts: list[bytes])
         return name, await committed(writer)
     finally:
         await writer.abort()
+
+
+def problem_objects(problems: Sequence[LineProblem]) -> list[dict[str, Any]]:
+    """Returns what is wrong with a batch's input as its mark `errors` has it."""
+    return [{"code": one.code, "message": one.message, "param": one.param, "line": one.line} for one in problems]

@@ -1,35 +1,148 @@
-"""Lines that may have killed the process: found by running ever fewer of them, and given up once that is certain.
+"""What a worker knows of a chunk beside its lines: why one waits, why no more of them begin, and which of them may kill.
 
-    a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
-
-The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it dies,
-too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is given up
-only if it was the only suspect that ran in three processes that died; in more of them where other lines, too, were met by
-crashes as they ran alone: then it is the process that is killed again and again, whatever it does.
+In this order: lines that are left for another claim; calls that wait in the delay queue; an input that is not there; the brake
+of a batch; how many of its lines may fail; lines that may have killed the process, and their dead letters.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import orjson
 
+from gateway.core.call import Call
+from gateway.core.clock import Clock
 from gateway.products.batches import output
-from gateway.products.batches.chunk.chunk_input import InputLine
-from gateway.products.batches.input import read_custom_id
+from gateway.products.batches.input import InputLine, read_custom_id
 from gateway.products.batches.output import ENDPOINT, INPUT, LineIdentity, unanswered_line
 from gateway.products.jobs.dead_letters.rules import POISON, DeadLetter, letter_of_line
-from gateway.products.jobs.model import Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
+from gateway.products.jobs.model import ClaimedWork, Job, JobError, JobFlag, JobState, LineResult, WriteResult, line_id
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork
 from gateway.products.pipelines.rules import BROKEN, MOST_FAILED, RUN_BUDGET_EXCEEDED
 
-# The brake of batches: where line after line fails for what an operator has to mend, the rest is not burnt.
+# What a claim of a chunk leaves for another one: lines that failed for now, or for which there is no room for some time.
+#
+# A line that is put off for longer than FAR_S does not wait in the chunk: what can start does not wait behind it. Once several
+# for one model are, none let through in between, the others for it stay where they are until the first of these may ask again.
 
+FAR_S = 5.0
+"""A line that has to wait longer leaves the chunk; one that may ask again sooner stays, and is not read again."""
+ENOUGH = 8
+"""Lines in a row for one model that are put off so: whatever keeps them out is not one line's size."""
+
+
+class DeferredLines:
+    """The lines that one claim leaves without a result. Times are wall-clock seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._refused: dict[int, list[float]] = {}
+        """By the number of their model, when lines may ask again that were put off since the last one was let through."""
+        self.number = 0
+        """Lines that were tried."""
+        self.at: float | None = None
+        """When the first of them may be tried again."""
+
+    def leave(self, wait_s: float) -> None:
+        """Leaves a line, which may be tried again so much later."""
+        at = self._clock.wall() + wait_s
+        self.number += 1
+        self.at = at if self.at is None else min(at, self.at)
+
+    def put_off(self, model: int, wait_s: float) -> None:
+        """Leaves a line for which there is no room."""
+        self.leave(wait_s)
+        self._refused.setdefault(model, []).append(self._clock.wall() + wait_s)
+
+    def let_through(self, model: int) -> None:
+        """Notes that there was room for a line."""
+        self._refused.pop(model, None)
+
+    def leave_all_until(self, wait_s: float) -> None:
+        """Leaves everything until so much later, and no longer."""
+        self.at = self._clock.wall() + wait_s
+
+    def models(self) -> Collection[int]:
+        """Returns the numbers of the models for which there is no room now."""
+        if not self._refused:
+            return ()
+        now = self._clock.wall()
+        return [model for model, times in self._refused.items() if len(times) >= ENOUGH and min(times) > now]
+
+
+# The calls that are made for the lines of a chunk, and which of them wait in the delay queue.
+
+
+class LineCalls:
+    """The calls of lines under way, by the lines' numbers."""
+
+    def __init__(self, is_holding: Callable[[], bool]) -> None:
+        """`is_holding` tells whether the delay queue has any call at all: without one there is nothing to count."""
+        self._is_holding = is_holding
+        self._calls: dict[int, list[Call]] = {}
+
+    def begin(self, line: int) -> list[Call]:
+        """Returns where the next call of a line goes as soon as there is one."""
+        calls = self._calls[line] = []
+        return calls
+
+    def end(self, line: int) -> None:
+        """Forgets a line that is not under way any more."""
+        self._calls.pop(line, None)
+
+    def held(self) -> int:
+        """Returns how many calls wait in the delay queue; lines that go together are one."""
+        if not self._is_holding():
+            return 0
+        return len(
+            {id(sent) for calls in self._calls.values() if calls and (sent := _sent_for(calls)).held is not None}
+        )
+
+    def held_lines(self) -> Sequence[int]:
+        """Returns the lines whose calls wait in the delay queue."""
+        return [line for line, calls in self._calls.items() if calls and _sent_for(calls).held is not None]
+
+
+def _sent_for(calls: list[Call]) -> Call:
+    """Returns the call that is sent for a line: its last one, or the one that several have become together."""
+    joined = calls[-1].joined
+    return calls[-1] if joined is None else joined[0]
+
+
+MOST_MISSING = 30
+"""Tries of a chunk whose input is not there, 10 s from one to the next: a volume may be mounted again."""
+
+
+class MissingInputs:
+    """Counts how often the input of chunks was not there, in this process."""
+
+    def __init__(self) -> None:
+        self._tries: dict[tuple[str, int], int] = {}
+
+    def is_gone_for_good(self, work: ClaimedWork, trouble: Exception) -> bool:
+        """Counts a try of a chunk whose input is not there; tells whether there have been enough of them."""
+        if not isinstance(trouble, FileNotFoundError):
+            return False
+        chunk = work.job.id, work.piece
+        tries = self._tries[chunk] = self._tries.get(chunk, 0) + 1
+        return tries >= MOST_MISSING
+
+    def was_read(self, work: ClaimedWork) -> None:
+        """Notes that lines of a chunk have been read: what was not there has come back, and is counted anew from now on."""
+        self._tries.pop((work.job.id, work.piece), None)
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        for one in [one for one in self._tries if one[0] == job_id]:
+            del self._tries[one]
+
+
+# The brake of batches: where line after line fails for what an operator has to mend, the rest is not burnt.
 
 FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
 """Seconds until a braked batch tries one line: the first delay, doubled with each failure up to the second."""
@@ -101,42 +214,50 @@ class Brakes:
         self._brakes.pop(job_id, None)
 
 
-# Lines of batches that become dead letters (`lines` of `dead_letters`): of what killed its processes, and of what failed for
-# now as often as it was tried. All others are their caller's, in the error file.
+# How many lines of a batch may fail: once more have, the rest of it would be paid for in vain, and it is stopped.
+#
+# What is judged here is what this claim knows: the failures that were counted when it began, and its own since. Chunks that run
+# beside it may know of more, and whoever reads the batch at its end judges by all.
+
+MOST_EXAMPLE_BYTES = 4_000
+"""Of the line that is kept as an example; a longer one is not."""
+_UNPAID = RUN_BUDGET_EXCEEDED.encode()
 
 
-WHY = "The gateway died several times while it served this request; it is not tried again."
+class FailureLimit:
+    """Counts the failures of one claimed chunk."""
+
+    def __init__(self, store: JobStore, running: RunningWork) -> None:
+        self._store = store
+        self._running = running
+        self._most: int | None = running.work.job.about.get(MOST_FAILED)
+        self._failed = running.work.job.tally.failed
+
+    async def heed(self, results: Sequence[LineResult]) -> None:
+        """Stops the batch where more have failed than may. Raises JobsUnavailable."""
+        if self._most is None:
+            return
+        # what is refused for want of the run's money costs nothing, and the end tells why
+        failed = [result for result in results if result.is_failed and _UNPAID not in result.text]
+        self._failed += len(failed)
+        if not failed or self._failed <= self._most or self._running.ends_as is not None:
+            return
+        store, work = self._store, self._running.work
+        example = failed[-1].text if len(failed[-1].text) <= MOST_EXAMPLE_BYTES else b""
+        note = {BROKEN: example.decode(errors="replace")}
+        if await self._running.write(lambda: store.note(work, note)):
+            await store.flag(work.job.id, work.job.tenant, JobFlag.CANCEL)
+            self._running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
 
 
-def given_up(job: Job, line: InputLine) -> LineResult:
-    """Returns the result of a line that has killed its processes."""
-    custom_id = ""
-    with suppress(ValueError):
-        custom_id = read_custom_id(line.text)
-    return unanswered_line(LineIdentity(line.number, line_id(job.id, line.number), custom_id), POISON, WHY)
-
-
-def deadly_letter(job: Job, line: InputLine, crashes: int, now: float) -> DeadLetter:
-    """Returns the dead letter of a line that has killed so many processes."""
-    return failed_letter(job, line, JobError(POISON, WHY, now), crashes)
-
-
-def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:
-    """Returns the dead letter of a line that has failed so often."""
-    model = ""
-    with suppress(ValueError, KeyError, TypeError):
-        model = str(orjson.loads(line.text)["body"]["model"])
-    source = {
-        "blob": job.about[INPUT],
-        "offset": line.offset,
-        "length": len(line.text),
-        "endpoint": job.about[ENDPOINT],
-        "key": job.key,
-        "lane": job.lane,
-        "segment": job.segment,
-    }
-    return letter_of_line(job, line.number, model, source, error, attempts)
-
+# Lines that may have killed the process: found by running ever fewer of them, and given up once that is certain.
+#
+#     a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
+#
+# The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it dies,
+# too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is given up
+# only if it was the only suspect that ran in three processes that died; in more of them where other lines, too, were met by
+# crashes as they ran alone: then it is the process that is killed again and again, whatever it does.
 
 WINDOW = 8
 """Lines that run at a time in a chunk whose last worker died."""
@@ -208,39 +329,37 @@ class SuspectLines:
         return await self._store.note(self._running.work, {self._name: None})
 
 
-# How many lines of a batch may fail: once more have, the rest of it would be paid for in vain, and it is stopped.
-#
-# What is judged here is what this claim knows: the failures that were counted when it began, and its own since. Chunks that run
-# beside it may know of more, and whoever reads the batch at its end judges by all.
+# Lines of batches that become dead letters (`lines` of `dead_letters`): of what killed its processes, and of what failed for
+# now as often as it was tried. All others are their caller's, in the error file.
+
+WHY = "The gateway died several times while it served this request; it is not tried again."
 
 
-MOST_EXAMPLE_BYTES = 4_000
-"""Of the line that is kept as an example; a longer one is not."""
+def given_up(job: Job, line: InputLine) -> LineResult:
+    """Returns the result of a line that has killed its processes."""
+    custom_id = ""
+    with suppress(ValueError):
+        custom_id = read_custom_id(line.text)
+    return unanswered_line(LineIdentity(line.number, line_id(job.id, line.number), custom_id), POISON, WHY)
 
-_UNPAID = RUN_BUDGET_EXCEEDED.encode()
+
+def deadly_letter(job: Job, line: InputLine, crashes: int, now: float) -> DeadLetter:
+    """Returns the dead letter of a line that has killed so many processes."""
+    return failed_letter(job, line, JobError(POISON, WHY, now), crashes)
 
 
-class FailureLimit:
-    """Counts the failures of one claimed chunk."""
-
-    def __init__(self, store: JobStore, running: RunningWork) -> None:
-        self._store = store
-        self._running = running
-        self._most: int | None = running.work.job.about.get(MOST_FAILED)
-        self._failed = running.work.job.tally.failed
-
-    async def heed(self, results: Sequence[LineResult]) -> None:
-        """Stops the batch where more have failed than may. Raises JobsUnavailable."""
-        if self._most is None:
-            return
-        # what is refused for want of the run's money costs nothing, and the end tells why
-        failed = [result for result in results if result.is_failed and _UNPAID not in result.text]
-        self._failed += len(failed)
-        if not failed or self._failed <= self._most or self._running.ends_as is not None:
-            return
-        store, work = self._store, self._running.work
-        example = failed[-1].text if len(failed[-1].text) <= MOST_EXAMPLE_BYTES else b""
-        note = {BROKEN: example.decode(errors="replace")}
-        if await self._running.write(lambda: store.note(work, note)):
-            await store.flag(work.job.id, work.job.tenant, JobFlag.CANCEL)
-            self._running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
+def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> DeadLetter:
+    """Returns the dead letter of a line that has failed so often."""
+    model = ""
+    with suppress(ValueError, KeyError, TypeError):
+        model = str(orjson.loads(line.text)["body"]["model"])
+    source = {
+        "blob": job.about[INPUT],
+        "offset": line.offset,
+        "length": len(line.text),
+        "endpoint": job.about[ENDPOINT],
+        "key": job.key,
+        "lane": job.lane,
+        "segment": job.segment,
+    }
+    return letter_of_line(job, line.number, model, source, error, attempts)

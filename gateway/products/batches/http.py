@@ -40,7 +40,7 @@ from gateway.products.jobs.http.events import EventReaders
 from gateway.products.jobs.model import BATCH, FILE, Job, derived_file_id, is_ours, list_page
 from gateway.products.jobs.service.job_request import read_webhook_header
 from gateway.products.jobs.webhooks.service import refuse_request_url
-from gateway.products.routes.own_routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
+from gateway.products.routes import RelayedResponse, caller_of, limit_of, own_routes, tenant_of
 from gateway.routes import ENDPOINTS, WORK, json_response
 
 LONGEST_S = 10.0

@@ -1,4 +1,4 @@
-"""The input of a batch, piece by piece: cut into lines, each checked, its place noted.
+"""The input of a batch: cut into lines, each checked, its place noted; later read by chunks, as the index has their places.
 
 It must not know where the pieces come from. Whoever feeds it looks at the clock between lines. Invariants: no more is held of
 the file than one line; of all problems the first hundred are kept, and how many more there are.
@@ -7,9 +7,11 @@ the file than one line; of all problems the first hundred are kept, and how many
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,11 +20,12 @@ from gateway.core.openai.json_edit import MAX_DEPTH, find_fields, outside_string
 from gateway.core.openai.usage import other_model_field
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import EMULATOR
-from gateway.products.jobs.model import ChunkPlan
+from gateway.products.batches.output import INDEX, INPUT, LineIdentity, plan_of, unanswered_line
+from gateway.products.jobs.model import ChunkPlan, Job, LineResult, line_id
 from gateway.products.jobs.rules import BatchRules
+from gateway.products.jobs.store import Blobs
 
 # How a batch is divided: chunks are what workers claim, small enough that batches and tenants take turns.
-
 
 CHUNKS = 64
 """A batch of middling size has so many, and not one more: the work of 2, 4 or 8 gateways comes out even."""
@@ -46,10 +49,7 @@ def lines_of(plan: ChunkPlan, chunk: int) -> range:
     return range(start, min(start + plan.lines_per_chunk, plan.total))
 
 
-# Where the lines of a batch's input are, and which model each is for: twelve bytes a line.
-#
-# So a chunk is read by itself.
-
+# Where the lines of a batch's input are, and which model each is for: twelve bytes a line, so a chunk is read by itself.
 
 ENTRY_BYTES = 12
 _LENGTH_BITS, _MODEL_BITS = 32, 24
@@ -89,7 +89,6 @@ def read_index(data: bytes) -> list[IndexEntry]:
 #     {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "gpt-4o", …}}
 #
 # A line is read once when the batch is checked, and again when it runs; its body goes on byte by byte as it was uploaded.
-
 
 MOST_ID_CHARS = 512
 MOST_MODEL_CHARS = 256
@@ -171,56 +170,6 @@ def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
     return fault or CheckedLine(id_digest(custom_id), body["model"])
 
 
-def read_line(text: bytes) -> BatchLine:
-    """Returns the parts of a line that has been checked. Raises ValueError for one that is another than was checked."""
-    return _body_at_end(text) or _anywhere(text)
-
-
-def read_custom_id(text: bytes) -> str:
-    """Returns the custom_id of a line that has been checked. Raises ValueError for one that is another than was checked."""
-    return _custom_id(orjson.loads(text))
-
-
-def _body_at_end(text: bytes) -> BatchLine | None:
-    """Returns the parts where the body stands behind the other fields, which are plain, as in nearly all files; else None.
-
-    What stands between its colon and the line's last brace is the body if it is JSON by itself.
-    """
-    before = _BEFORE_BODY.match(text)
-    if before is None:
-        return None
-    body = text[before.end() : text.rindex(b"}")].rstrip()
-    try:
-        return BatchLine(_custom_id(orjson.loads(before[0] + b"0}")), body, _object(orjson.loads(body)))
-    except ValueError:
-        return None
-
-
-def _anywhere(text: bytes) -> BatchLine:
-    value = orjson.loads(text)
-    places = find_fields(text, "body")
-    if len(places) != 1:
-        raise ValueError(_NOT_CHECKED)
-    return BatchLine(_custom_id(value), text[places[0].start : places[0].end], _object(value["body"]))
-
-
-def _custom_id(value: Any) -> str:
-    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
-        return str(value["custom_id"])
-    raise ValueError(_NOT_CHECKED)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(_NOT_CHECKED)
-
-
-def id_digest(custom_id: str) -> bytes:
-    """Returns 16 bytes that stand for a custom_id."""
-    return blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 def _fault_of_body(body: dict[str, Any], rules: LineRules) -> LineProblem | None:
     if "model" not in body:
         return _missing("body.model")
@@ -295,6 +244,58 @@ def _missing(name: str) -> LineProblem:
 def _wrong(name: str, message: str) -> LineProblem:
     return LineProblem("invalid_request", message, name)
 
+
+def id_digest(custom_id: str) -> bytes:
+    """Returns 16 bytes that stand for a custom_id."""
+    return blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def read_line(text: bytes) -> BatchLine:
+    """Returns the parts of a line that has been checked. Raises ValueError for one that is another than was checked."""
+    return _body_at_end(text) or _anywhere(text)
+
+
+def read_custom_id(text: bytes) -> str:
+    """Returns the custom_id of a line that has been checked. Raises ValueError for one that is another than was checked."""
+    return _custom_id(orjson.loads(text))
+
+
+def _body_at_end(text: bytes) -> BatchLine | None:
+    """Returns the parts where the body stands behind the other fields, which are plain, as in nearly all files; else None.
+
+    What stands between its colon and the line's last brace is the body if it is JSON by itself.
+    """
+    before = _BEFORE_BODY.match(text)
+    if before is None:
+        return None
+    body = text[before.end() : text.rindex(b"}")].rstrip()
+    try:
+        return BatchLine(_custom_id(orjson.loads(before[0] + b"0}")), body, _object(orjson.loads(body)))
+    except ValueError:
+        return None
+
+
+def _anywhere(text: bytes) -> BatchLine:
+    value = orjson.loads(text)
+    places = find_fields(text, "body")
+    if len(places) != 1:
+        raise ValueError(_NOT_CHECKED)
+    return BatchLine(_custom_id(value), text[places[0].start : places[0].end], _object(value["body"]))
+
+
+def _custom_id(value: Any) -> str:
+    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
+        return str(value["custom_id"])
+    raise ValueError(_NOT_CHECKED)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(_NOT_CHECKED)
+
+
+# The lines of a file beside each other.
 
 MOST_PROBLEMS = 100
 MOST_MODELS = 100
@@ -461,24 +462,6 @@ def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: b
     return LineRules(endpoint, fault_of_model, _fault_of_fields if key.allows is not None else None)
 
 
-def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
-    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
-
-    The emulator wants none.
-    """
-    providers = [policy.providers[target.provider] for target in model.plan]
-    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
-        return None
-    return providers[0].group or providers[0].name
-
-
-def key_named(policy: PolicySnapshot, name: str) -> Key | None:
-    """Returns the key of that name; None: it has been taken away."""
-    if not policy.keys:
-        return policy.anonymous
-    return next((key for key in policy.keys.values() if key.name == name), None)
-
-
 def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: bool) -> LineProblem | None:
     model = policy.find_model(name)
     if model is None:
@@ -507,3 +490,114 @@ def _fault_of_fields(body: dict[str, Any]) -> LineProblem | None:
 
 def _fault(code: str, message: str) -> LineProblem:
     return LineProblem(code, message, "body.model")
+
+
+def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
+    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
+
+    The emulator wants none.
+    """
+    providers = [policy.providers[target.provider] for target in model.plan]
+    if not providers or any(not one.is_callers or one.base_url.startswith(EMULATOR) for one in providers):
+        return None
+    return providers[0].group or providers[0].name
+
+
+def key_named(policy: PolicySnapshot, name: str) -> Key | None:
+    """Returns the key of that name; None: it has been taken away."""
+    if not policy.keys:
+        return policy.anonymous
+    return next((key for key in policy.keys.values() if key.name == name), None)
+
+
+# The lines of one chunk on their way in: those that have no result yet, read from the input file a piece at a time.
+
+AHEAD_BYTES = 1024 * 1024
+INPUT_GONE = (
+    "input_no_permissions",
+    "The input file of this batch is gone from the gateway's folder of files; send the request in another batch.",
+)
+
+
+class InputLine(NamedTuple):
+    """A line that waits to be run."""
+
+    number: int
+    text: bytes
+    offset: int
+    """Of its text, in the input file."""
+    model: int = 0
+    """The number of its model in the batch's list."""
+
+
+class ChunkInput:
+    """Reads the lines of one chunk, in order, about a megabyte ahead."""
+
+    def __init__(self, blobs: Blobs, job: Job, chunk: int) -> None:
+        self._blobs = blobs
+        self._job = job
+        self._numbers = lines_of(plan_of(job), chunk)
+        self._left: deque[tuple[int, IndexEntry]] = deque()
+        self._read: deque[InputLine] = deque()
+        self._unknown: list[int] = []
+        """Lines of which it is not known where they are."""
+
+    def __len__(self) -> int:
+        return len(self._left) + len(self._read)
+
+    async def open(self, has_result: Collection[int]) -> None:
+        """Finds the lines that have no result yet. Raises JobsUnavailable, FileNotFoundError."""
+        self._unknown = [number for number in self._numbers if number not in has_result]
+        start = self._numbers.start * ENTRY_BYTES
+        data = await self._bytes(self._job.marks[INDEX], start, len(self._numbers) * ENTRY_BYTES)
+        entries = zip(self._numbers, read_index(data), strict=True)
+        self._left.extend((number, entry) for number, entry in entries if number not in has_result)
+        self._unknown = []
+
+    def has_any(self, away: Collection[int]) -> bool:
+        """Tells whether there are lines for other models than those."""
+        return any(line.model not in away for line in self._read) or self._is_left(away)
+
+    async def next_lines(self, most: int, away: Collection[int] = ()) -> list[InputLine]:
+        """Returns the next lines for other models than `away`, at least one while there are any.
+
+        Raises JobsUnavailable, FileNotFoundError.
+        """
+        if self._is_left(away) and all(line.model in away for line in self._read):
+            await self._read_ahead(away)
+        some = list(islice((line for line in self._read if line.model not in away), most))
+        for line in some:
+            self._read.remove(line)
+        return some
+
+    def give_up(self) -> list[LineResult]:
+        """Returns the results of all lines that were not read: their input is gone, and with it what they are called."""
+        numbers = [*self._unknown, *(number for number, _ in self._left)]
+        self._left.clear()
+        return [
+            unanswered_line(LineIdentity(number, line_id(self._job.id, number), ""), *INPUT_GONE) for number in numbers
+        ]
+
+    def _is_left(self, away: Collection[int]) -> bool:
+        return any(entry.model not in away for _, entry in self._left)
+
+    async def _read_ahead(self, away: Collection[int]) -> None:
+        wanted = [one for one in self._left if one[1].model not in away]
+        start = wanted[0][1].offset
+        taken = wanted[:1]
+        for one in wanted[1:]:
+            if _end(one[1]) - start > AHEAD_BYTES:
+                break
+            taken.append(one)
+        data = await self._bytes(self._job.about[INPUT], start, _end(taken[-1][1]) - start)
+        for number, entry in taken:
+            self._left.remove((number, entry))
+            at = entry.offset - start
+            self._read.append(InputLine(number, data[at : at + entry.length], entry.offset, entry.model))
+
+    async def _bytes(self, name: str, start: int, length: int) -> bytes:
+        return b"".join([part async for part in self._blobs.read(name, start, length)])
+
+
+def _end(entry: IndexEntry) -> int:
+    return entry.offset + entry.length

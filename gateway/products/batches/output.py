@@ -20,12 +20,11 @@ from gateway.core.openai.json_edit import find_fields, insert_field, mended_json
 from gateway.core.openai.usage import MOST_TOKENS
 from gateway.core.types import ErrorClass, Usage
 from gateway.features.runs.rules import LastWrite, RunChange, RunWords, TaskSum, TaskWord, units
-from gateway.products.batches.input import LineProblem
 from gateway.products.jobs.calls.ports import JSON, StoredRequest, with_version
 from gateway.products.jobs.model import ChunkPlan, Job, JobState, LineResult, Stage, Tally
 from gateway.products.jobs.rules import BatchRules, JobRules
 from gateway.products.jobs.service.job_request import RUN_WORDS, read_metadata
-from gateway.products.pipelines.steps import step_of
+from gateway.products.pipelines.rules import step_of
 
 # Where a batch remembers what its pieces need of each other: the names in its `about` and `marks`, in one place.
 
@@ -160,11 +159,6 @@ def batch_status(job: Job) -> str:
     if job.stage is Stage.CHECK:
         return "validating"
     return "finalizing" if job.stage is Stage.FINALISE else "in_progress"
-
-
-def problem_objects(problems: Sequence[LineProblem]) -> list[dict[str, Any]]:
-    """Returns what is wrong with a batch's input as its mark `errors` has it."""
-    return [{"code": one.code, "message": one.message, "param": one.param, "line": one.line} for one in problems]
 
 
 def _usage(tally: Tally) -> dict[str, Any]:

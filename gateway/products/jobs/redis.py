@@ -58,8 +58,8 @@ from gateway.products.jobs.redis_records.acceptance import (
     RedisWrites,
 )
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.redis import RedisEventLogs, RedisKeptResponses
+from gateway.products.responses.store import KeptBounds
 
 LEASE_S = 15.0
 CHECK_S = 600.0

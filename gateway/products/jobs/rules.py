@@ -9,7 +9,7 @@ from typing import Final, Literal
 from gateway.core.retry.balancing import Backoff, CostRule
 from gateway.core.types import Lane
 from gateway.fleet.lease.lease import SharedState
-from gateway.products.responses.rules.response_object import StoreMode
+from gateway.products.responses.rules import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 

@@ -27,7 +27,7 @@ from gateway.products.jobs.service.job_request import IDEMPOTENCY_KEY, QUERY, RU
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.worker import RunningWork
-from gateway.products.pipelines.steps import step_of
+from gateway.products.pipelines.rules import step_of
 
 log = logging.getLogger("gateway.jobs")
 

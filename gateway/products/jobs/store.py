@@ -40,8 +40,7 @@ from gateway.products.jobs.model import (
     nothing_follows,
 )
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import EventLogs, KeptBounds
-from gateway.products.responses.rules.response_object import KeptResponses
+from gateway.products.responses.store import EventLogs, KeptBounds, KeptResponses
 
 # The port of blobs: named bytes that outlive the process.
 

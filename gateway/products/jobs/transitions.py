@@ -34,7 +34,7 @@ from gateway.products.jobs.model import (
     WriteResult,
     job_status,
 )
-from gateway.products.responses.rules.response_object import ASKED, ECHO, STATUS
+from gateway.products.responses.rules import ASKED, ECHO, STATUS
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
 """A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""

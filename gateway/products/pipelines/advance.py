@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.features.output.schema import depth_of
-from gateway.products.pipelines.compile.compiling import (
+from gateway.products.pipelines.compile import (
     MOST_DEPTH,
     MOST_ITEMS,
     CallEndpoint,
@@ -21,7 +21,6 @@ from gateway.products.pipelines.compile.compiling import (
     PipelinePlan,
     Step,
 )
-from gateway.products.pipelines.conditions import ConditionFailed
 from gateway.products.pipelines.rules import (
     BEYOND_REPAIR,
     RUN_BUDGET_EXCEEDED,
@@ -43,8 +42,15 @@ from gateway.products.pipelines.rules import (
     TooLarge,
     Wait,
 )
-from gateway.products.pipelines.templates.splitting import TooMuchWork
-from gateway.products.pipelines.templates.templates import Scope, StepFilling, ValueMissing, fill, size_of
+from gateway.products.pipelines.templates import (
+    ConditionFailed,
+    Scope,
+    StepFilling,
+    TooMuchWork,
+    ValueMissing,
+    fill,
+    size_of,
+)
 
 # The request that asks a model to mend another request, and what may be taken from its answer.
 #

@@ -1,6 +1,6 @@
 """Reads `pipelines/*.yaml`: declared pipelines, each a model of its own, `pipelines/NAME`.
 
-The fields are checked here, what they refer to in `compile/compiling.py`. What comes of a file is plain data (seconds for
+The fields are checked here, what they refer to in `compile.py`. What comes of a file is plain data (seconds for
 durations, schemas in place of their files), of which a plan is compiled: here once, and again wherever a run goes on.
 """
 
@@ -31,7 +31,7 @@ from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
 from gateway.core.snapshot.snapshot import Model, Target
 from gateway.core.types import Lane
-from gateway.products.pipelines.compile.compiling import PREFIX, PipelinePlan, compile_plan, models_with_paths
+from gateway.products.pipelines.compile import PREFIX, PipelinePlan, compile_plan, models_with_paths
 from gateway.products.pipelines.rules import MOST_SCHEMA_BYTES, input_problem, schema_problem
 
 PIPELINES: Final = "pipelines"

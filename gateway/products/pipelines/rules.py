@@ -12,11 +12,11 @@ import orjson
 from gateway.core.limits.estimate import text_tokens
 from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.features.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
+from gateway.products.jobs.calls.ports import StepOfRun
+from gateway.products.jobs.model import Job
 from gateway.products.jobs.rules import JobRules, SegmentRules
-from gateway.products.pipelines.compile.compiling import MOST_ITEMS, CallEndpoint, PipelinePlan, Step, compile_plan
-from gateway.products.pipelines.conditions import NEEDS_EXTRA
-from gateway.products.pipelines.templates.splitting import MOST_WORK, Count, Hurry, Work
-from gateway.products.pipelines.templates.templates import Path, StepFilling
+from gateway.products.pipelines.compile import MOST_ITEMS, CallEndpoint, PipelinePlan, Step, compile_plan
+from gateway.products.pipelines.templates import MOST_WORK, NEEDS_EXTRA, Count, Hurry, Path, StepFilling, Work
 
 # What a run carries: its input and the source of the plan that it began with, and what it notes on its way.
 #
@@ -84,6 +84,14 @@ def plan_of(carried: CarriedRun) -> PipelinePlan:
     if plan is None:
         raise ValueError(problems[0].message)
     return plan
+
+
+def step_of(job: Job) -> StepOfRun | None:
+    """Returns the step that a job is; None: it is none."""
+    if not job.parent:
+        return None
+    about = job.about
+    return StepOfRun(job.parent, about[MODEL], about[STEP], about.get(USD_PER_RUN), about.get(OUTPUT))
 
 
 RUNS: Final = "(runs)"

@@ -47,8 +47,16 @@ from gateway.products.jobs.service.job_service import segment_of
 from gateway.products.jobs.store import Blobs, JobStore
 from gateway.products.jobs.worker import LAST_RETRY_S, RunningWork, committed
 from gateway.products.pipelines.advance import advance, values_of, wanted_values
-from gateway.products.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
-from gateway.products.pipelines.compile.compiling import MOST_STEPS, PATHS, PipelinePlan, Step
+from gateway.products.pipelines.answer import (
+    MOST_MESSAGE_CHARS,
+    PipelineFailed,
+    answer_body,
+    errors_in,
+    failure_body,
+    run_headers,
+    state_of_items,
+)
+from gateway.products.pipelines.compile import MOST_STEPS, PATHS, PipelinePlan, Step
 from gateway.products.pipelines.rules import (
     AT_ONCE,
     BROKEN,
@@ -80,8 +88,7 @@ from gateway.products.pipelines.rules import (
     carried_by,
     plan_of,
 )
-from gateway.products.pipelines.steps import MOST_MESSAGE_CHARS, errors_in, state_of_items
-from gateway.products.pipelines.templates.splitting import Count, Hurry, TooLong
+from gateway.products.pipelines.templates import Count, Hurry, TooLong
 
 # The children of a run: a job for each part of a step that begins, made of the requests that the plan has put together.
 #

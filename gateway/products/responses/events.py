@@ -17,7 +17,7 @@ import orjson
 
 from gateway.core.openai.sse import event_data, event_json, json_object, split_events
 from gateway.products.jobs.model import derived_response_id
-from gateway.products.responses.rules.response_object import failure
+from gateway.products.responses.rules import failure
 
 # The answer of a call in the foreground as one that the gateway keeps: under its own id, whole or as events.
 #

@@ -10,9 +10,15 @@ from gateway.products.jobs.model import ClaimedWork, JobState, WriteResult
 from gateway.products.jobs.redis_partitions.durability import JobPartitions, job_script
 from gateway.products.jobs.redis_records import records
 from gateway.products.jobs.redis_records.acceptance import JobPlaces, SharedScript
-from gateway.products.responses.log.log_watchers import LogWatchers
-from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds
-from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
+from gateway.products.responses.store import (
+    REMOVED_S,
+    EarlyResponses,
+    KeptBounds,
+    LogPage,
+    LogPart,
+    LogWatchers,
+    StoredResponse,
+)
 
 # The logs of responses in the Redis, which any replica reads.
 #
@@ -27,7 +33,7 @@ MOST_WEIGHT = 256 * 1024
 
 
 class RedisEventLogs:
-    """Implements `gateway.products.responses.log.shared_logs.EventLogs`.
+    """Implements `gateway.products.responses.store.EventLogs`.
 
     Parts are not waited for until they are safe: those of the last second may go with the Redis, and the log is cut then.
     """
@@ -111,7 +117,7 @@ TRIMMED_AT_ONCE = 100
 
 
 class RedisKeptResponses:
-    """Implements `gateway.products.responses.rules.response_object.KeptResponses`; `refuse_if_unfit` raises
+    """Implements `gateway.products.responses.store.KeptResponses`; `refuse_if_unfit` raises
     JobsUnavailable where the Redis may
     not keep anything.
     """

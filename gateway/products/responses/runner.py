@@ -50,8 +50,8 @@ from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.suspects import CrashSuspects
 from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.events import OwnEvents
-from gateway.products.responses.log.reader import LiveLogs, LogWriter
-from gateway.products.responses.rules.response_object import (
+from gateway.products.responses.log import LiveLogs, LogWriter
+from gateway.products.responses.rules import (
     ASKED,
     GENERATION,
     LATE,
@@ -61,7 +61,6 @@ from gateway.products.responses.rules.response_object import (
     STORES,
     STREAMS,
     Conversation,
-    StoredResponse,
     begun,
     conversation_of,
     ended,
@@ -70,6 +69,7 @@ from gateway.products.responses.rules.response_object import (
     own_fields,
     sent_upstream,
 )
+from gateway.products.responses.store import StoredResponse
 
 # What time does to responses: those that are kept are forgotten, and the logs of those in the background go with them.
 

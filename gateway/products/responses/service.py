@@ -42,9 +42,9 @@ from gateway.products.jobs.webhooks.rules import REQUEST_URL
 from gateway.products.jobs.webhooks.service import refuse_request_url
 from gateway.products.jobs.worker import JobEngine
 from gateway.products.responses.events import GENERATION_STEP, KeptEvents
-from gateway.products.responses.log.reader import EventReading, Following, LiveLogs
-from gateway.products.responses.rules.keeping import is_stateless, keeping_of
-from gateway.products.responses.rules.response_object import (
+from gateway.products.responses.keeping import is_stateless, keeping_of
+from gateway.products.responses.log import EventReading, Following, LiveLogs
+from gateway.products.responses.rules import (
     ASKED,
     ECHO,
     GENERATION,
@@ -56,7 +56,6 @@ from gateway.products.responses.rules.response_object import (
     Keeping,
     ResponseNotFound,
     ResponseOptions,
-    StoredResponse,
     conversation_of,
     echo_of,
     items_of,
@@ -66,6 +65,7 @@ from gateway.products.responses.rules.response_object import (
     sent_upstream,
     shown,
 )
+from gateway.products.responses.store import StoredResponse
 
 ENDS_WITHIN_S = 5.0
 """Whoever stops a response is told of its end if it comes so soon."""

@@ -14,7 +14,7 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import Field, Outline, insert_field, remove_fields
 from gateway.core.openai.sse import DONE, error_in, event_data, json_object, last_event_end, split_events
-from gateway.products.responses.rules.response_object import MOST_ID_CHARS, items_of, repeated
+from gateway.products.responses.rules import MOST_ID_CHARS, items_of, repeated
 
 # What a WebSocket of Responses says: the events of a stream without their framing, one frame each, and errors as events.
 #

@@ -12,9 +12,16 @@ from gateway.products.jobs.sqlite import HELD
 from gateway.products.jobs.sqlite_rows import Rest
 from gateway.products.jobs.sqlite_store.file import JobsFile
 from gateway.products.jobs.transitions import NOT_OURS, written
-from gateway.products.responses.log.log_watchers import LogWatchers
-from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds, place_in_log
-from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
+from gateway.products.responses.store import (
+    REMOVED_S,
+    EarlyResponses,
+    KeptBounds,
+    LogPage,
+    LogPart,
+    LogWatchers,
+    StoredResponse,
+    place_in_log,
+)
 
 # The logs of responses as rows: what is there of one in a row of `event_logs`, its parts in `events`.
 
@@ -75,7 +82,7 @@ def drop(db: sqlite3.Connection, job_id: str) -> None:
 
 
 class SqliteEventLogs:
-    """Implements `gateway.products.responses.log.shared_logs.EventLogs`.
+    """Implements `gateway.products.responses.store.EventLogs`.
 
     A loss of power may take the end of a log with it, as it takes the worker: whoever takes over begins another generation.
     """
@@ -216,7 +223,7 @@ def _response(name: str, tenant: str, row: tuple[Any, ...]) -> StoredResponse:
 
 
 class SqliteKeptResponses:
-    """Implements `gateway.products.responses.rules.response_object.KeptResponses`."""
+    """Implements `gateway.products.responses.store.KeptResponses`."""
 
     def __init__(self, file: JobsFile, wall: Callable[[], float], bounds: KeptBounds) -> None:
         self._file = file

@@ -13,7 +13,8 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded, GatewayError, NoTargetAvailable, QueueFull
-from gateway.products.batches.chunk.chunk_input import MOST_MISSING, ChunkInput, InputLine, LineCalls, MissingInputs
+from gateway.products.batches.guards import MOST_MISSING, LineCalls, MissingInputs
+from gateway.products.batches.input import ChunkInput, InputLine
 from gateway.products.batches.output import BRAKED_BY, WAITS_FOR, with_tier
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import ClaimAsk, ClaimedWork, JobFlag, JobState, JobsUnavailable

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from openai.types import Batch, FileObject
 
 from gateway.core.types import Usage
+from gateway.products.batches.finish import problem_objects
 from gateway.products.batches.input import LineProblem
 from gateway.products.batches.output import (
     LineIdentity,
     answered_line,
     batch_object,
     batch_status,
-    problem_objects,
     stopped_line,
     unanswered_line,
 )

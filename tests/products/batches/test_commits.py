@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.products.batches.chunk.chunk import BEAT_S
+from gateway.products.batches.chunk import BEAT_S
 from gateway.products.jobs.model import ClaimedWork, LineResult, WriteResult
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.support.stage import Script, Stage

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.jobs.calls.ports import CallServer
 from gateway.products.jobs.model import JobQuery, JobsUnavailable
 from gateway.products.jobs.runner import CallJobs

@@ -9,7 +9,7 @@ import pytest
 from gateway.products.jobs.dead_letters.rules import LetterState, ReplayResult
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobKind, JobQuery, JobState, TooManyJobs
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.store import KeptBounds
 from tests.features.runs import test_run_store as test_runs
 from tests.products.batches import test_batch_store as test_batches
 from tests.products.jobs import test_accept, test_fences, test_lists, test_parents

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jmespath.exceptions import JMESPathError
 
 from gateway.products.pipelines.advance import advance
-from gateway.products.pipelines.compile.compiling import PipelinePlan, compile_plan
+from gateway.products.pipelines.compile import PipelinePlan, compile_plan
 from gateway.products.pipelines.rules import (
     RUN_BUDGET_EXCEEDED,
     TOO_MUCH_WORK,
@@ -23,8 +23,7 @@ from gateway.products.pipelines.rules import (
     StepPhase,
     StepState,
 )
-from gateway.products.pipelines.templates.splitting import Hurry, TooLong, TooMuchWork, Work
-from gateway.products.pipelines.templates.templates import ConditionJudge
+from gateway.products.pipelines.templates import ConditionJudge, Hurry, TooLong, TooMuchWork, Work
 
 EXPRESSIONS = (
     "contains(a, b)", "a == b", "a != b", "a < b", "a[?x > `1`].x", "a[*].x", "*.x", "a[]", "a[0:2]", "a[0]",

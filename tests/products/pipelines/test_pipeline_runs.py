@@ -14,7 +14,7 @@ import pytest
 from gateway.products.jobs.dead_letters.replay.replay import why_not_again
 from gateway.products.jobs.model import BATCH, JOB, RUN, Job, JobFlag, JobQuery, JobState, derived_child_id, new_id
 from gateway.products.pipelines.advance import advance
-from gateway.products.pipelines.compile.compiling import PipelinePlan
+from gateway.products.pipelines.compile import PipelinePlan
 from gateway.products.pipelines.rules import Decision, RunStates, run_segment
 from gateway.products.pipelines.service import MOST_DEATHS
 from tests.support.redis_servers import RedisServer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.products.pipelines.advance import advance, values_of, values_of_many, wanted_values
-from gateway.products.pipelines.compile.compiling import PipelinePlan, compile_plan
+from gateway.products.pipelines.compile import PipelinePlan, compile_plan
 from gateway.products.pipelines.rules import (
     RUN_BUDGET_EXCEEDED,
     TOO_MANY_FAILED,
@@ -29,8 +29,7 @@ from gateway.products.pipelines.rules import (
     schema_problem,
     with_defaults,
 )
-from gateway.products.pipelines.templates.splitting import split_text
-from gateway.products.pipelines.templates.templates import (
+from gateway.products.pipelines.templates import (
     PlanProblem,
     Scope,
     StepFilling,
@@ -38,6 +37,7 @@ from gateway.products.pipelines.templates.templates import (
     fill,
     read_place,
     read_template,
+    split_text,
 )
 from tests.rows import rows
 

@@ -15,8 +15,8 @@ from gateway.core.types import Usage
 from gateway.products.jobs.calls.ports import CallServer
 from gateway.products.jobs.model import JobKind
 from gateway.products.jobs.worker import RunningWork
-from gateway.products.responses.log.reader import EventReading, LiveLogs
-from gateway.products.responses.rules.response_object import ASKED, ECHO, PREVIOUS, STORES, STREAMS
+from gateway.products.responses.log import EventReading, LiveLogs
+from gateway.products.responses.rules import ASKED, ECHO, PREVIOUS, STORES, STREAMS
 from gateway.products.responses.runner import ResponseJobs
 from tests.support.town import Process
 

@@ -17,7 +17,7 @@ from gateway.products.jobs.model import (
     StoredAnswer,
     Tally,
 )
-from gateway.products.responses.rules.response_object import ASKED, ECHO, STATUS, STREAMS
+from gateway.products.responses.rules import ASKED, ECHO, STATUS, STREAMS
 from tests.support.job_stores import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]

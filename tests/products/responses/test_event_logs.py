@@ -9,8 +9,7 @@ import pytest
 
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
-from gateway.products.responses.rules.response_object import LogPage, LogPart
+from gateway.products.responses.store import KeptBounds, LogPage, LogPart
 from tests.support.conformance import Wall
 from tests.support.job_stores import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 from openai.types.responses import ResponseError
 
-from gateway.products.responses.rules.response_object import failure
+from gateway.products.responses.rules import failure
 from tests.rows import rows
 
 

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import REMOVED_S, KeptBounds
-from gateway.products.responses.rules.response_object import KeptResponses
+from gateway.products.responses.store import REMOVED_S, KeptBounds, KeptResponses
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, HOUR_S, Jobs, MakeJobStore
 from tests.support.memory_store.store import MemoryJobStore

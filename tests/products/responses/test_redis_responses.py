@@ -8,9 +8,8 @@ import pytest
 from redis import Redis
 
 from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown
-from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.redis import RedisKeptResponses
-from gateway.products.responses.rules.response_object import LogPage
+from gateway.products.responses.store import KeptBounds, LogPage
 from tests.support.conformance import Wall
 from tests.support.job_stores import DAY_S, OURS, Jobs, part
 from tests.support.redis_jobs import JobLender, PromptJobStore

@@ -9,9 +9,16 @@ from heapq import heappop, heappush
 
 from gateway.products.jobs.model import ClaimedWork, WriteResult
 from gateway.products.jobs.transitions import NOT_OURS, WholeJob, written
-from gateway.products.responses.log.log_watchers import LogWatchers
-from gateway.products.responses.log.shared_logs import REMOVED_S, EarlyResponses, KeptBounds, place_in_log
-from gateway.products.responses.rules.response_object import LogPage, LogPart, StoredResponse
+from gateway.products.responses.store import (
+    REMOVED_S,
+    EarlyResponses,
+    KeptBounds,
+    LogPage,
+    LogPart,
+    LogWatchers,
+    StoredResponse,
+    place_in_log,
+)
 
 # The logs of responses in memory: the reference.
 
@@ -27,7 +34,7 @@ class MemoryLog:
 
 
 class MemoryEventLogs:
-    """Implements `gateway.products.responses.log.shared_logs.EventLogs`; `claimed` returns the job of a
+    """Implements `gateway.products.responses.store.EventLogs`; `claimed` returns the job of a
     claim that holds."""
 
     def __init__(
@@ -105,7 +112,7 @@ class MemoryEventLogs:
 
 
 class MemoryKeptResponses:
-    """Implements `gateway.products.responses.rules.response_object.KeptResponses`: knows responses by
+    """Implements `gateway.products.responses.store.KeptResponses`: knows responses by
     tenant, those put first at the head."""
 
     def __init__(self, wall: Callable[[], float], bounds: KeptBounds) -> None:

@@ -39,7 +39,7 @@ from gateway.products.jobs.model import (
     nothing_follows,
 )
 from gateway.products.jobs.transitions import NOT_OURS, OpenBounds, PieceMachine, PieceRecord, WholeJob, written
-from gateway.products.responses.log.shared_logs import KeptBounds
+from gateway.products.responses.store import KeptBounds
 from tests.support.memory_store.dead_letters import MemoryDeadLetters
 from tests.support.memory_store.files import MemoryJobFiles
 from tests.support.memory_store.responses import MemoryEventLogs, MemoryKeptResponses

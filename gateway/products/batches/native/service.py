@@ -23,8 +23,8 @@ from gateway.core.errors import BudgetExceeded, Forbidden, GatewayError
 from gateway.core.snapshot.snapshot import Key, Policies, Provider
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
-from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused
-from gateway.products.batches.native.lines.answers import (
+from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused, number_of
+from gateway.products.batches.native.lines import (
     ClaimLost,
     LineTranslator,
     ProviderAnswers,
@@ -32,7 +32,6 @@ from gateway.products.batches.native.lines.answers import (
     unanswered_lines,
     write_input,
 )
-from gateway.products.batches.native.lines.lines import number_of
 from gateway.products.batches.native.rules import (
     BatchThere,
     Done,

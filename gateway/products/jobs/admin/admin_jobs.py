@@ -20,7 +20,7 @@ from gateway.core.snapshot.snapshot import Policies
 from gateway.products.jobs.http.events import show_job
 from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
 from gateway.products.jobs.service.job_service import JobService
-from gateway.products.routes.own_routes import limit_of, statuses_of
+from gateway.products.routes import limit_of, statuses_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response
 

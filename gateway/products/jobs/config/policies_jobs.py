@@ -46,7 +46,7 @@ from gateway.products.jobs.rules import (
     SegmentRules,
 )
 from gateway.products.jobs.webhooks.rules import SEGMENT
-from gateway.products.responses.rules.response_object import StoreMode
+from gateway.products.responses.rules import StoreMode
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()

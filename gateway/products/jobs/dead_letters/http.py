@@ -22,7 +22,7 @@ from gateway.products.jobs.dead_letters.replay.replay import ReplaySpec, read_fi
 from gateway.products.jobs.dead_letters.rules import DeadGroup, DeadLetter, LetterPage
 from gateway.products.jobs.dead_letters.service import DeadLetterService, ReplayPlan
 from gateway.products.jobs.model import Job, JobError, JobsOff
-from gateway.products.routes.own_routes import limit_of
+from gateway.products.routes import limit_of
 from gateway.products.work import JobWork
 from gateway.routes import json_response
 

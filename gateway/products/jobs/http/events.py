@@ -33,7 +33,7 @@ from gateway.products.jobs.model import (
     list_page,
 )
 from gateway.products.pipelines.rules import CURRENT, SETTLED
-from gateway.products.routes.own_routes import head_alone
+from gateway.products.routes import head_alone
 
 MOST_READERS, MOST_READERS_PER_TENANT = 1000, 500
 """No tenant keeps all others from following their jobs."""

@@ -35,7 +35,7 @@ from gateway.products.jobs.http.events import (
 from gateway.products.jobs.model import Job, JobQuery, NoResult
 from gateway.products.jobs.service.job_request import read_options
 from gateway.products.jobs.service.job_service import JobService
-from gateway.products.routes.own_routes import ObjectRoute, caller_of, limit_of, statuses_of, tenant_of
+from gateway.products.routes import ObjectRoute, caller_of, limit_of, statuses_of, tenant_of
 from gateway.routes import json_response
 
 USUALLY_LISTED, MOST_LISTED = 20, 100

@@ -47,8 +47,8 @@ from gateway.products.jobs.sqlite import Oldest, Replacement, SqliteAcceptance, 
 from gateway.products.jobs.sqlite_rows import OPEN, STATES
 from gateway.products.jobs.sqlite_store.file import FAILED, JobsFile
 from gateway.products.jobs.transitions import OpenBounds
-from gateway.products.responses.log.shared_logs import KeptBounds
 from gateway.products.responses.sqlite import SqliteEventLogs, SqliteKeptResponses
+from gateway.products.responses.store import KeptBounds
 
 
 class SqliteJobStore:

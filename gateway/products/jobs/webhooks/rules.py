@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.products.jobs.model import Job, JobKind, JobState, NewJob, derived_event_ids, derived_redelivery_id
-from gateway.products.responses.rules.response_object import STATUS
+from gateway.products.responses.rules import STATUS
 
 SEGMENT: Final = "webhooks:"
 """The deliveries to an endpoint are a segment of jobs of their own, so that a slow endpoint delays only itself: this, and its

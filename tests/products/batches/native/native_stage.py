@@ -20,7 +20,7 @@ from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
 from gateway.features.runs.rules import RunChange
-from gateway.products.batches.chunk.chunk import ChunkRunner
+from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry
 from gateway.products.batches.native.rules import plan_parts
 from gateway.products.batches.native.service import NativeParts, PartCharges

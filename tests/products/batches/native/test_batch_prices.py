@@ -9,7 +9,7 @@ import pytest
 from gateway.core.config.prices import price_finder
 from gateway.core.snapshot.snapshot import Provider, Rates
 from gateway.core.types import Usage
-from gateway.products.batches.native.lines.answers import batch_usd
+from gateway.products.batches.native.lines import batch_usd
 from tests.rows import rows
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()

@@ -13,7 +13,7 @@ from gateway.core.snapshot.snapshot import PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
 from gateway.features.output.rules import OutputRule
-from gateway.products.batches.native.lines.answers import LineTranslator
+from gateway.products.batches.native.lines import LineTranslator
 from gateway.products.batches.native.rules import NoPart, plan_parts, targets_of
 from gateway.products.batches.output import ENDPOINT, MODELS
 from gateway.products.jobs.model import Job

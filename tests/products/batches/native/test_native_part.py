@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.products.batches.native import rules
-from gateway.products.batches.native.formats import RemoteBatch, read_batch, read_message_batch, read_result
-from gateway.products.batches.native.lines.lines import part_line, read_answer
+from gateway.products.batches.native.formats import (
+    RemoteBatch,
+    part_line,
+    read_answer,
+    read_batch,
+    read_message_batch,
+    read_result,
+)
 from gateway.products.batches.native.rules import (
     BatchThere,
     Done,

@@ -1,7 +1,8 @@
-"""Makes a plan of its source: plain data whose fields have been checked, but not yet what they refer to.
+"""A declared pipeline, compiled: its steps in an order in which none comes before what it refers to; and explained.
 
-Durations are in seconds, schemas in place; a step that could not be read is None. The sources of files are read in `config`,
-which adds lines to the problems; a run compiles the source that it carries, which has none.
+A plan is made of its source, plain data that a run keeps, so that a run goes on by what it began with whatever the files say
+meanwhile: durations are in seconds there, schemas in place, and a step that could not be read is None. The sources of files are
+read in `config`, with their lines. The digest names the source.
 """
 
 from __future__ import annotations
@@ -16,22 +17,17 @@ import orjson
 
 from gateway.core.types import Lane
 from gateway.features.output.rules import CHECKED
-from gateway.products.pipelines.conditions import Condition, read_condition
-from gateway.products.pipelines.templates.templates import (
+from gateway.products.pipelines.templates import (
+    Condition,
     Path,
     Place,
     PlanProblem,
     Template,
     places_of,
+    read_condition,
     read_place,
     read_template,
 )
-
-# A declared pipeline, compiled: its steps in an order in which none comes before what it refers to.
-#
-# A plan is made of its source, plain data that a run keeps, so that a run goes on by what it began with whatever the files say
-# meanwhile. The digest names the source.
-
 
 PREFIX: Final = "pipelines/"
 """What the names of pipelines as models begin with."""
@@ -40,7 +36,6 @@ MOST_ITEMS: Final = 50_000
 """Of one `for_each`."""
 MOST_DEPTH: Final = 100
 """The levels of an input, or of what an answer says as JSON: more could be put into no request."""
-
 CallEndpoint = Literal["chat", "embeddings", "responses", "moderations"]
 PATHS: Final[Mapping[CallEndpoint, str]] = {
     "chat": "/v1/chat/completions",
@@ -183,6 +178,8 @@ class PipelinePlan:
         repairing = [model for step in self.steps.values() for model in step.repairing]
         return list(dict.fromkeys([*models, *repairing]))
 
+
+# From the source to the plan, with all that is wrong.
 
 STEP_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NOT_IN_CALLS: Final = ("stream", "stream_options", "background", "previous_response_id")
@@ -455,3 +452,63 @@ def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]
         on_invalid = (fields.get("output") or {}).get("on_invalid") or {}
         if "repair_with" in on_invalid:
             yield ("steps", name, "output", "on_invalid", "repair_with"), on_invalid["repair_with"]
+
+
+# What a pipeline is, as facts: its steps in order, whom they ask, how often, and what their failures mean.
+
+
+def explained(plan: PipelinePlan) -> dict[str, Any]:
+    """Returns the facts of a plan, as JSON has them."""
+    steps = [_step(step) for step in plan.steps.values()]
+    singles = sum(step.for_each is None for step in plan.steps.values())
+    many = [f"1 for each item of {step.name}" for step in plan.steps.values() if step.for_each is not None]
+    schema = plan.input_schema or {}
+    required = set(schema.get("required", ()))
+    fields = dict.fromkeys([*schema.get("properties", {}), *schema.get("required", ())])
+    return {
+        "model": plan.model_name,
+        "digest": plan.digest,
+        "description": plan.description,
+        "input_fields": [name if name in required else f"{name} (optional)" for name in fields],
+        "usd_per_run": plan.usd_per_run,
+        "calls": " + ".join([f"up to {singles}", *many] if singles else many),
+        "steps": steps,
+        "output": _shown(plan.source.get("output"), plan),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    is_many = step.for_each is not None
+    calls = "1" if step.branches[-1].when is None else "0 or 1"
+    each = f"{calls} for each item, {step.max_concurrency} at once" if is_many else calls
+    return {
+        "step": step.name,
+        "waits_for": sorted(step.needs),
+        "endpoint": step.endpoint,
+        "models": list(dict.fromkeys(branch.call.model for branch in step.branches)),
+        "calls": each,
+        "on_failure": _on_failure(step),
+        "retries": step.retries,
+        "timeout_s": step.timeout_s,
+        "lane": step.lane,
+        "has_output_schema": step.output is not None,
+    }
+
+
+def _on_failure(step: Step) -> str:
+    action = step.on_failure
+    tolerated = f"{action.percent:g} % may fail" if action.percent else f"{action.count} may fail"
+    texts = {
+        "fail": "the run fails",
+        "continue": "the run goes on without it",
+        "use": "a value stands in",
+        "tolerate": tolerated,
+    }[action.action]
+    each = " of each failed item" if step.for_each is not None else ""
+    return f"{action.model} changes the request{each} once; then {texts}" if action.model else texts
+
+
+def _shown(output: object, plan: PipelinePlan) -> str:
+    if output is None:
+        return f"what {plan.last} says"
+    return output if isinstance(output, str) else ", ".join(map(str, output)) if isinstance(output, dict) else "a list"

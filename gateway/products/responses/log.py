@@ -1,6 +1,10 @@
-"""Where one reader of a response's events is, and what he is given next.
+"""The events of a response on their way: those of its run in this process, its log in the store, and who reads them.
 
-Invariant: nobody is given events of two runs of the model, but the announcements of a response, which are the same for all.
+    run -> `LogWriter` -> `LiveLog`, for readers here | the log in the store -> `FollowingReader` -> `EventReading.follow`
+
+Readers elsewhere, and those who come late, read the log in the store. Invariants: nobody is given events of two runs of the
+model, but the announcements of a response, which are the same for all; a reader touches nothing of the run: whoever leaves
+ends only his own reading.
 """
 
 from __future__ import annotations
@@ -13,19 +17,16 @@ from typing import Protocol
 
 import orjson
 
-from gateway.core.clock import Clock
+from gateway.core.clock import Clock, Timer
 from gateway.core.openai.sse import split_events
 from gateway.products.jobs.model import Job, JobState, JobsUnavailable, WriteResult
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork, until_done
 from gateway.products.responses.events import ANNOUNCED, GENERATION_STEP, announcements, frame, is_end, number_of
-from gateway.products.responses.log.shared_logs import SharedLog, SharedLogs
-from gateway.products.responses.rules.response_object import LogPage, LogPart, begun
+from gateway.products.responses.rules import begun
+from gateway.products.responses.store import EventLogs, LogPage, LogPart
 
 # The responses that run in this process: their last events, for readers here, and a way to stop them at once.
-#
-# Readers elsewhere, and those who come late, read the log in the store.
-
 
 MOST_BYTES = 256 * 1024
 """Of events that are in the log, too: whoever is slower reads them there."""
@@ -145,6 +146,205 @@ class LiveLogs:
         for reader in self._readers.get(job_id, ()):
             reader.wake()
 
+
+# The events of a run on their way into the log, a few together, while the next ones come.
+
+PART_BYTES = 16 * 1024
+"""So many go at once."""
+MOST_WAITING_BYTES = 4 * 1024 * 1024
+"""With so many that the store has not taken the provider is read no further."""
+
+
+class LogWriter:
+    """Writes one generation."""
+
+    def __init__(self, store: JobStore, running: RunningWork, live: LiveLog, clock: Clock) -> None:
+        self._store = store
+        self._running = running
+        self._live = live
+        self._clock = clock
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._written = asyncio.Event()
+        self._hurries = False
+        self._rests = False
+        """Nothing waits: the next event is to wake it."""
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Tells whether the store has to be waited for."""
+        return self._bytes > MOST_WAITING_BYTES
+
+    async def add(self, events: Sequence[bytes]) -> None:
+        """Shows events to readers here, and has them written; waits only where the store is far behind."""
+        self._waiting += events
+        self._live.add(events)
+        self._note(sum(map(len, events)))
+        while self.is_behind and self._running.is_ours:
+            self._written.clear()
+            await self._written.wait()
+
+    def pass_on(self, event: bytes) -> None:
+        """Does the same with one event, for who cannot wait: not where it is behind, nor with a last event."""
+        self._waiting.append(event)
+        self._live.pass_on(event)
+        self._note(len(event))
+
+    async def end(self, events: Sequence[bytes]) -> None:
+        """Shows the last events, and returns when all is written."""
+        self._live.is_ended = True
+        await self.add(events)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Returns when all is written, or is another worker's to write."""
+        self._hurries = True
+        self._wake.set()
+        if self._writing is not None:
+            await self._writing
+
+    def abandon(self) -> None:
+        """Writes nothing more."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def _note(self, size: int) -> None:
+        self._bytes += size
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_always())
+        if self._rests or self._bytes >= PART_BYTES:
+            self._wake.set()
+
+    async def _write_always(self) -> None:
+        """Writes until all is written and nothing more comes; an event behind a silence goes at once."""
+        while self._running.is_ours and (self._waiting or not self._hurries):
+            if not self._waiting:
+                self._rests = True
+                await self._pause()
+                self._rests = False
+                continue
+            events, self._waiting, self._bytes = self._waiting, [], 0
+            await self._append(LogPart(self._live.logged, self._live.logged + len(events) - 1, b"".join(events)))
+            if self._bytes < PART_BYTES and not self._hurries:
+                timer = self._clock.call_at(self._next_turn(), self._wake.set)
+                await self._pause()
+                timer.cancel()
+        self._written.set()
+
+    def _next_turn(self) -> float:
+        """Returns when the log is written the next time: all are at the same moments, so that the store takes them at once."""
+        every_s = self._store.events.every_s
+        return (self._clock.monotonic() // every_s + 1) * every_s
+
+    async def _pause(self) -> None:
+        """Returns when it is woken."""
+        self._wake.clear()
+        await self._wake.wait()
+
+    async def _append(self, part: LogPart) -> None:
+        append = self._store.events.append
+        self._running.note(await until_done(lambda: append(self._running.work, part), self._clock))
+        self._live.logged = part.last + 1
+        self._written.set()
+
+
+# The logs in the store that are read in this process: one watch over each, and one look for all who are at the same place.
+#
+# Readers come by the hundred to a response that is still queued, and each would ask the store once a second.
+
+LOOK_S = 1.0
+PAGE_BYTES = 1024 * 1024
+
+
+class LogReader(Protocol):
+    """Reads a log."""
+
+    def on_message(self) -> None:
+        """Is told that the log has grown."""
+        ...
+
+    def wake(self) -> None:
+        """Is told to look again: it is time to."""
+        ...
+
+
+class SharedLog:
+    """The log of one response, from its first reader to its last."""
+
+    def __init__(self, events: EventLogs, job: Job, clock: Clock) -> None:
+        self.job = job
+        self.readers: dict[LogReader, None] = {}
+        self._events = events
+        self._clock = clock
+        self._looks: dict[tuple[int, int], asyncio.Task[LogPage | None]] = {}
+        self._unwatch = events.watch(job.id, self._changed)
+        self._timer = self._next_look()
+
+    def close(self) -> None:
+        """Watches it no more."""
+        self._unwatch()
+        self._timer.cancel()
+
+    async def read(self, after: int, most_bytes: int = PAGE_BYTES) -> LogPage | None:
+        """Returns what `EventLogs.read` does. Raises JobsUnavailable.
+
+        Whoever asks the same meanwhile shares the look, which goes on for the others when one leaves.
+        """
+        arguments = after, most_bytes
+        look = self._looks.get(arguments)
+        if look is None:
+            look = asyncio.create_task(self._events.read(self.job.id, self.job.tenant, after, most_bytes))
+            self._looks[arguments] = look
+            look.add_done_callback(lambda done: self._looked(arguments, done))
+        return await asyncio.shield(look)
+
+    def _looked(self, arguments: tuple[int, int], look: asyncio.Task[LogPage | None]) -> None:
+        if self._looks.get(arguments) is look:
+            del self._looks[arguments]
+        if not look.cancelled():
+            look.exception()  # whoever asked may have left
+
+    def _changed(self) -> None:
+        """The looks under way may have missed what is new."""
+        self._looks.clear()
+        for reader in tuple(self.readers):
+            reader.on_message()
+
+    def _next_look(self) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._next_look()
+        for reader in tuple(self.readers):
+            reader.wake()
+
+
+class SharedLogs:
+    """All that are read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logs: dict[str, SharedLog] = {}
+
+    def join(self, events: EventLogs, job: Job, reader: LogReader) -> SharedLog:
+        """Returns the log of a response; the reader is told when there may be more in it, until he leaves."""
+        log = self._logs.get(job.id)
+        if log is None:
+            log = self._logs[job.id] = SharedLog(events, job, self._clock)
+        log.readers[reader] = None
+        return log
+
+    def leave(self, log: SharedLog, reader: LogReader) -> None:
+        """Forgets a reader, and behind the last one the log."""
+        del log.readers[reader]
+        if not log.readers:
+            log.close()
+            del self._logs[log.job.id]
+
+
+# One reader: where he is, and what he is given next.
 
 _RESTARTED = (
     "stream_restarted",
@@ -284,16 +484,10 @@ def _behind(part: LogPart, place: int) -> bytes:
     return b"".join(islice(split_events(part.frames), place + 1 - part.first, None))
 
 
-# Readers of the events of a response: from any event on, here or at another replica, to the end of the response.
-#
-#     events of this process, as they come | the log -> … -> the last event
-#
-# It touches nothing of the generation: whoever leaves ends only his own reading.
-
+# All readers of this process, each from any event on to the end of the response.
 
 SILENCE_S = 15.0
 """So long a stream is silent, at most."""
-
 FinalOf = Callable[[str, str], Awaitable[bytes | None]]
 """Returns the response object of an id and a tenant at its end; None: it is gone."""
 
@@ -370,107 +564,3 @@ class EventReading:
         if final is None:
             return None
         return await reader.end_with(log, final)
-
-
-# Writes the events of a response into its log, a few together, while the next ones come.
-
-
-PART_BYTES = 16 * 1024
-"""So many go at once."""
-MOST_WAITING_BYTES = 4 * 1024 * 1024
-"""With so many that the store has not taken the provider is read no further."""
-
-
-class LogWriter:
-    """Writes one generation."""
-
-    def __init__(self, store: JobStore, running: RunningWork, live: LiveLog, clock: Clock) -> None:
-        self._store = store
-        self._running = running
-        self._live = live
-        self._clock = clock
-        self._waiting: list[bytes] = []
-        self._bytes = 0
-        self._wake = asyncio.Event()
-        self._written = asyncio.Event()
-        self._hurries = False
-        self._rests = False
-        """Nothing waits: the next event is to wake it."""
-        self._writing: asyncio.Task[None] | None = None
-
-    @property
-    def is_behind(self) -> bool:
-        """Tells whether the store has to be waited for."""
-        return self._bytes > MOST_WAITING_BYTES
-
-    async def add(self, events: Sequence[bytes]) -> None:
-        """Shows events to readers here, and has them written; waits only where the store is far behind."""
-        self._waiting += events
-        self._live.add(events)
-        self._note(sum(map(len, events)))
-        while self.is_behind and self._running.is_ours:
-            self._written.clear()
-            await self._written.wait()
-
-    def pass_on(self, event: bytes) -> None:
-        """Does the same with one event, for who cannot wait: not where it is behind, nor with a last event."""
-        self._waiting.append(event)
-        self._live.pass_on(event)
-        self._note(len(event))
-
-    async def end(self, events: Sequence[bytes]) -> None:
-        """Shows the last events, and returns when all is written."""
-        self._live.is_ended = True
-        await self.add(events)
-        await self.flush()
-
-    async def flush(self) -> None:
-        """Returns when all is written, or is another worker's to write."""
-        self._hurries = True
-        self._wake.set()
-        if self._writing is not None:
-            await self._writing
-
-    def abandon(self) -> None:
-        """Writes nothing more."""
-        if self._writing is not None:
-            self._writing.cancel()
-
-    def _note(self, size: int) -> None:
-        self._bytes += size
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_always())
-        if self._rests or self._bytes >= PART_BYTES:
-            self._wake.set()
-
-    async def _write_always(self) -> None:
-        """Writes until all is written and nothing more comes; an event behind a silence goes at once."""
-        while self._running.is_ours and (self._waiting or not self._hurries):
-            if not self._waiting:
-                self._rests = True
-                await self._pause()
-                self._rests = False
-                continue
-            events, self._waiting, self._bytes = self._waiting, [], 0
-            await self._append(LogPart(self._live.logged, self._live.logged + len(events) - 1, b"".join(events)))
-            if self._bytes < PART_BYTES and not self._hurries:
-                timer = self._clock.call_at(self._next_turn(), self._wake.set)
-                await self._pause()
-                timer.cancel()
-        self._written.set()
-
-    def _next_turn(self) -> float:
-        """Returns when the log is written the next time: all are at the same moments, so that the store takes them at once."""
-        every_s = self._store.events.every_s
-        return (self._clock.monotonic() // every_s + 1) * every_s
-
-    async def _pause(self) -> None:
-        """Returns when it is woken."""
-        self._wake.clear()
-        await self._wake.wait()
-
-    async def _append(self, part: LogPart) -> None:
-        append = self._store.events.append
-        self._running.note(await until_done(lambda: append(self._running.work, part), self._clock))
-        self._live.logged = part.last + 1
-        self._written.set()

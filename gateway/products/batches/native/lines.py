@@ -40,11 +40,17 @@ from gateway.dialects.registry import PATHS, Pair, pair_of
 from gateway.dialects.sse.relayed_errors import for_openai
 from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
-from gateway.products.batches.chunk.chunk_input import ChunkInput, InputLine
-from gateway.products.batches.input import MOST_LINE_BYTES, LineCutter, key_named, read_custom_id, read_line
+from gateway.products.batches.input import (
+    MOST_LINE_BYTES,
+    ChunkInput,
+    InputLine,
+    LineCutter,
+    key_named,
+    read_custom_id,
+    read_line,
+)
 from gateway.products.batches.input import lines_of as numbers_of
-from gateway.products.batches.native.formats import ProviderRefused, read_result
-from gateway.products.batches.native.lines.lines import ProviderAnswer, part_line, read_answer
+from gateway.products.batches.native.formats import ProviderAnswer, ProviderRefused, part_line, read_answer, read_result
 from gateway.products.batches.native.rules import Part
 from gateway.products.batches.output import ENDPOINT, MODELS, LineIdentity, answered_line, part_blob, plan_of
 from gateway.products.jobs.calls.ports import NativeAccounts, ProviderBatches

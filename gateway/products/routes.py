@@ -1,4 +1,7 @@
-"""Routes of files and batches, which a gateway may share with the provider of `passthrough`: what is not ours is left to it."""
+"""What routes of jobs, files and batches have in common.
+
+Some are shared with the provider of `passthrough`: what is not ours is left to it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gateway.core import call_headers as parse
 from gateway.core.errors import InvalidRequest
 from gateway.core.snapshot.snapshot import Key, Policies
 from gateway.features.runs.step import STEP, no_step
-from gateway.products.jobs.model import STATE_OF_STATUS, JobState, Mark, is_ours
+from gateway.products.jobs.model import STATE_OF_STATUS, JobsOff, JobState, Mark, is_ours
 
 Serve = Callable[[Request], Awaitable[Response]]
 
@@ -51,19 +54,6 @@ class OwnRoute(ObjectRoute):
         return match, found
 
 
-class RelayedResponse(Response):
-    """The answer of the provider of `passthrough` to a request of which some has been read here."""
-
-    def __init__(self, relay: ASGIApp, read: bytes) -> None:
-        """`read` are the bytes of the body so far; the rest still comes."""
-        self._relay = relay
-        self._read = read
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["cycle"].give_back(self._read)
-        await self._relay(scope, receive, send)
-
-
 def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
     """Tells whether a page of a list is asked for that begins behind an object of the provider's."""
     query: bytes = scope.get("query_string", b"")
@@ -80,6 +70,58 @@ def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, S
         for method, path, serve in table
         for prefix in ("/v1", "")
     ]
+
+
+class RelayedResponse(Response):
+    """The answer of the provider of `passthrough` to a request of which some has been read here."""
+
+    def __init__(self, relay: ASGIApp, read: bytes) -> None:
+        """`read` are the bytes of the body so far; the rest still comes."""
+        self._relay = relay
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["cycle"].give_back(self._read)
+        await self._relay(scope, receive, send)
+
+
+# Where there are no jobs.
+
+ANY_METHOD = ("GET", "POST", "DELETE")
+
+
+class AbsentRoute(Route):
+    """A path of files or batches where the gateway has none: a `passthrough` may."""
+
+    def __init__(self, policies: Policies, path: str, refuse: Callable[[Request], Awaitable[Response]]) -> None:
+        super().__init__(path, refuse, methods=ANY_METHOD)
+        self._policies = policies
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._policies.current.passthrough is not None:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+def absent_routes(policies: Policies) -> list[BaseRoute]:
+    """Returns the routes of a gateway that takes no jobs: they say so, to those who may call."""
+
+    async def refuse(request: Request) -> Response:
+        caller_of(policies, request)
+        raise JobsOff("This gateway takes no jobs, files and batches; its operator names a file with `jobs.store`.")
+
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1", ""):
+        routes += [Route(prefix + path, refuse, methods=ANY_METHOD) for path in ("/jobs", "/jobs/{rest:path}")]
+        routes += [
+            AbsentRoute(policies, f"{prefix}/{kind}{below}", refuse)
+            for kind in ("files", "batches")
+            for below in ("", "/{rest:path}")
+        ]
+    return routes
+
+
+# What requests say.
 
 
 def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:
@@ -109,13 +151,6 @@ def limit_of(request: Request, usual: int, most: int) -> int:
     return int(value)
 
 
-def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
-    """Returns the answer to a HEAD where nobody knows how long the body would be: it says nothing of that (RFC 9110, 8.6)."""
-    response = Response(headers=headers, media_type=media_type)
-    del response.headers["content-length"]
-    return response
-
-
 def statuses_of(request: Request) -> list[str]:
     """Returns the statuses of jobs that a list is asked for; none: all. Raises InvalidRequest."""
     wanted = [one for one in request.query_params.get("status", "").split(",") if one]
@@ -123,3 +158,10 @@ def statuses_of(request: Request) -> list[str]:
     if not set(wanted) <= set(known):
         raise InvalidRequest(f"The parameter 'status' takes {', '.join(known)}, divided by commas.", param="status")
     return wanted
+
+
+def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
+    """Returns the answer to a HEAD where nobody knows how long the body would be: it says nothing of that (RFC 9110, 8.6)."""
+    response = Response(headers=headers, media_type=media_type)
+    del response.headers["content-length"]
+    return response

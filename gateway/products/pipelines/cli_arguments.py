@@ -15,7 +15,7 @@ def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argpar
 
     action = actions.add_parser("check", help="check all pipelines of a config: prints every problem at once")
     add_config(action)
-    action.set_defaults(command="gateway.products.pipelines.cli.commands:check")
+    action.set_defaults(command="gateway.products.pipelines.cli:check")
 
     action = actions.add_parser(
         "explain",
@@ -26,7 +26,7 @@ def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argpar
     action.add_argument("name", metavar="NAME", help="the name of its file, or pipelines/NAME")
     add_config(action)
     action.add_argument("--json", action="store_true", help="print it as JSON")
-    action.set_defaults(command="gateway.products.pipelines.cli.commands:explain")
+    action.set_defaults(command="gateway.products.pipelines.cli:explain")
 
     action = actions.add_parser(
         "run",
@@ -38,4 +38,4 @@ def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argpar
     action.add_argument("name", metavar="NAME", help="the name of its file, or pipelines/NAME; or the id of a run")
     action.add_argument("--input", type=Path, metavar="FILE", help="the input, JSON or text; - reads standard input")
     add_caller_or_own(action)
-    action.set_defaults(command="gateway.products.pipelines.cli.run:run")
+    action.set_defaults(command="gateway.products.pipelines.cli:run")

@@ -17,25 +17,21 @@ from math import ceil
 
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded
-from gateway.products.batches.chunk.chunk_input import (
-    FAR_S,
-    ChunkInput,
-    DeferredLines,
-    InputLine,
-    LineCalls,
-    MissingInputs,
-)
 from gateway.products.batches.finish import write_chunk
 from gateway.products.batches.guards import (
+    FAR_S,
     Brakes,
+    DeferredLines,
     ErrorPause,
     FailureLimit,
+    LineCalls,
+    MissingInputs,
     SuspectLines,
     deadly_letter,
     failed_letter,
     given_up,
 )
-from gateway.products.batches.input import lines_of, read_line
+from gateway.products.batches.input import ChunkInput, InputLine, lines_of, read_line
 from gateway.products.batches.output import LineIdentity, answered_line, plan_of, request_of, unanswered_line
 from gateway.products.jobs.calls.ports import CallServer, Outcome, TryResult, attempts_allowed, backoff_s
 from gateway.products.jobs.dead_letters.rules import DeadLetter, is_dead_class

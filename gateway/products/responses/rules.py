@@ -1,29 +1,27 @@
-"""A response in the background as its caller sees it before its answer is there, and where there never is one.
+"""Responses that the gateway stores, as data: what a request says of that, what it goes on from, and how a response is shown.
 
-Source: OpenAI's API reference, the response object; what it repeats of its request is what the gateway knows of it.
+Source: OpenAI's API reference, POST /v1/responses, the response object, "List input items"; `store` is true there where a
+request does not say. What a response repeats of its request is what the gateway knows of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
 from gateway.core.errors import CallerFault, InvalidRequest
 from gateway.products.jobs.model import RESPONSE, Job, JobState, is_ours
+from gateway.products.responses.store import StoredResponse
 
 # What a request of Responses asks for beside its answer: to run in the background, to be kept, to go on from another one.
-#
-# Source: OpenAI's API reference, POST /v1/responses; `store` is true there where a request does not say.
-
 
 StoreMode = Literal["provider", "gateway", "off", "never"]
 """Who keeps responses: the provider, untouched; the gateway; nobody; nobody, and none runs in the background."""
 Keeping = Literal["provider", "asked", "gateway", "off", "never"]
 """As StoreMode; `asked`: the gateway, those that ask for it, because no one account has them all."""
-
 MOST_ID_CHARS: Final = 256
 
 
@@ -48,6 +46,13 @@ def read_response_options(body: Mapping[str, Any]) -> ResponseOptions:
             code="invalid_type",
         )
     return ResponseOptions(bool(_flag(body, "background")), _flag(body, "store"), previous or "")
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"The field '{name}' must be true or false.", param=name, code="invalid_type")
+    return value
 
 
 def keeps(keeping: Keeping, options: ResponseOptions, *, goes_on_from_ours: bool) -> bool:
@@ -86,16 +91,6 @@ def sent_upstream(
     return sent
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"The field '{name}' must be true or false.", param=name, code="invalid_type")
-    return value
-
-
-# How requests about responses are refused.
-
-
 class ResponseNotFound(CallerFault):
     """There is no such response, or it is another tenant's: in OpenAI's words."""
 
@@ -112,97 +107,9 @@ class BackgroundRefused(CallerFault):
     code = "background_not_allowed"
 
 
-# The input of a response as `GET /v1/responses/{id}/input_items` lists it: items with ids, and texts as parts.
-#
-# Source: OpenAI's API reference, "List input items".
-
-
-_MARKS: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-
-
-def listed(response_id: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the items; those that came without an id have always the same one."""
-    body = response_id.removeprefix(RESPONSE)
-    return [_listed(item, body, place) for place, item in enumerate(items)]
-
-
-def _listed(item: dict[str, Any], body: str, place: int) -> dict[str, Any]:
-    kind = item.get("type") or "message"
-    id = item.get("id")
-    made = {
-        **item,
-        "id": id if isinstance(id, str) and id else f"{_MARKS.get(kind, 'item')}_gw{body}{place:04d}",
-        "type": kind,
-    }
-    if kind != "message":
-        return made
-    content = made.get("content")
-    if isinstance(content, str):
-        part = "output_text" if made.get("role") == "assistant" else "input_text"
-        made["content"] = [{"type": part, "text": content}]
-    made.setdefault("status", "completed")
-    return made
-
-
-# A response that the gateway keeps, and the log of the events that made it, as data. Times are wall-clock seconds.
-
-
-ASKED: Final = "response"
-"""In `about` of a job of kind `response`: what its request has asked for."""
-ECHO: Final = "echo"
-"""In that: what a response repeats of its request, until it is kept."""
-STATUS: Final = "status"
-"""In `marks` of such a job whose response is kept: how that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response at its end, and what it was asked."""
-
-    id: str
-    tenant: str
-    created_at: float
-    keep_until: float
-    """It is forgotten then; earlier only where its tenant has too many bytes, or removes it."""
-    previous_id: str
-    """The response that it goes on from; empty: none."""
-    body: bytes
-    """The response object as it is shown, JSON."""
-    input_items: bytes
-    """The items of its own input, without those of earlier responses, as a JSON array."""
-
-    @property
-    def bytes(self) -> int:
-        """Returns what it counts in the bounds."""
-        return len(self.body) + len(self.input_items)
-
-
-class LogPart(NamedTuple):
-    """Events of one response that were written together, in order."""
-
-    first: int
-    """The `sequence_number` of the first event."""
-    last: int
-    frames: bytes
-    """The events as server-sent events, each with its empty line."""
-
-
-class LogPage(NamedTuple):
-    """What a log has behind a certain event."""
-
-    generation: int
-    """The run of the model that the events are of: a worker that takes over begins another one, from event 0; 0: none yet."""
-    parts: Sequence[LogPart]
-    is_cut: bool = False
-    """The log of this generation has outgrown its bound and is gone: only the response's end will be told."""
-    has_ended: bool = False
-    """The job is at its end: there will be no more parts than there are now."""
-
-
 # The conversation behind a `previous_response_id`: what was asked and answered before, as items of the next request.
 #
 # Instructions are no part of it: each request brings its own, as at OpenAI.
-
 
 MOST_LINKS: Final = 64
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -274,56 +181,22 @@ def _is_sayable(item: dict[str, Any]) -> bool:
     return item.get("type") != "reasoning" or bool(item.get("encrypted_content") or item.get("content"))
 
 
-# The port of kept responses: what `GET /v1/responses/{id}` shows, and what `previous_response_id` goes on from.
-
-
-class KeptResponses(Protocol):
-    """Responses by id, bounded in bytes for each tenant: those put first go early then. All methods raise JobsUnavailable."""
-
-    @property
-    def early(self) -> int:
-        """Returns how many went before their time for want of room, as this process has seen since it started."""
-        ...
-
-    async def put(self, response: StoredResponse) -> None:
-        """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again for a day."""
-        ...
-
-    async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """Returns a response; None: there is none, its time is over, or it is another tenant's."""
-        ...
-
-    async def chain(
-        self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
-    ) -> Sequence[StoredResponse]:
-        """Returns the response and those that it goes on from, the latest first, at most so many; it ends where one is gone.
-
-        It ends with the one by which they have more than `most_bytes`, too.
-        """
-        ...
-
-    async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
-        """Forgets a response, durably; False: there was none.
-
-        `is_expected`: its job is under way, and what that puts is not kept.
-        """
-        ...
-
-    async def trim(self, most: int) -> int:
-        """Forgets responses whose time is over, at most so many; returns how many."""
-        ...
-
+# A response in the background as its caller sees it before its answer is there, and where there never is one.
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-
+ASKED: Final = "response"
+"""In `about` of a job of kind `response`: what its request has asked for."""
+ECHO: Final = "echo"
+"""In that: what a response repeats of its request, until it is kept."""
 STREAMS: Final = "stream"
 STORES: Final = "store"
 PREVIOUS: Final = "previous"
+STATUS: Final = "status"
+"""In `marks` of such a job whose response is kept: how that has ended."""
 GENERATION: Final = "generation"
 """In `marks` of such a job: the number of the last run of the model whose events may have been seen, from 0."""
 MOST_ECHO_BYTES: Final = 16_384
 """What is longer of a request is repeated by its answer only."""
-
 ECHOED: Final[Mapping[str, Any]] = {
     "background": False,
     "frequency_penalty": 0.0,
@@ -356,30 +229,6 @@ _OF_JOB: Final[Mapping[JobState, Status]] = {
     JobState.CANCELLED: "cancelled",
     JobState.EXPIRED: "failed",
 }
-_CODES: Final = frozenset((
-    "server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch", "bio_policy",
-    "misalignment_policy_violation", "vector_store_timeout", "invalid_image", "invalid_image_format",
-    "invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small", "image_parse_error",
-    "image_content_policy_violation", "invalid_image_mode", "image_file_too_large", "unsupported_image_media_type",
-    "empty_image_file", "failed_to_download_image", "image_file_not_found",
-))  # fmt: skip
-"""The codes of a failed response (OpenAI's API reference, the response object); clients know no others."""
-_CALLERS: Final = ("invalid_request", "bad_request", "content_policy", "context_length", "payload_too_large")
-
-
-def failure(message: str, code: str, kind: str = "") -> dict[str, Any]:
-    """Returns the error of a failed response; `code` and `kind` are what its provider, or the gateway, calls it."""
-    words = f"{code} {kind}"
-    if code in _CODES:
-        error_code = code
-    elif "rate_limit" in words or "quota" in words:
-        error_code = "rate_limit_exceeded"
-    else:
-        error_code = "invalid_prompt" if any(word in words for word in _CALLERS) else "server_error"
-    return {"code": error_code, "message": message}
-
-
-LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The response was not ready before its deadline."}
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -443,3 +292,58 @@ def shown(job: Job) -> dict[str, Any]:
     elif job.state is JobState.FAILED and job.last_error is not None:
         error = failure(job.last_error.message, job.last_error.error_class)
     return ended(begun(job, status_of(job)), status_of(job), error)
+
+
+_CODES: Final = frozenset((
+    "server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch", "bio_policy",
+    "misalignment_policy_violation", "vector_store_timeout", "invalid_image", "invalid_image_format",
+    "invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small", "image_parse_error",
+    "image_content_policy_violation", "invalid_image_mode", "image_file_too_large", "unsupported_image_media_type",
+    "empty_image_file", "failed_to_download_image", "image_file_not_found",
+))  # fmt: skip
+"""The codes of a failed response (OpenAI's API reference, the response object); clients know no others."""
+_CALLERS: Final = ("invalid_request", "bad_request", "content_policy", "context_length", "payload_too_large")
+
+
+def failure(message: str, code: str, kind: str = "") -> dict[str, Any]:
+    """Returns the error of a failed response; `code` and `kind` are what its provider, or the gateway, calls it."""
+    words = f"{code} {kind}"
+    if code in _CODES:
+        error_code = code
+    elif "rate_limit" in words or "quota" in words:
+        error_code = "rate_limit_exceeded"
+    else:
+        error_code = "invalid_prompt" if any(word in words for word in _CALLERS) else "server_error"
+    return {"code": error_code, "message": message}
+
+
+LATE: Final[Mapping[str, str]] = {"code": "server_error", "message": "The response was not ready before its deadline."}
+
+
+# The input of a response as `GET /v1/responses/{id}/input_items` lists it: items with ids, and texts as parts.
+
+_MARKS: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def listed(response_id: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the items; those that came without an id have always the same one."""
+    body = response_id.removeprefix(RESPONSE)
+    return [_listed(item, body, place) for place, item in enumerate(items)]
+
+
+def _listed(item: dict[str, Any], body: str, place: int) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    id = item.get("id")
+    made = {
+        **item,
+        "id": id if isinstance(id, str) and id else f"{_MARKS.get(kind, 'item')}_gw{body}{place:04d}",
+        "type": kind,
+    }
+    if kind != "message":
+        return made
+    content = made.get("content")
+    if isinstance(content, str):
+        part = "output_text" if made.get("role") == "assistant" else "input_text"
+        made["content"] = [{"type": part, "text": content}]
+    made.setdefault("status", "completed")
+    return made

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.products.responses.rules.response_object import Keeping
+from gateway.products.responses.rules import Keeping
 
 RESPONSES = "responses"
 STATELESS: Final = frozenset(("deepseek", "groq"))

@@ -1,1 +1,0 @@
-"""One chunk of a batch: its lines are read, called and committed."""

@@ -1,1 +1,0 @@
-"""A pipeline's YAML compiled into a plan, and the plan explained."""

@@ -1,1 +1,0 @@
-"""`/v1/responses`, where the gateway stores what it answers."""

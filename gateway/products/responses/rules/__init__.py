@@ -1,1 +1,0 @@
-"""Who stores a response, and what it looks like before it has an answer."""

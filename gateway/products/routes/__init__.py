@@ -1,1 +1,0 @@
-"""The routes of jobs, batches and files, some of them shared with a provider."""
