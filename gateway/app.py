@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway.admin.operations import Gather, health_routes, metrics_route, state_routes
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines
 from gateway.core.calllog import CallLog
 from gateway.core.clock import SteadyClock, SystemClock
 from gateway.core.config.describe import describe
@@ -32,7 +32,7 @@ from gateway.core.http.client.pools import Pools
 from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.pipeline import Pipeline
 from gateway.core.serving import InFlight
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds

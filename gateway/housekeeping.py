@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.admin import operations
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
+from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load import Reloader, ReloadReport
 from gateway.core.http.client.model_lists import ModelLists
@@ -22,7 +22,7 @@ from gateway.core.http.client.pools import Pools
 from gateway.core.http.server import HttpServer
 from gateway.core.ports import SharedStore, Store
 from gateway.core.serving import InFlight
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.telemetry import Telemetry
 from gateway.core.waiting import GiveBack, KeepAlive, LoopLag, Shedding
 from gateway.dialects.memory import ThoughtMemory

@@ -32,7 +32,7 @@ from gateway.core.render import (
     named_request,
     new_request_id,
 )
-from gateway.core.snapshot.snapshot import Key, Model, Policies
+from gateway.core.snapshot import Key, Model, Policies
 from gateway.core.types import Endpoint
 from gateway.dialects.http.anthropics_models import is_anthropics, models_page
 from gateway.dialects.http.count_tokens import COUNT_TOKENS

@@ -21,7 +21,7 @@ from gateway.core.http.client.wire import Wire
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter, SharedStore, Store
 from gateway.core.serving import InFlight
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot, Provider
+from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.core.waiting import Shedding
 from gateway.credentials.clouds import Clouds

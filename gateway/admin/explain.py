@@ -21,8 +21,8 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
 from gateway.core.peek import Peeked, peek
 from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
-from gateway.core.snapshot.route_plan import RoutePlan, plan_route, targets_hidden_from_callers
-from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target
+from gateway.core.route_plan import RoutePlan, plan_route
+from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
 from gateway.dialects.http import door
 from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS

@@ -49,7 +49,7 @@ from gateway.core.patience import ClientPatience
 from gateway.core.ports import StoreHealth
 from gateway.core.retry.balancing import Retries
 from gateway.core.serving import InFlight
-from gateway.core.snapshot.snapshot import Key, Model, Policies, PolicySnapshot
+from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot
 from gateway.core.telemetry import CostTotals
 from gateway.core.types import LANES, Lane
 from gateway.routes import json_response

@@ -21,7 +21,7 @@ from gateway.core.config.load import locate_policies
 from gateway.core.config.policies import list_error_files
 from gateway.core.config.source import Problem, did_you_mean
 from gateway.core.errors import ConfigError, GatewayError, NotFound
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import ErrorClass, SkipReason
 from gateway.settings import Settings
 from gateway.workers.channel import require_shared

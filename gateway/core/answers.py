@@ -1,22 +1,29 @@
-"""Opening an answer: one try of one call at one target, up to the point where its answer can be given to the client.
+"""One try of one call at one target, up to the point where its answer can be given to the client.
 
-Until then nothing has reached the client, so a failure here may be repaired by another target. The client's status line is
-held back until the first real event of a stream, or until a JSON answer is complete.
+In this order: the try (`dispatch`), the request that it sends (`outgoing_of`), what it makes of the answer, and the deadlines
+that end a try without one (`AttemptDeadlines`). Until then nothing has reached the client, so a failure here may be repaired
+by another target. The client's status line is held back until the first real event of a stream, or until a JSON answer is
+complete.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from gateway.core.attempts.outgoing import AttemptDeadlines, adds_usage, outgoing_of
+import orjson
+
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, in_band_status
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import estimated_usage, media_usage
+from gateway.core.openai import json_edit
+from gateway.core.openai.bodies import LARGE_BYTES, BodyEdits, edited
 from gateway.core.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.core.openai.json_edit import find_fields, insert_field, remove_fields
 from gateway.core.openai.media import read_media_answer
@@ -34,28 +41,33 @@ from gateway.core.openai.transcript import usage_in
 from gateway.core.openai.usage import add_beside, estimate_tokens, find_usage, read_usage
 from gateway.core.openai.vectors import asks_base64, chunks_with_base64, with_base64
 from gateway.core.relay import RawRelay, SseRelay, read_whole
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import (
     Answer,
     Attempt,
     Clocks,
     ErrorClass,
+    Gap,
+    How,
     NotExpressible,
+    Outgoing,
     Phase,
     RawHeaders,
+    Spliced,
     UpstreamFailed,
     Usage,
 )
 from gateway.dialects.conversion.convert import as_whole
 from gateway.features.output.service.overlong import OverlongStream
 from gateway.features.ownership.rules.objects import ObjectAccess
+from gateway.features.reuse.rules.keys import ACCOUNTS
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""
 ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
-LARGE_BYTES = 1_000_000
+THREAD_BYTES = 1_000_000
 """A longer answer is changed in a thread, so that others do not wait."""
 JSON_TYPE = b"application/json"
 OK = 200
@@ -124,10 +136,15 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
-        if b"content-encoding" in index and (call.endpoint.request != "any" or _names_objects(call)):
+        if b"content-encoding" in index and (
+            call.endpoint.request != "any" or (call.objects is not None and call.objects.reads_answer)
+        ):
             await _unpack(call, target, answer, index)
         if not ALL_REQUEST_IDS.isdisjoint(index):
-            attempt.upstream_request_id = _request_id(index)
+            for name in REQUEST_IDS:  # the provider's own header before those of proxies in front of it
+                if index.get(name):
+                    attempt.upstream_request_id = index[name]
+                    break
         content_type = index.get(b"content-type", b"")
         if (
             answer.whole is not None
@@ -171,7 +188,9 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
         attempt.status = opened.status
         if opened.diagnosis is not None:
-            if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not _is_configured(call, target):
+            # A model that the caller has chosen, and not the config, is missing for the caller, who hears so.
+            is_configured = target.model is not None and call.endpoint.request != "any"
+            if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not is_configured:
                 opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
             attempt.error_class = opened.diagnosis.error_class
             attempt.phase = Phase.ANSWERED
@@ -197,11 +216,6 @@ def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
     return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
 
 
-def _is_configured(call: Call, target: Target) -> bool:
-    """Whether the model that was asked for is the config's own word; else the caller has chosen it, and hears so."""
-    return target.model is not None and call.endpoint.request != "any"
-
-
 def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: Clock) -> None:
     attempt.ended_at = clock.monotonic()
     attempt.status = None
@@ -222,6 +236,111 @@ async def _unpack(call: Call, target: Target, answer: Answer, index: dict[bytes,
             return
         await answer.aclose()
         raise target.upstream.failure(exc) from exc
+
+
+def _end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Returns the headers without those that `Connection` names (RFC 9110, 7.6.1), and without odd bytes in request ids."""
+    named = {
+        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
+    } - _OF_THE_BODY
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in named and (value.isascii() or name not in ALL_REQUEST_IDS)
+    ]
+
+
+# --- what is sent: the client's own bytes, changed only where a rule needs it ---
+
+_STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
+
+
+def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
+    """Returns the request of this attempt; a caller's own deadline bounds the time to its first byte."""
+    first_byte_s = clocks.first_byte_s
+    if call.deadline_is_callers:
+        first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
+    model = target.model
+    if model is None:
+        model = upstream_model(call, target)
+    headers, credential = call.headers, call.credential
+    if credential is not None and target.name in call.model.without_caller_credential:
+        headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
+    body: bytes | Spliced = call.body
+    if model != call.model_name or call.large is not None or call.stream or call.lowered is not None:
+        body = _body_for(call, model)
+    if target.edits is not None and call.endpoint.request == "json":
+        edits = target.edits if call.endpoint.name != "count_tokens" else target.edits.of_count()
+        body = _edited(body, edits, attempt, refuses_loss=call.model.on_loss == "refuse")
+    return Outgoing(
+        call.method,
+        call.path,
+        call.query,
+        model,
+        headers,
+        body,
+        credential,
+        clocks,
+        first_byte_s,
+        attempt,
+    )
+
+
+def _body_for(call: Call, model: str) -> bytes | Spliced:
+    """Returns the client's bytes, changed only where a rule needs it: the model's name, and the request for usage."""
+    body, large = call.body if call.lowered is None else call.lowered.body, call.large
+    if large is not None and large.model is not None and call.model_name:
+        new_model, is_asking = None if model == call.model_name else model, adds_usage(call)
+        if new_model is None and not is_asking:
+            return call.body
+        return edited(call.body, large, new_model, call.stream_options, adds_usage=is_asking)
+    if model != call.model_name and body:
+        if call.model_span is not None and call.model_name and len(body) > LARGE_BYTES:
+            return Spliced(body, [(*call.model_span, model.encode())])
+        body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
+    if adds_usage(call):
+        body = json_edit.with_include_usage(body, call.stream_options)
+    return body
+
+
+def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
+    if span is None:
+        return json_edit.with_model(body, model)
+    return body[: span[0]] + model.encode() + body[span[1] :]
+
+
+def _named(body: bytes, model: str) -> bytes:
+    """Adds the target's model to a body that names none, unless it has a stored prompt, which has a model of its own."""
+    if _STORED_PROMPT.search(body) is not None:
+        return body
+    if json_edit.find_fields(body, "model"):  # null
+        return json_edit.with_model(body, model)
+    return json_edit.insert_field(body, "model", orjson.dumps(model))
+
+
+def adds_usage(call: Call) -> bool:
+    """Returns whether the gateway asks for usage in the stream, because the caller did not say."""
+    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
+        return False
+    options = call.stream_options
+    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
+
+
+def _edited(body: bytes | Spliced, edits: BodyEdits, attempt: Attempt, *, refuses_loss: bool) -> bytes:
+    """Makes what the target's config says of the body; what is dropped from it is told as what is lost in a conversion.
+
+    Raises InvalidRequest where nothing may be lost.
+    """
+    made, dropped = edits.apply(bytes(body))
+    if dropped and refuses_loss:
+        named = ", ".join(f"'{name}'" for name in dropped)
+        message = f"The config of the model's target drops {named}. Send the call without, or use another model."
+        raise InvalidRequest(message, param=dropped[0], code="unsupported_by_targets")
+    attempt.gaps = [Gap(name, How.DROPPED, "the config of the target drops it") for name in dropped]
+    return made
+
+
+# --- what comes back ---
 
 
 async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
@@ -290,7 +409,9 @@ async def _gather(call: Call, target: Target, answer: Answer, clock: Clock) -> F
         return _streamed_error(target, answer, error, clock)
     name, body = call.endpoint.name, None
     if is_whole and call.endpoint.tokens == "both":  # other endpoints' streams are no parts of an answer
-        body = as_whole(name, frames) if len(frames) <= LARGE_BYTES else await asyncio.to_thread(as_whole, name, frames)
+        body = (
+            as_whole(name, frames) if len(frames) <= THREAD_BYTES else await asyncio.to_thread(as_whole, name, frames)
+        )
     if body is None:
         message = "the provider sent a stream in place of the whole answer, and it cannot be put together"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, message)
@@ -309,16 +430,6 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
             headers = [header for header in headers if header[0] != b"content-length"]
         return FirstAnswer(target, OK, headers, relay=relay)
     return _accept_json(call, target, answer, body, clock)
-
-
-def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
-    """Notes, when it is called, that the target of the present attempt has been heard of."""
-    attempt = call.attempts[-1]
-
-    def note() -> None:
-        attempt.last_activity_at = clock.monotonic()
-
-    return note
 
 
 async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
@@ -342,8 +453,14 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
     return FirstAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
 
 
-def _names_objects(call: Call) -> bool:
-    return call.objects is not None and call.objects.reads_answer
+def _activity_of(call: Call, clock: Clock) -> Callable[[], None]:
+    """Notes, when it is called, that the target of the present attempt has been heard of."""
+    attempt = call.attempts[-1]
+
+    def note() -> None:
+        attempt.last_activity_at = clock.monotonic()
+
+    return note
 
 
 def _is_read(concern: ObjectAccess, status: int, content_type: bytes) -> bool:
@@ -375,7 +492,9 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
         body = body.removeprefix(BYTE_ORDER_MARK)
         parsed = json_object(body)
     if not parsed:
-        what = _what_it_is(answer) if parsed is None else "an empty object"
+        is_page = dict(answer.headers).get(b"content-type", b"").startswith(b"text/html")
+        what = "an HTML page" if is_page else "something that is not a JSON object"
+        what = what if parsed is None else "an empty object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
@@ -386,18 +505,6 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     if usage is not None and ("service_tier" in parsed or "tool_usage" in parsed):
         add_beside(usage, parsed)
     return FirstAnswer(target, OK, answer.headers, body, usage=usage)
-
-
-async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
-    """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was told."""
-    if asks_base64(call.body):
-        is_large = len(opened.body) > LARGE_BYTES
-        opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
-    usage = estimated_usage(call, 0) if opened.usage is None else None
-    if usage is not None:
-        usage_json = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
-        body = remove_fields(opened.body, find_fields(opened.body, "usage"))
-        opened.usage, opened.body = usage, insert_field(body, "usage", usage_json)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
@@ -430,25 +537,105 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
     return failed_error({"choices": [first]})
 
 
-def _what_it_is(answer: Answer) -> str:
-    content_type = dict(answer.headers).get(b"content-type", b"")
-    return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+async def _complete_embeddings(call: Call, opened: FirstAnswer) -> None:
+    """Gives vectors the form that was asked for, and a `usage`, on which clients rely: estimated where none was told."""
+    if asks_base64(call.body):
+        is_large = len(opened.body) > THREAD_BYTES
+        opened.body = await asyncio.to_thread(with_base64, opened.body) if is_large else with_base64(opened.body)
+    usage = estimated_usage(call, 0) if opened.usage is None else None
+    if usage is not None:
+        usage_json = b'{"prompt_tokens":%d,"total_tokens":%d,"estimated":true}' % (usage.input, usage.input)
+        body = remove_fields(opened.body, find_fields(opened.body, "usage"))
+        opened.usage, opened.body = usage, insert_field(body, "usage", usage_json)
 
 
-def _request_id(index: dict[bytes, bytes]) -> bytes | None:
-    for name in REQUEST_IDS:
-        if index.get(name):
-            return index[name]
-    return None
+# --- tries that have no answer in time ---
+#
+# A transport's clocks watch single phases; this watches the whole attempt, up to the caller's own deadline. One sweep over the
+# open attempts replaces a timer for each; now and then `look` is called with all of them. Invariant: a task is only
+# cancelled while it is watched.
+
+SWEEP_S = 0.05
+LOOK_S = 0.25
+MANY = 500
+"""With more open attempts than this, all of them are looked at less often."""
+log = logging.getLogger("gateway")
+Task: TypeAlias = asyncio.Task[Any]
+Open: TypeAlias = Mapping[Task, tuple[float, Call]]
+"""The open attempts by task: the monotonic time at which each ends, and the call whose last attempt it is."""
 
 
-def _end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Returns the headers without those that `Connection` names (RFC 9110, 7.6.1), and without odd bytes in request ids."""
-    named = {
-        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
-    } - _OF_THE_BODY
-    return [
-        (name, value)
-        for name, value in headers
-        if name not in named and (value.isascii() or name not in ALL_REQUEST_IDS)
-    ]
+class AttemptDeadlines:
+    """The attempts that have no answer yet, each by its task, with the time (monotonic seconds) at which it is cancelled."""
+
+    __slots__ = ("_expired", "_look_at", "_open", "_paired", "look")
+
+    def __init__(self) -> None:
+        self._open: dict[Task, tuple[float, Call]] = {}
+        self._expired: set[Task] = set()
+        self._paired: dict[Task, tuple[Call, bool]] = {}
+        self._look_at = 0.0
+        self.look: Callable[[Open, float], None] | None = None
+        """A callback for all open attempts and the time, called every LOOK_S while there are any."""
+
+    def begin(self, ends_at: float, task: Task | None, call: Call) -> Task | None:
+        """Watches the current task for the call's last attempt; `task` is the current task, if the caller knows it."""
+        task = task or asyncio.current_task()
+        if task is not None:
+            self._open[task] = (ends_at, call)
+        return task
+
+    def end(self, task: Task | None) -> None:
+        """Stops watching the task."""
+        if task is not None:
+            self._open.pop(task, None)
+            if self._expired:
+                self._expired.discard(task)
+            if self._paired:
+                self._paired.pop(task, None)
+
+    def pair(self, task: Task, beside: Call, *, is_spared: bool) -> None:
+        """Marks the task as one of two attempts of its call; the other is the last of `beside`. A spared task may be late."""
+        self._paired[task] = beside, is_spared
+
+    def part(self, task: Task) -> None:
+        """Marks the task as its call's only attempt again, because the other has failed."""
+        self._paired.pop(task, None)
+
+    def beside(self, task: Task) -> Call | None:
+        """Returns the call whose last attempt runs beside this task; None: the task is its call's only attempt."""
+        return self._paired[task][0] if task in self._paired else None
+
+    def is_spared(self, task: Task) -> bool:
+        """Returns whether the task is left alone until its time is up or the other attempt has failed."""
+        return task in self._paired and self._paired[task][1]
+
+    def shorten(self, task: Task, ends_at: float) -> None:
+        """Brings the end of the task's time forward to `ends_at`."""
+        entry = self._open.get(task)
+        if entry is not None and ends_at < entry[0]:
+            self._open[task] = (ends_at, entry[1])
+
+    def expire(self, task: Task) -> None:
+        """Cancels the task as if its time were up; does nothing if it is not watched any more."""
+        if self._open.pop(task, None) is not None:
+            self._expired.add(task)
+            task.cancel()
+
+    def uncancel_expired(self, task: Task | None) -> bool:
+        """Uncancels the task if the CancelledError that it has just caught came from here; returns whether nothing else did."""
+        if task is None or task not in self._expired:
+            return False
+        self._expired.discard(task)
+        return task.uncancel() == 0
+
+    def sweep(self, now: float) -> None:
+        """Cancels the tasks whose time is up; called every SWEEP_S."""
+        for task in [task for task, (ends_at, _) in self._open.items() if ends_at <= now]:
+            self.expire(task)
+        if self._open and now >= self._look_at and self.look is not None:
+            self._look_at = now + LOOK_S * max(1.0, len(self._open) / MANY)
+            try:
+                self.look(self._open, now)
+            except Exception:  # a defect in `look` must not keep attempts from timing out
+                log.exception("looking at the open attempts failed")

@@ -18,7 +18,7 @@ from gateway.core.limits.reservation import Reservation
 from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import added
 from gateway.core.retry_budgets import Reserved, Retry
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Attempt, Endpoint, Kept, Lane, RawHeaders, Skips, Usage
 from gateway.features.degrade.lower import LoweredCall
 from gateway.features.output.rules import OutputResult, OutputRule, StreamedTexts, Violation

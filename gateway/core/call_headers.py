@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.core.patience import SDK_S
-from gateway.core.snapshot.route_plan import RoutePlan, for_key
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.route_plan import RoutePlan
+from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
 from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
 from gateway.features.runs import step
 

@@ -34,7 +34,7 @@ from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
 from gateway.core.render import around_json, named_request, on_one_line, own_error_event, whole_as_events
 from gateway.core.serving import EVENT_STREAM, InFlight, ServedRequest
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.dialects.conversion.convert import as_stream

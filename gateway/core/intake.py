@@ -40,9 +40,9 @@ from gateway.core.patience import (
     patience_s,
 )
 from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
+from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.serving import InFlight, ServedRequest, StopReason, UnfinishedMessage
-from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
-from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS

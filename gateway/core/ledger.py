@@ -1,6 +1,8 @@
 """The account of a call: settled exactly once, on every path, cancellation included.
 
-Money is tokens times the rates that were resolved when the policy was compiled; an unknown price is "not priced", never 0.
+In this order: the account (`Accounts`), what a call has used, what that costs, what a call is estimated to cost beforehand
+(`CostEstimates`), and what its answer tells about its way (`answer_headers`). It must not know budgets. Money is in US dollars:
+units times the rates of the moment; a price that is not known is None, "not priced", and never 0.
 """
 
 from __future__ import annotations
@@ -44,18 +46,347 @@ from gateway.core.openai.usage import (
 )
 from gateway.core.peek import BOUNDING, find_bound
 from gateway.core.ports import Meter
-from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of, usage_usd
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Rates, Target
-from gateway.core.types import Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
+from gateway.core.retry_budgets import FREE, SEEN_ANSWERS, Price, dearest, dearest_usd, price_of
+from gateway.core.snapshot import Rates, Target, upstream_model
+from gateway.core.types import ALL_TEXT, Attempt, Gap, How, RawHeaders, Usage, UsageParts, shown
 from gateway.features.runs.table.table import RunTable
 
-# What a call is estimated to use and to cost, by what its targets have answered to calls before it.
-#
-# It must not know budgets. A cost is in US dollars; where a target has no price it is None, which is not 0.
+CLIENT_GONE_STATUS = 499
+INTERNAL_ERROR = "internal_error"
 
+
+def why_stopped(stopped: asyncio.CancelledError) -> str:
+    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
+    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
+
+
+def _nobody_pays(_call: Call, _usd: float) -> None:
+    return None
+
+
+def _nobody_notes(_call: Call) -> None:
+    return None
+
+
+class Accounts:
+    """Closes the accounts of calls and tells the meter."""
+
+    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "_runs", "opened")
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        release: Callable[[Call, Usage | None], None],
+        charge: Callable[[Call, float], None] = _nobody_pays,
+        note: Callable[[Call], None] = _nobody_notes,
+        runs: RunTable | None = None,
+    ) -> None:
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
+        told of calls that may have been spared, `runs` of those that are parts of runs.
+        """
+        self._runs = runs
+        self._note = note
+        self._release = release
+        self._charge = charge
+        self._clock = clock
+        self._meter = meter
+        self.opened = meter.began
+        """To be called when a call has come in."""
+
+    def settle(
+        self,
+        call: Call,
+        status: int,
+        outcome: str,
+        *,
+        target: Target | None = None,
+        usage: Usage | None = None,
+        beside_usd: float = 0.0,
+        estimated_usd: float | None = None,
+    ) -> None:
+        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost.
+
+        `estimated_usd` is the part of the cost that rests on estimates; None: all of it where the usage is an estimate.
+        """
+        if call.settled:
+            return
+        call.settled = True
+        call.usage, call.outcome = usage, outcome
+        if call.left:
+            status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
+        try:
+            self._release(call, usage)
+        finally:  # whatever fails there, the books are kept
+            self._book(call, status, outcome, target, usage, beside_usd, estimated_usd)
+
+    def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
+        """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
+        if isinstance(failure, GatewayError):
+            self.settle(call, failure.status, failure.code or failure.type)
+            drop_frames(failure)  # it may be kept for others who wait for the same answer
+            return failure
+        self.settle(call, InternalError.status, INTERNAL_ERROR)
+        internal = InternalError()
+        internal.__cause__ = failure
+        return internal
+
+    def settle_stopped(
+        self,
+        call: Call,
+        stopped: asyncio.CancelledError,
+        target: Target | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """Closes the account of a call that was cancelled; `usage` is what its attempt in flight may have used, which teaches
+        the limits nothing."""
+        if call.settled:
+            return
+        call.settled = True
+        call.outcome = outcome = why_stopped(stopped)
+        try:
+            self._release(call, None)
+        finally:
+            status = CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status
+            self._book(call, status, outcome, target, usage)
+
+    @contextmanager
+    def closing(self, call: Call) -> Iterator[None]:
+        """Closes the account of a call that fails inside, or is stopped there. Raises what it failed with; a defect becomes
+        an InternalError."""
+        try:
+            yield
+        except asyncio.CancelledError as stopped:
+            self.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            self.settle_failed(call, error)
+            raise
+        except Exception as defect:
+            raise self.settle_failed(call, defect) from defect
+
+    def _book(
+        self,
+        call: Call,
+        status: int,
+        outcome: str,
+        target: Target | None,
+        usage: Usage | None,
+        beside_usd: float = 0.0,
+        estimated_usd: float | None = None,
+    ) -> None:
+        now = self._clock.monotonic()
+        last = call.attempts[-1] if call.attempts else None
+        if last is not None and last.ended_at is None:
+            last.ended_at = now
+            if outcome != "ok":
+                last.error_class = outcome  # how a relay ended, or that nobody waited for it
+        cost = cost_usd(call, target, usage)
+        if beside_usd:
+            cost = (cost or 0.0) + beside_usd
+        is_served = last is not None and cost is not None
+        retries_usd, retries = 0.0, call.attempts
+        if len(call.attempts) > int(is_served):  # more than the one that served it
+            retries = call.attempts[:-1] if is_served else call.attempts
+            retries_usd = known_usd(retries) or 0.0
+            if call.output_check is not None:
+                call.usage = call.output_check.total(usage)
+        if last is not None and cost is not None:
+            last.cost_usd = cost
+        if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
+            self._charge(call, (cost or 0.0) + retries_usd)
+        first_byte_s = None
+        if last is not None and last.first_byte_at is not None:
+            first_byte_s = last.first_byte_at - last.started_at
+        if call.replay is not None:
+            self._note(call)
+        if call.part is not None and self._runs is not None:
+            self._runs.settled(call, outcome, cost, retries_usd)
+        record = CallRecord(
+            call,
+            status,
+            outcome,
+            usage,
+            cost,
+            retries_usd,
+            now - call.received_at,
+            overhead_s(call, now),
+            first_byte_s,
+        )
+        if retries_usd:
+            record.estimated_retries_usd = known_usd([one for one in retries if not one.is_cost_reported]) or 0.0
+        if estimated_usd is not None:
+            record.estimated_usd = estimated_usd
+        self._meter.settled(record)
+
+
+def overhead_s(call: Call, now: float) -> float:
+    """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
+    if len(call.attempts) == 1:  # as in most calls
+        attempt = call.attempts[0]
+        upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
+    else:
+        upstream_s = _upstream_s(call.attempts, now)
+    ours_s = now - call.received_at - upstream_s - call.queue_s - call.backoff_s
+    return ours_s if ours_s > 0.0 else 0.0
+
+
+def _upstream_s(attempts: Sequence[Attempt], now: float) -> float:
+    upstream_s, until = 0.0, -inf
+    for attempt in sorted(attempts, key=lambda one: one.started_at):
+        ended_at = now if attempt.ended_at is None else attempt.ended_at
+        if ended_at > until:  # two may have run side by side
+            upstream_s += ended_at - max(attempt.started_at, until)
+            until = ended_at
+    return upstream_s
+
+
+# --- what a call has used ---
+
+
+def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None:
+    """Returns the usage of a whole answer: what its provider tells, and an estimate of each number that it does not.
+
+    None: the endpoint has no tokens.
+    """
+    reported = _believed(call, reported)
+    if reported is not None and reported.input and (reported.output or call.endpoint.tokens != "both"):
+        return reported
+    estimate = estimated_usage(call, estimate_answer(body))
+    return reported if estimate is None else filled(reported, estimate)
+
+
+def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_tokens: int) -> Usage | None:
+    """Returns the usage of a stream that has ended: what the provider has reported, and the estimate of what it has not.
+
+    Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
+    """
+    reported = _believed(call, reported)
+    if reported is None or not reported.input or not reported.output:
+        estimate = estimated_usage(call, output_tokens)
+        return reported if estimate is None else filled(reported, estimate)
+    if outcome != "ok" and reported.output < output_tokens:
+        return replace(reported, output=output_tokens, estimated=True)
+    return reported
+
+
+def _believed(call: Call, reported: Usage | None) -> Usage | None:
+    """Returns what a provider tells, without an output that is far beyond what the call allows."""
+    if reported is None or reported.output <= LONGEST_ANSWER or call.max_tokens is None:
+        return reported
+    return plausible(reported, most_output(call.max_tokens, answers_of(call)))
+
+
+def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
+    """Returns an estimate of what is not reported, its input as admission has it; None: the endpoint has no tokens."""
+    if call.endpoint.tokens == "none":
+        return None
+    input_tokens = estimate_of(call)
+    if call.grant is not None:
+        input_tokens = call.grant.gate.calibration.input_estimate(input_tokens)
+    return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
+
+
+def media_usage(call: Call, target: Target, reported: Usage | None, written: int | None = None) -> Usage:
+    """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
+
+    `reported` is what the provider has reported. The usage is marked as estimated where an estimate costs anything.
+    `written` are the tokens of the text that came back, as estimated; None: not all of it has come.
+    """
+    name, body = call.endpoint.name, call.body
+    fields: dict[str, Any] = {}
+    if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
+        fields = call.parsed or json_object(body) or {}
+        fields = fields if target.edits is None else target.edits.seen(fields)
+    certain = certain_usage(name, reported, body, fields)
+    estimated = estimated_media_usage(name, certain, body, fields, written)
+    return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
+
+
+# --- what that costs ---
+
+
+def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """Returns what the call's usage costs in US dollars; None when nothing was used or the price is not known.
+
+    The price is that of the moment: an answer is billed when it is complete (DeepSeek's pricing page, on its hours). An
+    estimate names no tier, and is billed at the one that was asked for.
+    """
+    if target is None or usage is None:
+        return None
+    model = target.model  # as `upstream_model` has it: nearly every target names one
+    rates = target.find_rates(upstream_model(call, target) if model is None else model)
+    if usage.estimated and not usage.tier and rates is not None and rates.by_tier:
+        usage = replace(usage, tier=_requested_tier(call, target))
+    return usage_usd(rates, usage)
+
+
+def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
+    """Returns the price of a usage in US dollars, at the service tier that it names; None: not priced.
+
+    Each token is billed once, at the price of its most specific part: as sound before as cached, as cached before as input.
+    """
+    if rates is None:
+        return None
+    if usage.tier or rates.above:
+        if usage.steps:
+            return _steps_usd(rates, usage)
+        rates = rates.at(usage.input, usage.tier)
+    usd = usage.input * rates.input_usd + usage.output * rates.output_usd
+    if usage.cached:
+        usd += usage.cached * (rates.cached_input_usd - rates.input_usd)
+    if usage.cache_written and rates.cache_write_usd is not None:
+        usd += usage.cache_written * (rates.cache_write_usd - rates.input_usd)
+        if usage.cache_written_1h and rates.cache_write_1h_usd is not None:
+            usd += usage.cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
+    if usage.parts is not ALL_TEXT or rates.request_usd:
+        usd = max(0.0, usd + rates.request_usd + _parts_usd(rates, usage.parts))  # odd parts may overlap
+    return usd if usd or rates.prices_tokens else None
+
+
+def _steps_usd(rates: Rates, usage: Usage) -> float:
+    """Returns the price of a call of several requests, each by its own length, and of what is part of none."""
+
+    def priced(one: Usage, input_tokens: int) -> float:
+        level = replace(rates.at(input_tokens, usage.tier), above=(), by_tier={})
+        return usage_usd(level, replace(one, tier="", steps=())) or 0.0
+
+    longer_usd = [priced(one, one.input) - priced(one, 0) for one in usage.steps]
+    return max(0.0, priced(usage, 0) + sum(longer_usd))
+
+
+def _parts_usd(rates: Rates, parts: UsageParts) -> float:
+    """Returns what the parts cost beyond what their tokens cost as text, and what is billed by other units."""
+    usd = parts.searches * rates.search_usd + parts.characters * rates.character_usd + parts.images * rates.image_usd
+    if parts.audio_s:
+        usd += max(parts.audio_s, rates.least_audio_s) * rates.audio_second_usd
+    for tokens, own_usd, text_usd in (
+        (parts.audio_input - parts.audio_cached, rates.audio_input_usd, rates.input_usd),
+        (parts.audio_cached, rates.cached_audio_input_usd, rates.cached_input_usd),
+        (parts.audio_output, rates.audio_output_usd, rates.output_usd),
+        (parts.image_input - parts.image_cached, rates.image_input_usd, rates.input_usd),
+        (parts.image_cached, rates.cached_image_input_usd, rates.cached_input_usd),
+        (parts.image_output, rates.image_output_usd, rates.output_usd),
+        (parts.video_input, rates.video_input_usd, rates.input_usd),
+        (parts.video_output, rates.video_output_usd, rates.output_usd),
+        (parts.reasoning, rates.reasoning_usd, rates.output_usd),
+    ):
+        if own_usd is not None:
+            usd += tokens * (own_usd - text_usd)
+    return usd
+
+
+def known_usd(attempts: Sequence[Attempt]) -> float | None:
+    """What attempts have cost together, as far as it is known; None: nothing is."""
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    return sum(costs) if costs else None
+
+
+# --- what a call is estimated to use and to cost, by what its targets have answered to calls before it ---
 
 _SOME_TOKENS: Final = Usage(1, 1)
+FASTEST_PER_S = 1_000
+"""The most output tokens per second of one answer; the fastest providers generate some hundreds to two thousand."""
 
 
 class CostEstimates:
@@ -224,326 +555,7 @@ def _requested_tier(call: Call, target: Target) -> str:
     return find_requested_tier(call.body) if edited is None else edited.decode().strip('"')
 
 
-FASTEST_PER_S = 1_000
-"""The most output tokens per second of one answer; the fastest providers generate some hundreds to two thousand."""
-CLIENT_GONE_STATUS = 499
-INTERNAL_ERROR = "internal_error"
-
-
-def why_stopped(stopped: asyncio.CancelledError) -> str:
-    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
-    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
-
-
-def _nobody_pays(_call: Call, _usd: float) -> None:
-    return None
-
-
-def _nobody_notes(_call: Call) -> None:
-    return None
-
-
-def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
-    """Returns what the call's usage costs in US dollars; None when nothing was used or the price is not known.
-
-    The price is that of the moment: an answer is billed when it is complete (DeepSeek's pricing page, on its hours). An
-    estimate names no tier, and is billed at the one that was asked for.
-    """
-    if target is None or usage is None:
-        return None
-    rates = target.find_rates(upstream_model(call, target))
-    if usage.estimated and not usage.tier and rates is not None and rates.by_tier:
-        usage = replace(usage, tier=_requested_tier(call, target))
-    return usage_usd(rates, usage)
-
-
-class Accounts:
-    """Closes the accounts of calls and tells the meter."""
-
-    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "_runs", "opened")
-
-    def __init__(
-        self,
-        clock: Clock,
-        meter: Meter,
-        release: Callable[[Call, Usage | None], None],
-        charge: Callable[[Call, float], None] = _nobody_pays,
-        note: Callable[[Call], None] = _nobody_notes,
-        runs: RunTable | None = None,
-    ) -> None:
-        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
-        told of calls that may have been spared, `runs` of those that are parts of runs.
-        """
-        self._runs = runs
-        self._note = note
-        self._release = release
-        self._charge = charge
-        self._clock = clock
-        self._meter = meter
-        self.opened = meter.began
-        """To be called when a call has come in."""
-
-    def settle(
-        self,
-        call: Call,
-        status: int,
-        outcome: str,
-        *,
-        target: Target | None = None,
-        usage: Usage | None = None,
-        beside_usd: float = 0.0,
-        estimated_usd: float | None = None,
-    ) -> None:
-        """Close the call's account; a second time does nothing. `beside_usd` is what another model than the call's has cost.
-
-        `estimated_usd` is the part of the cost that rests on estimates; None: all of it where the usage is an estimate.
-        """
-        if call.settled:
-            return
-        call.settled = True
-        call.usage, call.outcome = usage, outcome
-        if call.left:
-            status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
-        try:
-            self._release(call, usage)
-        finally:  # whatever fails there, the books are kept
-            self._book(call, status, outcome, target, usage, beside_usd, estimated_usd)
-
-    def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
-        """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
-        if isinstance(failure, GatewayError):
-            self.settle(call, failure.status, failure.code or failure.type)
-            drop_frames(failure)  # it may be kept for others who wait for the same answer
-            return failure
-        self.settle(call, InternalError.status, INTERNAL_ERROR)
-        internal = InternalError()
-        internal.__cause__ = failure
-        return internal
-
-    def settle_stopped(
-        self,
-        call: Call,
-        stopped: asyncio.CancelledError,
-        target: Target | None = None,
-        usage: Usage | None = None,
-    ) -> None:
-        """Closes the account of a call that was cancelled; `usage` is what its attempt in flight may have used, which teaches
-        the limits nothing."""
-        if call.settled:
-            return
-        call.settled = True
-        call.outcome = outcome = why_stopped(stopped)
-        try:
-            self._release(call, None)
-        finally:
-            status = CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status
-            self._book(call, status, outcome, target, usage)
-
-    @contextmanager
-    def closing(self, call: Call) -> Iterator[None]:
-        """Closes the account of a call that fails inside, or is stopped there. Raises what it failed with; a defect becomes
-        an InternalError."""
-        try:
-            yield
-        except asyncio.CancelledError as stopped:
-            self.settle_stopped(call, stopped)
-            raise
-        except GatewayError as error:
-            self.settle_failed(call, error)
-            raise
-        except Exception as defect:
-            raise self.settle_failed(call, defect) from defect
-
-    def _book(
-        self,
-        call: Call,
-        status: int,
-        outcome: str,
-        target: Target | None,
-        usage: Usage | None,
-        beside_usd: float = 0.0,
-        estimated_usd: float | None = None,
-    ) -> None:
-        now = self._clock.monotonic()
-        last = call.attempts[-1] if call.attempts else None
-        if last is not None and last.ended_at is None:
-            last.ended_at = now
-            if outcome != "ok":
-                last.error_class = outcome  # how a relay ended, or that nobody waited for it
-        cost = cost_usd(call, target, usage)
-        if beside_usd:
-            cost = (cost or 0.0) + beside_usd
-        is_served = last is not None and cost is not None
-        retries_usd, retries = 0.0, call.attempts
-        if len(call.attempts) > int(is_served):  # more than the one that served it
-            retries = call.attempts[:-1] if is_served else call.attempts
-            retries_usd = known_usd(retries) or 0.0
-            if call.output_check is not None:
-                call.usage = call.output_check.total(usage)
-        if last is not None and cost is not None:
-            last.cost_usd = cost
-        if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
-            self._charge(call, (cost or 0.0) + retries_usd)
-        first_byte_s = None
-        if last is not None and last.first_byte_at is not None:
-            first_byte_s = last.first_byte_at - last.started_at
-        if call.replay is not None:
-            self._note(call)
-        if call.part is not None and self._runs is not None:
-            self._runs.settled(call, outcome, cost, retries_usd)
-        record = CallRecord(
-            call,
-            status,
-            outcome,
-            usage,
-            cost,
-            retries_usd,
-            now - call.received_at,
-            overhead_s(call, now),
-            first_byte_s,
-        )
-        if retries_usd:
-            record.estimated_retries_usd = known_usd([one for one in retries if not one.is_cost_reported]) or 0.0
-        if estimated_usd is not None:
-            record.estimated_usd = estimated_usd
-        self._meter.settled(record)
-
-
-def whole_usage(call: Call, reported: Usage | None, body: bytes) -> Usage | None:
-    """Returns the usage of a whole answer: what its provider tells, and an estimate of each number that it does not.
-
-    None: the endpoint has no tokens.
-    """
-    reported = _believed(call, reported)
-    if reported is not None and reported.input and (reported.output or call.endpoint.tokens != "both"):
-        return reported
-    estimate = estimated_usage(call, estimate_answer(body))
-    return reported if estimate is None else filled(reported, estimate)
-
-
-def _believed(call: Call, reported: Usage | None) -> Usage | None:
-    """Returns what a provider tells, without an output that is far beyond what the call allows."""
-    if reported is None or reported.output <= LONGEST_ANSWER or call.max_tokens is None:
-        return reported
-    return plausible(reported, most_output(call.max_tokens, answers_of(call)))
-
-
-def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
-    """Returns an estimate of what is not reported, its input as admission has it; None: the endpoint has no tokens."""
-    if call.endpoint.tokens == "none":
-        return None
-    input_tokens = estimate_of(call)
-    if call.grant is not None:
-        input_tokens = call.grant.gate.calibration.input_estimate(input_tokens)
-    return Usage(input_tokens, output_tokens if call.endpoint.tokens == "both" else 0, estimated=True)
-
-
-def media_usage(call: Call, target: Target, reported: Usage | None, written: int | None = None) -> Usage:
-    """Returns what a call at one of `MEDIA` has used at the target, or will use, of all units that have a price there.
-
-    `reported` is what the provider has reported. The usage is marked as estimated where an estimate costs anything.
-    `written` are the tokens of the text that came back, as estimated; None: not all of it has come.
-    """
-    name, body = call.endpoint.name, call.body
-    fields: dict[str, Any] = {}
-    if call.endpoint.request == "json" and call.large is None:  # a large one is not parsed again, and is refused anyway
-        fields = call.parsed or json_object(body) or {}
-        fields = fields if target.edits is None else target.edits.seen(fields)
-    certain = certain_usage(name, reported, body, fields)
-    estimated = estimated_media_usage(name, certain, body, fields, written)
-    return certain if cost_usd(call, target, certain) == cost_usd(call, target, estimated) else estimated
-
-
-def streamed_usage(call: Call, outcome: str, reported: Usage | None, output_tokens: int) -> Usage | None:
-    """Returns the usage of a stream that has ended: what the provider has reported, and the estimate of what it has not.
-
-    Of a stream that was left or broken off, a report is of its beginning; the estimate is then of all that has come.
-    """
-    reported = _believed(call, reported)
-    if reported is None or not reported.input or not reported.output:
-        estimate = estimated_usage(call, output_tokens)
-        return reported if estimate is None else filled(reported, estimate)
-    if outcome != "ok" and reported.output < output_tokens:
-        return replace(reported, output=output_tokens, estimated=True)
-    return reported
-
-
-def known_usd(attempts: Sequence[Attempt]) -> float | None:
-    """What attempts have cost together, as far as it is known; None: nothing is."""
-    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
-    return sum(costs) if costs else None
-
-
-def _started_at(attempt: Attempt) -> float:
-    return attempt.started_at
-
-
-def overhead_s(call: Call, now: float) -> float:
-    """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
-    if len(call.attempts) == 1:  # as in most calls
-        attempt = call.attempts[0]
-        upstream_s = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
-    else:
-        upstream_s = _upstream_s(call.attempts, now)
-    ours_s = now - call.received_at - upstream_s - call.queue_s - call.backoff_s
-    return ours_s if ours_s > 0.0 else 0.0
-
-
-def _upstream_s(attempts: Sequence[Attempt], now: float) -> float:
-    upstream_s, until = 0.0, -inf
-    for attempt in sorted(attempts, key=_started_at):
-        ended_at = now if attempt.ended_at is None else attempt.ended_at
-        if ended_at > until:  # two may have run side by side
-            upstream_s += ended_at - max(attempt.started_at, until)
-            until = ended_at
-    return upstream_s
-
-
-# What an answer tells about its way through the gateway: request id, target, attempts, times.
-
-
-MOST_SHOWN = 200
-_YES_OR_NO = frozenset((b"true", b"false"))
-
-
-def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tuple[bytes, bytes]]:
-    """The headers of an error, with advice for SDKs: come back in so many seconds, or (None) not at all.
-
-    A provider that has named a time itself is believed, and so is its word against another try; for longer than a minute no SDK
-    should wait by itself.
-    """
-    if should_retry_of(headers) is False:
-        back_in_s = None
-    kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
-    named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
-    longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
-    if back_in_s is None or longest_s > MAX_RETRY_AFTER_S:
-        return [*kept, (b"x-should-retry", b"false")]
-    kept.append((b"x-should-retry", b"true"))
-    if not named:
-        kept += (b"retry-after", b"%d" % ceil(back_in_s)), (b"retry-after-ms", b"%d" % ceil(back_in_s * 1000))
-    return kept
-
-
-def _is_odd(name: bytes, value: bytes) -> bool:
-    """Tells whether it is a `retry-after` that the gateway can read and clients cannot, such as `30s`."""
-    return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
-
-
-def should_retry_of(headers: RawHeaders) -> bool | None:
-    """Returns the provider's own `x-should-retry`; None: it says nothing."""
-    return next(
-        (value == b"true" for name, value in headers if name == b"x-should-retry" and value in _YES_OR_NO), None
-    )
-
-
-def _seconds(name: bytes, value: bytes) -> float:
-    """The seconds that a header asks to wait; 0.0 where it is no such header, or no number."""
-    unit = {b"retry-after": 1.0, b"retry-after-ms": 0.001}.get(name, 0.0)
-    try:
-        return float(value) * unit if unit else 0.0
-    except ValueError:  # a date, as RFC 9110 allows
-        return 0.0
+# --- what an answer tells about its way through the gateway: request id, target, attempts, times ---
 
 
 def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
@@ -572,7 +584,12 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         if cost_usd is not None:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
-        trail = str(last) if len(attempts) == 1 and not call.skips else shown(attempts, skips=call.skips)
+        if len(attempts) > 1 or call.skips:
+            trail = shown(attempts, skips=call.skips)
+        elif last.error_class is None:  # as in most calls: `str(last)` without a call
+            trail = f"{last.target}:{last.status}"
+        else:
+            trail = str(last)
         headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
     elif call.skips:
         headers.append((b"x-gateway-attempts", shown(attempts, skips=call.skips).encode()))
@@ -583,31 +600,6 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     else:
         headers.append((b"x-request-id", upstream_id))
     return headers
-
-
-def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
-    """Returns what was lost on the way to a provider, by name: that belongs to the answer, whoever gets it.
-
-    The gravest goes first: what was dropped before what was changed, and tools before other fields. Entries that have no
-    room are counted at the end: `+3 more`.
-    """
-    ordered = sorted(gaps, key=lambda gap: (gap.how is How.APPROXIMATED, not gap.field.startswith("tool"), gap.field))
-    entries = [f"{gap.field}({gap.how})" for gap in ordered]
-    value = ", ".join(entries)
-    if len(value) > MOST_SHOWN:
-        value = _shortened(entries)
-    return b"x-gateway-lossy", value.encode("ascii", "replace")
-
-
-def _shortened(entries: list[str]) -> str:
-    """Returns the first entries that have room, and how many more there are."""
-    room, shown = MOST_SHOWN - len(f"+{len(entries)} more"), 0
-    for entry in entries:
-        room -= len(entry) + len(", ")
-        if room < 0:
-            break
-        shown += 1
-    return ", ".join([*entries[:shown], f"+{len(entries) - shown} more"])
 
 
 def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is_served: bool) -> None:
@@ -622,3 +614,69 @@ def _tell_source(headers: list[tuple[bytes, bytes]], replay: CacheOutcome, *, is
             headers.append((b"x-gateway-attempts", replay.attempts.encode()))
     if replay.similarity is not None:
         headers.append((b"x-gateway-cache-similarity", b"%.4f" % replay.similarity))
+
+
+MOST_SHOWN = 200
+
+
+def lossy_header(gaps: Iterable[Gap]) -> tuple[bytes, bytes]:
+    """Returns what was lost on the way to a provider, by name: that belongs to the answer, whoever gets it.
+
+    The gravest goes first: what was dropped before what was changed, and tools before other fields. Entries that have no
+    room are counted at the end: `+3 more`.
+    """
+    ordered = sorted(gaps, key=lambda gap: (gap.how is How.APPROXIMATED, not gap.field.startswith("tool"), gap.field))
+    entries = [f"{gap.field}({gap.how})" for gap in ordered]
+    value = ", ".join(entries)
+    if len(value) > MOST_SHOWN:
+        room, shown = MOST_SHOWN - len(f"+{len(entries)} more"), 0
+        for entry in entries:
+            room -= len(entry) + len(", ")
+            if room < 0:
+                break
+            shown += 1
+        value = ", ".join([*entries[:shown], f"+{len(entries) - shown} more"])
+    return b"x-gateway-lossy", value.encode("ascii", "replace")
+
+
+_YES_OR_NO = frozenset((b"true", b"false"))
+
+
+def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tuple[bytes, bytes]]:
+    """The headers of an error, with advice for SDKs: come back in so many seconds, or (None) not at all.
+
+    A provider that has named a time itself is believed, and so is its word against another try; for longer than a minute no SDK
+    should wait by itself.
+    """
+    if should_retry_of(headers) is False:
+        back_in_s = None
+    kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
+    named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
+    longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
+    if back_in_s is None or longest_s > MAX_RETRY_AFTER_S:
+        return [*kept, (b"x-should-retry", b"false")]
+    kept.append((b"x-should-retry", b"true"))
+    if not named:
+        kept += (b"retry-after", b"%d" % ceil(back_in_s)), (b"retry-after-ms", b"%d" % ceil(back_in_s * 1000))
+    return kept
+
+
+def should_retry_of(headers: RawHeaders) -> bool | None:
+    """Returns the provider's own `x-should-retry`; None: it says nothing."""
+    return next(
+        (value == b"true" for name, value in headers if name == b"x-should-retry" and value in _YES_OR_NO), None
+    )
+
+
+def _is_odd(name: bytes, value: bytes) -> bool:
+    """Tells whether it is a `retry-after` that the gateway can read and clients cannot, such as `30s`."""
+    return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
+
+
+def _seconds(name: bytes, value: bytes) -> float:
+    """The seconds that a header asks to wait; 0.0 where it is no such header, or no number."""
+    unit = {b"retry-after": 1.0, b"retry-after-ms": 0.001}.get(name, 0.0)
+    try:
+        return float(value) * unit if unit else 0.0
+    except ValueError:  # a date, as RFC 9110 allows
+        return 0.0

@@ -42,7 +42,7 @@ from gateway.core.openai.json_edit import (
 from gateway.core.openai.transcript import FIELDS as REASONING
 from gateway.core.openai.transcript import asks_for_reasoning
 from gateway.core.openai.usage import costs_nothing, count_answers
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import PASSTHROUGH, Endpoint
 
 MAX_MODEL_CHARS = 256

@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.answers import FirstAnswer, clocks_of
-from gateway.core.attempts.attempt import Attempts
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines, FirstAnswer, clocks_of
+from gateway.core.attempts import Attempts
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError

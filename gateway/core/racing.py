@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.admission.keys import CallBudgets, token_cost
-from gateway.core.answers import FirstAnswer, clocks_of, dispatch
-from gateway.core.attempts.outgoing import AttemptDeadlines, Open, Task
+from gateway.core.answers import AttemptDeadlines, FirstAnswer, Open, Task, clocks_of, dispatch
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
@@ -54,7 +53,7 @@ from gateway.core.ports import Meter
 from gateway.core.retry.balancing import Hedging
 from gateway.core.retry.retry import is_final
 from gateway.core.retry_budgets import Retry
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
 
 # Hedging: a second attempt where the first is late, and the end of the one that is not needed.

@@ -9,13 +9,12 @@ retries in flight, when one is taken, are at most the larger of the two bounds; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from gateway.core.openai.media import NO_EXTRAS, Extras
 from gateway.core.retry.balancing import CostRule
-from gateway.core.snapshot.snapshot import Rates
-from gateway.core.types import ALL_TEXT, Usage, UsageParts
+from gateway.core.snapshot import Rates
 
 UNSEEN_OUTPUT_TOKENS = 4096
 """The output tokens reckoned with where the caller sets no bound and none of the model's answers has been seen."""
@@ -281,59 +280,4 @@ def _dearest_input_usd(rates: Rates, input_tokens: float, extras: Extras) -> flo
     ):
         if own_usd is not None and own_usd > token_usd:
             usd += tokens * (own_usd - token_usd)
-    return usd
-
-
-def usage_usd(rates: Rates | None, usage: Usage) -> float | None:
-    """Returns the price of a usage in US dollars, at the service tier that it names; None: not priced.
-
-    Each token is billed once, at the price of its most specific part: as sound before as cached, as cached before as input.
-    """
-    if rates is None:
-        return None
-    if usage.tier or rates.above:
-        if usage.steps:
-            return _steps_usd(rates, usage)
-        rates = rates.at(usage.input, usage.tier)
-    usd = usage.input * rates.input_usd + usage.output * rates.output_usd
-    if usage.cached:
-        usd += usage.cached * (rates.cached_input_usd - rates.input_usd)
-    if usage.cache_written and rates.cache_write_usd is not None:
-        usd += usage.cache_written * (rates.cache_write_usd - rates.input_usd)
-        if usage.cache_written_1h and rates.cache_write_1h_usd is not None:
-            usd += usage.cache_written_1h * (rates.cache_write_1h_usd - rates.cache_write_usd)
-    if usage.parts is not ALL_TEXT or rates.request_usd:
-        usd = max(0.0, usd + rates.request_usd + _parts_usd(rates, usage.parts))  # odd parts may overlap
-    return usd if usd or rates.prices_tokens else None
-
-
-def _steps_usd(rates: Rates, usage: Usage) -> float:
-    """Returns the price of a call of several requests, each by its own length, and of what is part of none."""
-
-    def priced(one: Usage, input_tokens: int) -> float:
-        level = replace(rates.at(input_tokens, usage.tier), above=(), by_tier={})
-        return usage_usd(level, replace(one, tier="", steps=())) or 0.0
-
-    longer_usd = [priced(one, one.input) - priced(one, 0) for one in usage.steps]
-    return max(0.0, priced(usage, 0) + sum(longer_usd))
-
-
-def _parts_usd(rates: Rates, parts: UsageParts) -> float:
-    """Returns what the parts cost beyond what their tokens cost as text, and what is billed by other units."""
-    usd = parts.searches * rates.search_usd + parts.characters * rates.character_usd + parts.images * rates.image_usd
-    if parts.audio_s:
-        usd += max(parts.audio_s, rates.least_audio_s) * rates.audio_second_usd
-    for tokens, own_usd, text_usd in (
-        (parts.audio_input - parts.audio_cached, rates.audio_input_usd, rates.input_usd),
-        (parts.audio_cached, rates.cached_audio_input_usd, rates.cached_input_usd),
-        (parts.audio_output, rates.audio_output_usd, rates.output_usd),
-        (parts.image_input - parts.image_cached, rates.image_input_usd, rates.input_usd),
-        (parts.image_cached, rates.cached_image_input_usd, rates.cached_input_usd),
-        (parts.image_output, rates.image_output_usd, rates.output_usd),
-        (parts.video_input, rates.video_input_usd, rates.input_usd),
-        (parts.video_output, rates.video_output_usd, rates.output_usd),
-        (parts.reasoning, rates.reasoning_usd, rates.output_usd),
-    ):
-        if own_usd is not None:
-            usd += tokens * (own_usd - text_usd)
     return usd

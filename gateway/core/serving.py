@@ -17,8 +17,8 @@ from gateway.core.render import named_request, new_request_id
 
 if TYPE_CHECKING:
     from gateway.core.call import Call
-    from gateway.core.snapshot.route_plan import RoutePlan
-    from gateway.core.snapshot.snapshot import Key, PolicySnapshot
+    from gateway.core.route_plan import RoutePlan
+    from gateway.core.snapshot import Key, PolicySnapshot
     from gateway.core.types import Lane
 
 StopReason = Literal["client_gone", "body_timeout", "no_room", "shutdown"]

@@ -23,7 +23,7 @@ from gateway.core.calllog import CallLog, Refused
 from gateway.core.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import StoreHealth
-from gateway.core.snapshot.snapshot import Model
+from gateway.core.snapshot import Model
 from gateway.core.types import ALL_TEXT, ErrorClass, Lane
 from gateway.features.runs.metrics import RunCounter
 from gateway.products.jobs.metrics import JobCounter

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.clock import Clock
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR, Upstream
 
 if TYPE_CHECKING:

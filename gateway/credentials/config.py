@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from gateway.core.config.providers import HOST_REGION, address_of
 from gateway.core.config.schema import AuthEntry, ProviderEntry, check
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR
 from gateway.credentials.auth import CloudAuth, Service
 

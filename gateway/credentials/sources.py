@@ -16,7 +16,7 @@ from typing import Final
 from gateway.core.clock import Clock, Timer
 from gateway.core.http.client.transport import ERRORS
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, ErrorClass, Outgoing, Phase, RawHeaders, UpstreamFailed
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.aws import AwsSource, SigV4, hash_of

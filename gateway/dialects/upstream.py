@@ -29,7 +29,7 @@ from gateway.core.http.client.whole_answers import (
 from gateway.core.openai.json_edit import has_lone_surrogate
 from gateway.core.openai.sse import split_events
 from gateway.core.openai.usage import read_usage
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,
     ErrorClass,

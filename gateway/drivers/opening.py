@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.core.ports import Answers, Objects, Records, SharedStore, Store, VectorRow, Vectors
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.ownership.memory import MemoryObjects
 from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords

@@ -16,13 +16,11 @@ from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.call import Call
-from gateway.core.ledger import cost_usd, estimated_usage, known_usd
+from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events
 from gateway.core.openai.usage import ABSURD, add_beside, most_output, plausible, read_usage
 from gateway.core.relay import SseRelay
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Rates, Target
+from gateway.core.snapshot import Rates, Target, upstream_model
 from gateway.core.types import Usage
 from gateway.features.ownership.rules.objects import read_path
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core import call_headers as parse
 from gateway.core.errors import InvalidRequest
-from gateway.core.snapshot.snapshot import Key, Policies
+from gateway.core.snapshot import Key, Policies
 from gateway.features.runs.step import STEP, no_step
 from gateway.products.jobs.model import STATE_OF_STATUS, JobsOff, JobState, Mark, is_ours
 

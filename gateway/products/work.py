@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.features.runs.step import WriteBehindSum
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.files_http import FileRoutes

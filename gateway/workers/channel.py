@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from gateway.core.errors import ConfigError
 from gateway.core.http.server import listen_on
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.settings import Settings
 
 PIECE_BYTES = 262_144

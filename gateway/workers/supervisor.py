@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Server
 from gateway.settings import Settings
 from gateway.workers.channel import (

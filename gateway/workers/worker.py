@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 from gateway import __version__, process
 from gateway.app import Gateway, WorkerContext
 from gateway.core.errors import ConfigError, StoreUnusable
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Server
 from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, STACK_SIGNAL, LockedLog, Message, pack

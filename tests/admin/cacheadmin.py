@@ -13,7 +13,7 @@ import yaml
 from gateway.core.call import CacheOutcome
 from gateway.core.errors import GatewayError
 from gateway.core.http.server import HttpServer, bind
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.core.types import Attempt, Endpoint, Usage
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import Savings

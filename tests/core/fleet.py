@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot import Counting, Key
+from gateway.core.snapshot import Counting, Key
 from gateway.core.types import Usage
 from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
 from tests.support.flow import Bench, ScriptedUpstream

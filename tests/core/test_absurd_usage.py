@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.openai.usage import ABSURD, LONGEST_ANSWER
 from gateway.core.peek import peek
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.core.types import Attempt
 from tests.core.test_hedge import Track, turns
 from tests.features.output.test_repaired_calls import BAD, GOOD, RULE, answer, bench_of

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.core.ledger import usage_usd
 from gateway.core.retry.balancing import CostRule, Retries
 from gateway.core.retry_budgets import (
     RetryBudget,
@@ -18,9 +19,8 @@ from gateway.core.retry_budgets import (
     allows_spending,
     attempts_by_cost,
     dearest_usd,
-    usage_usd,
 )
-from gateway.core.snapshot.snapshot import Rates
+from gateway.core.snapshot import Rates
 from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 

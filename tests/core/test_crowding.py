@@ -16,7 +16,7 @@ from gateway.core.admission.admission.admission import Admission
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import Attempt, ErrorClass, RawHeaders
 from gateway.emulator.limits import EmulatedBucket
 from gateway.fleet.news import FleetNews

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.attempts.outgoing import Open
+from gateway.core.answers import Open
 from gateway.core.errors import DeadlineExceeded, TargetsTimedOut
 from tests.support.flow import ANSWER, Bench, Script, ScriptedUpstream, streamed, whole
 

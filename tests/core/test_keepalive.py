@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.call import Call
-from gateway.core.snapshot.snapshot import Holding
+from gateway.core.snapshot import Holding
 from gateway.core.types import Attempt
 from gateway.core.waiting import MAX_COMMENTS, KeepAlive, waiting_for
 from tests.support.flow import Bench

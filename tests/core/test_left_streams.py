@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import BudgetExceeded
-from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint, Usage
 from tests.support.flow import CHAT, RESPONSES, Bench, Broken, ScriptedUpstream, streamed
 

@@ -12,7 +12,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.limits.table.rules import Limits
 from gateway.core.racing import Failover, Suspects
 from gateway.core.retry.balancing import Hedging, Retries
-from tests.core.attempts.test_suspects import SDK_S, calls, served, silence
+from tests.core.test_suspects import SDK_S, calls, served, silence
 from tests.support.flow import Script
 from tests.support.outage import City, Fate, Provider, answers, fails, gone
 from tests.support.virtual import LoopClock, run

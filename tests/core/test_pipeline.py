@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass
 from tests.rows import rows
 from tests.support.flow import (

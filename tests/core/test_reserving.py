@@ -21,7 +21,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.peek import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
-from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint
 from gateway.dialects.http.door import GENERATE
 from gateway.features import background_charges

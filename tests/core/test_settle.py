@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.call import Call, CallRecord
 from gateway.core.clock import Timer
 from gateway.core.ledger import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, lossy_header, overhead_s
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Rates, Target
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Rates, Target
 from gateway.core.types import Attempt, Clocks, Endpoint, Gap, How, Upstream, Usage
 
 BOUNDED = settings(deadline=None, derandomize=True)

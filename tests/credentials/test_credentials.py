@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.config.describe import describe
 from gateway.core.config.load import load_snapshot
-from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
+from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from tests.rows import rows
 from tests.support.configs import NOW, connect, load, load_text, problems_of

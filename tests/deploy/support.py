@@ -13,7 +13,7 @@ import yaml
 
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.core.config.load import load_snapshot
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from tests.support.configs import NOW, connect
 
 ROOT = Path(__file__).parents[2]

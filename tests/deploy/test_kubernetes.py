@@ -13,7 +13,7 @@ import yaml
 
 from gateway import __version__
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from tests.deploy.support import (
     DEPLOY,
     SECRET,

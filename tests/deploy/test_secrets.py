@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli.config import local_gateway
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from tests.deploy.support import ADMIN_SECRET, DEPLOY, SECRET, compiled, instructions
 from tests.deploy.test_kubernetes import WORKLOADS, found, mounted, policy_of
 

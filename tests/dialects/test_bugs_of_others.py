@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
+from gateway.core.ledger import usage_usd
 from gateway.core.openai.usage import read_usage
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import Rates
+from gateway.core.snapshot import Rates
 from gateway.core.types import How
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.registry import pair_of, pairs_for

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot import Model, Provider, Target
+from gateway.core.snapshot import Model, Provider, Target
 from gateway.dialects import issuers
 from gateway.dialects.issuers import MOST_CALL_ID, CarriedProofs, carried_in, fitted
 from gateway.dialects.registry import pair_of

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot import Model, OnLoss, Provider, Target
+from gateway.core.snapshot import Model, OnLoss, Provider, Target
 from gateway.core.types import Outgoing, UpstreamFailed
 from gateway.dialects.issuers import MOST_PROOFS, Issuers, ProofReader, language_at, proofs_in
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of

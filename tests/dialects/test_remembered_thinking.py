@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.memory import KEPT_FOR_S, SharedTurns, ThoughtMemory

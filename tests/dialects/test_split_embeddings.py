@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import GatewayError
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot import Model
+from gateway.core.snapshot import Model
 from gateway.core.types import Endpoint
 from gateway.dialects.base import ModelFacts
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint

@@ -12,7 +12,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import needs_of
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import Skip
 from gateway.dialects.target_languages import TargetLanguages
 from gateway.dialects.upstream import Converting

@@ -16,7 +16,7 @@ import orjson
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.config.policies import read_models
 from gateway.core.openai.sse import split_events
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import Endpoint
 from gateway.dialects.target_languages import TargetLanguages, languages_of
 from gateway.dialects.upstream import Converting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.attempts.attempt import Attempts
+from gateway.core.attempts import Attempts
 from gateway.core.pipeline import Pipeline
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post

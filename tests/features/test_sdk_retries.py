@@ -13,7 +13,7 @@ from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.core.limits.table.rules import Limits
 from gateway.core.serving import Serving as Serving_
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, StreamedBody
 from tests.support.flow import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 

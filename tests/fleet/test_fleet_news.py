@@ -14,7 +14,7 @@ from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.target_health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import NewsItem
-from gateway.core.snapshot.snapshot import Counting, Model, Target
+from gateway.core.snapshot import Counting, Model, Target
 from gateway.core.types import LANES
 from gateway.fleet import news
 from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S

@@ -6,7 +6,7 @@ from math import inf
 
 from gateway.core.admission.queue.queue import Held
 from gateway.core.call import Call
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Endpoint, Lane
 from tests.sim.provider import Demand
 

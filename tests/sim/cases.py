@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gateway.core.limits.table.rules import AZURE, Limits, Style
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from tests.sim.limits import Refill, Windows
 from tests.sim.provider import Fault, Latency, Provider
 from tests.sim.world import OPENAI, Site, World

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, cast
 import orjson
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import GatewayError
 from gateway.core.http.writing import Cycle
@@ -29,7 +29,7 @@ from gateway.core.intake import Intake
 from gateway.core.pipeline import Pipeline
 from gateway.core.render import error_headers
 from gateway.core.serving import InFlight, ServedRequest
-from gateway.core.snapshot.snapshot import Policies, Provider
+from gateway.core.snapshot import Policies, Provider
 from gateway.core.types import ErrorClass, Lane, Outgoing, Phase, RawHeaders, StoreBounds, Upstream, UpstreamFailed
 from gateway.core.waiting import Shedding
 from gateway.drivers.opening import MemoryStore

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gateway.core.limits.table.rules import Limits
-from gateway.core.snapshot.snapshot import Counting, Holding
+from gateway.core.snapshot import Counting, Holding
 from gateway.core.types import LANES, Lane, QueueBounds
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider

@@ -9,7 +9,7 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines
 from gateway.core.errors import GatewayError
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Meter

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot import Holding
+from gateway.core.snapshot import Holding
 from gateway.core.types import Lane, QueueBounds
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site

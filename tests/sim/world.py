@@ -16,7 +16,7 @@ from random import Random
 from typing import Protocol, cast
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.attempt import LIMITS_RATE
+from gateway.core.attempts import LIMITS_RATE
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import AdmissionDenied, GatewayError
@@ -26,7 +26,7 @@ from gateway.core.limits.reservation import Refusal
 from gateway.core.limits.table.rules import Limits
 from gateway.core.ports import Meter
 from gateway.core.retry.balancing import BUILT_IN_RULES, Retries
-from gateway.core.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
+from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
 from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, QueueBounds, RawHeaders, Server, Upstream, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until

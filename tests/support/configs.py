@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot.snapshot import PolicySnapshot, Provider
+from gateway.core.snapshot import PolicySnapshot, Provider
 from gateway.core.types import Upstream
 
 ROOT = Path(__file__).parents[2]

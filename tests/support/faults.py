@@ -23,7 +23,7 @@ from gateway.core.http.client.wire import Wire
 from gateway.core.ledger import answer_headers
 from gateway.core.render import error_body, error_headers
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Clocks, Phase, RawHeaders
 from tests.support.flow import JSON, SSE, Bench, ScriptedUpstream, read_all
 from tests.support.virtual import LoopClock, Sweep

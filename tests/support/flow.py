@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines
 from gateway.core.call import Call, CallRecord, Reply
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.health.breaker.state_machine import BreakerRules
@@ -17,7 +17,7 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Store
 from gateway.core.retry.balancing import BUILT_IN_RULES, Choice, Retries
-from gateway.core.snapshot.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import (
     Clocks,
     Endpoint,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from gateway.core.attempts.outgoing import SWEEP_S, AttemptDeadlines
+from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from tests.support.flow import FakeClock
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from gateway.core.health.target_health.target_health import Account, OnChange, T
 from gateway.core.limits.target_limits.gate import Gate
 from gateway.core.limits.target_limits.idle_gates import Remembered
 from gateway.core.openai.transcript import is_thinker
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot, Target
+from gateway.core.snapshot import Model, PolicySnapshot, Target
 from gateway.fleet.leases.leases import Sharing
 
 # The names of gates that are not in the config: of model names that clients choose, and of callers with accounts of their own.

@@ -26,7 +26,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Retries
 from gateway.core.retry.retry import Doubt
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
-from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Target
+from gateway.core.snapshot import Key, PolicySnapshot, Target
 from gateway.core.types import LANES, Attempt, ErrorClass, Phase, Usage
 from gateway.fleet.leases.leases import Sharing
 from gateway.fleet.parts.shared_sum import FleetSum

@@ -29,7 +29,7 @@ from gateway.core.config.schema import (
 from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.limits.headers import provider_of
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, ChargeRule, Style
-from gateway.core.snapshot.snapshot import Counting, Holding, LimitsAre, Provider
+from gateway.core.snapshot import Counting, Holding, LimitsAre, Provider
 from gateway.core.types import EMULATOR, LANES, Lane, QueueBounds
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

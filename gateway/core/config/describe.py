@@ -17,7 +17,7 @@ from gateway.core.config.admission import windows_of
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.retry.balancing import Action, ClassRule, Retries
-from gateway.core.snapshot.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
+from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
 from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import Caching

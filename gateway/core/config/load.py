@@ -46,7 +46,7 @@ from gateway.core.config.sections import (
 from gateway.core.config.source import Document, Path, Problem, printable, read_document
 from gateway.core.config.state import state_section
 from gateway.core.errors import ConfigError
-from gateway.core.snapshot.snapshot import Key, PolicySnapshot, Provider, Target
+from gateway.core.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.core.types import Upstream
 from gateway.credentials.config import cloud_notices
 from gateway.dialects.known import ListedModels

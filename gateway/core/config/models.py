@@ -44,7 +44,7 @@ from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities
-from gateway.core.snapshot.snapshot import Model, Provider, Rates, Target
+from gateway.core.snapshot import Model, Provider, Rates, Target
 from gateway.core.types import Conversions, Upstream
 from gateway.dialects.known import ListedModels, ModelTable, name_in_cloud
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of, why_never

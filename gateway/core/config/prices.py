@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.core.config.schema import PriceEntry, TierPrices
-from gateway.core.snapshot.snapshot import Provider, Rates
+from gateway.core.snapshot import Provider, Rates
 from gateway.dialects.known import plain_name
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from gateway.core.config.admission import kind_of_host
 from gateway.core.config.schema import ConfigFile, ProviderEntry
 from gateway.core.config.source import Document, Path, did_you_mean, quoted
-from gateway.core.snapshot.snapshot import Model, Provider, Target
+from gateway.core.snapshot import Model, Provider, Target
 from gateway.core.types import EMULATOR
 
 _HOSTS: Final[Mapping[str, str]] = {

@@ -1,8 +1,8 @@
 """The shape of every entry that a user writes; it is strict, and unknown fields are refused.
 
 Entries are flat on purpose: the contents of a section or a list are checked entry by entry. First the entries of config.yaml,
-then those of the policy files; at the end `check`, which puts pydantic's findings into words. It must not know how entries relate
-to each other.
+then those of the policy files; at the end `check`, which puts pydantic's findings into words. It must not know how entries
+relate to each other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gateway.core.config.source import Document, Path, did_you_mean, kind_of, pa
 from gateway.core.limits.table.rules import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
 from gateway.core.retry.balancing import Choice
-from gateway.core.snapshot.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
+from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.features.grouping.bodies import GroupRules
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 

@@ -44,8 +44,7 @@ from gateway.core.config.schema import (
 from gateway.core.config.source import Document, Path, beside, did_you_mean, is_file, path_text, printable, quoted
 from gateway.core.config.state import parse_redis_url
 from gateway.core.openai.bodies import LARGE_BYTES
-from gateway.core.snapshot.route_plan import followed_models, targets_hidden_from_callers
-from gateway.core.snapshot.snapshot import Key, Model, Provider, Target
+from gateway.core.snapshot import Key, Model, Provider, Target, followed_models, targets_hidden_from_callers
 from gateway.core.types import EMULATOR, Server
 from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS

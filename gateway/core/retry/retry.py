@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, Retries
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, Phase
 
 _FINAL = ClassRule(Action.PASS_THROUGH)

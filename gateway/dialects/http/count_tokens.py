@@ -12,14 +12,13 @@ import asyncio
 import orjson
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.answers import JSON_TYPE, FirstAnswer, dispatch
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Accounts, answer_headers
 from gateway.core.openai.headers import response_headers
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import UpstreamFailed
 from gateway.dialects.sse import shapes
 

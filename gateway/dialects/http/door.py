@@ -25,7 +25,7 @@ from gateway.core.http.writing import WholeResponse, answer_error
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
 from gateway.core.render import new_request_id
-from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.dialects.http.count_tokens import COUNT_GENERATED
 from gateway.dialects.registry import front_of, put_in

@@ -22,14 +22,14 @@ from math import inf
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.answers import FirstAnswer
-from gateway.core.attempts.attempt import Attempts
+from gateway.core.attempts import Attempts
 from gateway.core.call import Call
 from gateway.core.clock import Clock, Timer
 from gateway.core.errors import CallerFault, DeadlineExceeded, GatewayError, InternalError
 from gateway.core.ledger import cost_usd, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import RawHeaders, Usage
 from gateway.features.grouping.bodies import (
     LINES_WINDOW_S,

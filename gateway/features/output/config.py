@@ -11,7 +11,7 @@ from pydantic import Field
 from gateway.core.config.fields import Amount, Text, Whole
 from gateway.core.config.schema import Entry, check, check_part
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot.snapshot import Model
+from gateway.core.snapshot import Model
 from gateway.features.output.rules import MOST_RETRIES, AtLast, OutputRule, StreamRule
 from gateway.features.output.schema import (
     MOST_BYTES,

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.answers import FirstAnswer, clocks_of
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines, FirstAnswer, clocks_of
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
@@ -25,8 +24,7 @@ from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.relay import SseRelay, StreamBroken
 from gateway.core.retry.retry import Step, Try
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target, upstream_model
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.features.output.rules import (
     CHECKED,

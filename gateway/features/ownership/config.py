@@ -11,7 +11,7 @@ from typing import Any
 from gateway.core.config.fields import Names
 from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document
-from gateway.core.snapshot.snapshot import Key, Provider
+from gateway.core.snapshot import Key, Provider
 from gateway.features.ownership.rules.objects import scope_of
 from gateway.features.ownership.rules.rules import ObjectRules
 

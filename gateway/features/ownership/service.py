@@ -20,7 +20,7 @@ from gateway.core.call import Call
 from gateway.core.errors import NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.core.openai.sse import event_data, json_object
 from gateway.core.ports import Objects
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import ErrorClass, StreamedBody
 from gateway.features.ownership.rules.objects import (
     CHAT,

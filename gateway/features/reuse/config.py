@@ -34,7 +34,7 @@ from gateway.core.config.fields import (
 )
 from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import THINKING, StoreBounds
 from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import LOCAL, Caching, ExactRule, SemanticRule

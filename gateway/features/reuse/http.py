@@ -18,7 +18,7 @@ from gateway.admin.operations import MOST_BYTES, require_admin
 from gateway.core.call import CacheOutcome
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.types import Endpoint, StoreBounds
 from gateway.features.reuse.inspect import MOST_REMEMBERED, PROVIDER, Recollection, Savings, SavingsRow
 from gateway.routes import ENDPOINTS, json_response

@@ -16,7 +16,7 @@ from gateway.core.call import CacheOutcome, Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.ports import Store
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import Endpoint, Kept
 from gateway.features.reuse.layers import entries
 from gateway.features.reuse.layers.layers import ReusePlan, plan_reuse, result_or_default

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 from gateway.core.errors import CallerFault, GatewayError, InvalidRequest
-from gateway.core.snapshot.snapshot import Request
+from gateway.core.snapshot import Request
 from gateway.core.types import Usage
 from gateway.features.reuse.rules.keys import digest, fingerprint, owner_of
 from gateway.features.runs.rules import (

@@ -18,7 +18,7 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, GatewayError, KeyRateLimited
-from gateway.core.snapshot.snapshot import Model
+from gateway.core.snapshot import Model
 from gateway.core.types import Endpoint
 from gateway.features.reuse.rules.rules import LOCAL, SemanticRule
 from gateway.features.semantic.lookup.question import Embedder, EmbeddingDenied, EmbeddingFailed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.clock import Clock
 from gateway.core.ports import Vectors
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.features.semantic.embedders import Embedders
 
 if TYPE_CHECKING:

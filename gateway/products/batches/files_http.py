@@ -25,7 +25,7 @@ from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFou
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.peek import malformed_form
 from gateway.core.render import error_body, new_request_id
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.batches.http import MergedLists, OwnPage
 from gateway.products.batches.service import FileService, FileUpload, file_object, too_large

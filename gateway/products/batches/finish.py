@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gateway.core.clock import Clock
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.products.batches import output as marks
 from gateway.products.batches.input import (
     ChunkInput,

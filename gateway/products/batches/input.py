@@ -18,7 +18,7 @@ import orjson
 
 from gateway.core.openai.json_edit import MAX_DEPTH, find_fields, outside_strings
 from gateway.core.openai.usage import other_model_field
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import EMULATOR
 from gateway.products.batches.output import INDEX, INPUT, LineIdentity, plan_of, unanswered_line
 from gateway.products.jobs.model import ChunkPlan, Job, LineResult, line_id

@@ -29,7 +29,7 @@ from gateway.core.config.fields import (
 )
 from gateway.core.config.schema import Entry, check
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target
 from gateway.core.types import Lane
 from gateway.products.pipelines.compile import PREFIX, PipelinePlan, compile_plan, models_with_paths
 from gateway.products.pipelines.rules import MOST_SCHEMA_BYTES, input_problem, schema_problem

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.core.limits.estimate import text_tokens
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.features.output.schema import MOST_BYTES, SchemaUnusable, compile_schema, is_installed
 from gateway.products.jobs.calls.ports import StepOfRun
 from gateway.products.jobs.model import Job

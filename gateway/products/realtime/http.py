@@ -33,7 +33,7 @@ from gateway.core.ledger import answer_headers
 from gateway.core.peek import MAX_MODEL_CHARS, Peeked
 from gateway.core.ports import Meter
 from gateway.core.serving import InFlight, ServedRequest, Serving, StopReason
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot, Provider
+from gateway.core.snapshot import Model, PolicySnapshot, Provider
 from gateway.core.types import Endpoint, RawHeaders, Upstream
 from gateway.products.realtime.rules import why_no_sessions
 from gateway.products.realtime.service import RealtimeSession, RealtimeSessions

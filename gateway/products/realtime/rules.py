@@ -15,7 +15,7 @@ import orjson
 
 from gateway.core.openai.media import certain_usage
 from gateway.core.openai.usage import ABSURD, AUDIO_CHARACTERS, BYTES_PER_TOKEN, joined, read_usage
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR, Usage, UsageParts
 
 # Which providers can have realtime sessions, as far as the config tells.

@@ -11,18 +11,16 @@ from typing import Protocol
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.answers import FirstAnswer
-from gateway.core.attempts.attempt import Attempts
+from gateway.core.attempts import Attempts
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.health.target_health.target_health import CLIENT_GONE
-from gateway.core.ledger import Accounts, answer_headers, cost_usd
+from gateway.core.ledger import Accounts, answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers
 from gateway.core.openai.usage import added
 from gateway.core.relay import RawRelay
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import PolicySnapshot, Target
+from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
 from gateway.products.realtime.rules import ReadEvent, error_event, is_read, output_in, read_event, usage_of_response

@@ -17,7 +17,7 @@ from gateway.core.http.client.pool import Origin, dial_by_name, dial_through
 from gateway.core.http.client.pools import Pools
 from gateway.core.http.client.redaction import Secrets, with_phase
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, Outgoing, Phase, RawHeaders, Socket
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot
+from gateway.core.snapshot import Key, Model, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.products.responses.rules import Keeping
 

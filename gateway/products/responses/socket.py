@@ -42,7 +42,7 @@ from gateway.core.ports import Meter
 from gateway.core.relay import StreamBroken
 from gateway.core.render import error_headers, error_object, unreadable
 from gateway.core.serving import InFlight, ServedRequest, Serving, StopReason
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint, RawHeaders, Socket
 from gateway.features.reuse.layers.entries import is_stream
 from gateway.products.jobs.model import RESPONSE, is_ours

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.snapshot.snapshot import Holding, PolicySnapshot
+from gateway.core.snapshot import Holding, PolicySnapshot
 from gateway.core.types import QueueBounds
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies

@@ -20,7 +20,7 @@ from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S
-from gateway.core.snapshot.snapshot import LimitsAre, Target
+from gateway.core.snapshot import LimitsAre, Target
 from gateway.core.types import LANES, ErrorClass, Outgoing, Usage
 from tests.support.flow import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
 

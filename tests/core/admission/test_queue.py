@@ -17,7 +17,7 @@ from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import CallTraits, Gate
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import LANES, Lane, QueueBounds
 from tests.rows import rows
 from tests.support.flow import FakeClock

@@ -20,8 +20,8 @@ from gateway.core.openai.usage import Capabilities
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import FIRST_SHOWN, LANES, LAST_SHOWN, Attempt, Skip, shown
 from tests.core.admission.test_admission import QUOTA, headers, pass_time, slow_down, start
-from tests.core.attempts.test_suspects import calls, silence
 from tests.core.test_hedge import Track
+from tests.core.test_suspects import calls, silence
 from tests.features.grouping.test_grouped_calls import Stage, play
 from tests.support.flow import Bench, ScriptedUpstream, failed, streamed, whole
 from tests.support.outage import City, Provider, answers

@@ -11,7 +11,7 @@ from gateway.core.config.admission import BUILT_IN_RULES, KINDS, WINDOWS
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.limit_table import LimitSet
 from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits
-from gateway.core.snapshot.snapshot import Counting, Target
+from gateway.core.snapshot import Counting, Target
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies
 

@@ -18,7 +18,7 @@ from gateway.core.errors import NotFound
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.limits.table.rules import ChargeRule
 from gateway.core.retry.balancing import Choice
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from tests.support.configs import ROOT, load_text
 
 CONFIG = """\

@@ -16,7 +16,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.limits.table.rules import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.retry.balancing import Choice
-from gateway.core.snapshot.snapshot import Dialect, PolicySnapshot, Provider
+from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.bodies import GroupRules
 from tests.rows import rows

@@ -22,7 +22,7 @@ from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.core.config.source import Problem
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Counting, Holding, Model
+from gateway.core.snapshot import Counting, Holding, Model
 from gateway.core.types import LANES, QueueBounds, StoreBounds
 from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.features.reuse.rules.rules import Caching

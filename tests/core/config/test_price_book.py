@@ -15,7 +15,7 @@ from genai_prices.types import Provider as Seller
 from genai_prices.types import Usage as ListUsage
 
 from gateway.core.config.prices import PricedModel
-from gateway.core.retry_budgets import usage_usd
+from gateway.core.ledger import usage_usd
 from gateway.core.types import Usage, UsageParts
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)

@@ -13,8 +13,8 @@ import pytest
 from gateway.core.config import prices
 from gateway.core.config.prices import price_finder
 from gateway.core.errors import ConfigError
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import Provider, Rates
+from gateway.core.ledger import usage_usd
+from gateway.core.snapshot import Provider, Rates
 from gateway.core.types import Usage, UsageParts
 from tests.rows import rows
 from tests.support.configs import ROOT, load_text

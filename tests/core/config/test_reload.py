@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.config.load import Reloader, ReloadReport
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from tests.support.configs import ENVIRON, GOOD, NOW, load
 
 OTHER = GOOD.replace("gpt-4o", "gpt-5")

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.explain import explain
 from gateway.core.config.describe import describe
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot import Model, PolicySnapshot
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of
 

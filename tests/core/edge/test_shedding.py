@@ -26,7 +26,7 @@ from gateway.core.errors import (
     WaitTooLong,
 )
 from gateway.core.render import error_headers
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.core.types import LANES, Lane, QueueBounds
 from tests.core.edge.test_keepalive import CHAT, Front, front
 from tests.e2e.conftest import StartGateway

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import Forbidden
-from gateway.core.snapshot.snapshot import Key, Rates, no_rates
+from gateway.core.snapshot import Key, Rates, no_rates
 from gateway.core.types import Endpoint
 from gateway.dialects.http.door import GENERATE
 from gateway.products.realtime.http import REALTIME

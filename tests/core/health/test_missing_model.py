@@ -17,7 +17,7 @@ from gateway.core.errors import GatewayError, NotFound
 from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.detector import LOST_AFTER
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Model
+from gateway.core.snapshot import Model
 from gateway.core.types import LANES
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole
 

@@ -13,7 +13,7 @@ from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.limit_table import Shared
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.gate import Gate
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import ErrorClass, Usage
 from gateway.fleet.parts.leased_part import Share
 

@@ -13,7 +13,7 @@ from gateway.core.limits import reservation
 from gateway.core.limits.reservation import Reservation, refused
 from gateway.core.limits.table.rules import Limits, Style
 from gateway.core.limits.target_limits.gate import Gate, GateState
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import ErrorClass, Usage
 
 WALL = 1_700_000_000.0

@@ -110,7 +110,7 @@ async def test_numbers_stay_where_nobody_asks_for_base64() -> None:
 async def test_a_long_answer_is_packed_too(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read whole, or as it passes: its length is then another."""
     monkeypatch.setattr("gateway.core.answers.WHOLE_LIMIT", limit)
-    monkeypatch.setattr("gateway.core.answers.LARGE_BYTES", 200)
+    monkeypatch.setattr("gateway.core.answers.THREAD_BYTES", 200)
     long = answer([VECTORS[0]] * 20)
     script = whole(long, 200, (b"content-length", b"%d" % len(long)))
     script.chunks = [long[:500], long[500:]]

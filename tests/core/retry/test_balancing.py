@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.core.health.times import FORGET_S, Latency
 from gateway.core.retry.balancing import Choice, Tiers, arrange
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import Clocks, Upstream
 from tests.rows import rows
 

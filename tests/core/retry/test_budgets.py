@@ -11,7 +11,7 @@ import pytest
 from gateway.core.admission.keys import token_cost
 from gateway.core.errors import BudgetExceeded
 from gateway.core.retry.balancing import CostRule, Retries
-from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase
 from tests.support.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.support.flow import Bench, ScriptedUpstream, whole

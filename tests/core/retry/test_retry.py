@@ -28,7 +28,7 @@ from gateway.core.retry.retry import (
     next_step,
     rule_for,
 )
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, Upstream
 from tests.rows import rows
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import ErrorClass, Outgoing, Phase, Spliced, UpstreamFailed
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.fetch import AwsKeys, BearerToken, Credential, CredentialMissing, Minted

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.http.client.transport import Http1Transport
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.clouds import Clouds
 from gateway.credentials.fetch import CredentialMissing

@@ -14,7 +14,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.policies import read_models
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Attempt, Clocks, Outgoing, UpstreamFailed
 from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, languages_of
 from gateway.dialects.upstream import Converting

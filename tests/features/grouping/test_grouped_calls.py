@@ -16,7 +16,7 @@ from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Key, Rates
+from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.features.grouping.bodies import GroupRules
 from gateway.features.reuse.rules.rules import Caching

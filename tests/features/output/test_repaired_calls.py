@@ -17,7 +17,7 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Backoff, Hedging, Retries
-from gateway.core.snapshot.snapshot import Key, Model, Rates, Target
+from gateway.core.snapshot import Key, Model, Rates, Target
 from gateway.features.degrade.lower import LoweredCall
 from gateway.features.output.rules import AtLast, OutputRule
 from gateway.features.output.schema import compile_schema

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.config.describe import describe
-from gateway.core.snapshot.snapshot import Model, PolicySnapshot
+from gateway.core.snapshot import Model, PolicySnapshot
 from gateway.core.types import StoreBounds
 from gateway.features.reuse import config
 from gateway.features.reuse.config import LOCAL_FILES, SemanticEntry, with_routes

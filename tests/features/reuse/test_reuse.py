@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from gateway.drivers.opening import MemoryStore
 from gateway.features.reuse.layers.layers import plan_reuse

@@ -17,7 +17,7 @@ from gateway.core.call import Call, CallRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.metrics import Metrics
 from gateway.core.pipeline import Pipeline
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.core.types import Attempt, Usage
 from gateway.features.runs.http.run_object import MOST_NAMES, RunParts, WorkflowStats
 from gateway.features.runs.metrics import MOST_UNKNOWN, RunCounter

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.call import Call, Reply
 from gateway.core.errors import KeyRateLimited
-from gateway.core.snapshot.snapshot import Model, Provider
+from gateway.core.snapshot import Model, Provider
 from gateway.features.reuse.rules.rules import SemanticRule
 from gateway.features.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
 from gateway.features.semantic.lookup.question import Embedder, EmbeddingFailed

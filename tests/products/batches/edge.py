@@ -21,7 +21,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import NoTargetAvailable
 from gateway.core.http.server import HttpServer, bind
-from gateway.core.snapshot.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.products.batches.files_http import FileRoutes

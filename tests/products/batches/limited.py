@@ -11,7 +11,7 @@ import orjson
 from gateway.core.call import Call, Reply
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Retries
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import Outgoing, UpstreamFailed
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.rules import BatchRules, JobRules, SegmentRules

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.core.types import Usage
 from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.products.batches import finish

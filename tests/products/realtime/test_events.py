@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.ledger import usage_usd
 from gateway.core.openai.usage import ABSURD
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import Rates
+from gateway.core.snapshot import Rates
 from gateway.core.types import Usage, UsageParts
 from gateway.products.realtime.http import read_subprotocols
 from gateway.products.realtime.rules import ReadEvent, error_event, is_read, read_event, usage_of_response

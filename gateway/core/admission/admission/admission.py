@@ -27,7 +27,7 @@ from gateway.core.limits.headers import SUMMED_LIMITS
 from gateway.core.limits.reservation import enter
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.ports import Leases, Meter
-from gateway.core.snapshot.snapshot import PolicySnapshot, Target
+from gateway.core.snapshot import PolicySnapshot, Target
 from gateway.core.types import RawHeaders
 from gateway.fleet.leases.leases import Sharing
 

@@ -29,8 +29,7 @@ from gateway.core.openai.usage import (
 )
 from gateway.core.retry.balancing import Tiers
 from gateway.core.retry.retry import Plan
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 
 PROBED_AFTER_S = 0.5

@@ -24,7 +24,7 @@ from gateway.core.errors import CircuitOpen, GatewayError, QueueFull
 from gateway.core.limits.reservation import Reservation
 from gateway.core.limits.target_limits.gate import LONGEST_BACKOFF_S
 from gateway.core.ports import Meter
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import SkipReason
 from gateway.core.waiting import waiting_for
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.clock import Clock
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Clocks, Outgoing, RawHeaders, Upstream, UpstreamFailed
 from gateway.dialects.known import MOST_MODELS, ListedModels, first_page, read_page
 

@@ -19,7 +19,7 @@ import httpx
 
 from gateway.core.http.client.connection import LoopTurns
 from gateway.core.http.client.transport import Http1Transport, HttpxTransport
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import EMULATOR
 
 # Certificates that a provider shows and TLS does not take: what is wrong with them, and who can mend it.

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Outgoing, Phase, RawHeaders
 from gateway.dialects.base import ConvertedRequest
 from gateway.dialects.registry import COUNTS, PATHS, Pair, Place, refuse

@@ -27,7 +27,7 @@ from gateway.core.http.client.redaction import (
 )
 from gateway.core.http.client.transport import ERRORS, Http1Transport
 from gateway.core.http.descriptors import is_own_want
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,
     Clocks,

@@ -26,7 +26,7 @@ from gateway.core.limits.table import limit_table
 from gateway.core.limits.table.limit_table import LimitRow, LimitSet, ShareOut
 from gateway.core.limits.table.rules import Limits
 from gateway.core.limits.target_limits.idle_gates import IdleGateState
-from gateway.core.snapshot.snapshot import Counting
+from gateway.core.snapshot import Counting
 from gateway.core.types import Lane
 
 # Until when a target is left alone after refusals, and how calls come back to it.

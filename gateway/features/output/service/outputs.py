@@ -18,9 +18,8 @@ import orjson
 
 from gateway.core.admission.admission.admission import Admission
 from gateway.core.admission.outcomes import CALLERS_DEADLINE
-from gateway.core.answers import FirstAnswer
-from gateway.core.attempts.attempt import Attempts
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import AttemptDeadlines, FirstAnswer
+from gateway.core.attempts import Attempts
 from gateway.core.call import Call, OutputCheck, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
@@ -30,7 +29,7 @@ from gateway.core.ports import Meter
 from gateway.core.racing import CANCELLED
 from gateway.core.relay import SseRelay
 from gateway.core.retry.retry import TryLater
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion.convert import as_stream, as_whole
 from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold

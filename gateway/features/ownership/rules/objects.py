@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, unquote
 
-from gateway.core.snapshot.snapshot import Request
+from gateway.core.snapshot import Request
 from gateway.features.ownership.rules.places import MOST_DECODINGS
 
 KEY_BYTES = 16

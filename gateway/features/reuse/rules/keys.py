@@ -19,7 +19,7 @@ import orjson
 
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.openai.json_edit import outside_strings
-from gateway.core.snapshot.snapshot import Request
+from gateway.core.snapshot import Request
 from gateway.features.reuse.rules.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 # The `Cache-Control` of requests and answers: what a request may be answered with, and for how long an answer is fresh.

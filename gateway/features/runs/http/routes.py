@@ -16,7 +16,7 @@ from gateway.admin.operations import require_admin
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.features.runs.http.run_object import WorkflowStats, show_for_operators, show_ladder, show_run
 from gateway.features.runs.rules import OTHER, RunChange, RunOutcome, RunRecord, label_change
 from gateway.features.runs.step import ID_CHARS, is_id, read_outcome, show_step

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.ledger import usage_usd
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.json_edit import with_model
 from gateway.core.openai.sse import json_object
@@ -31,8 +32,7 @@ from gateway.core.openai.usage import (
     plausible,
 )
 from gateway.core.peek import max_tokens_of
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Rates
+from gateway.core.snapshot import PolicySnapshot, Provider, Rates
 from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import LANGUAGES

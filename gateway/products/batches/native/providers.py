@@ -22,7 +22,7 @@ from gateway.core.http.client.exchange import WireTimeouts
 from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, secrets_of
 from gateway.core.http.client.transport import ERRORS
 from gateway.core.http.client.wire import auth_header
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.products.batches.native.formats import (
     FULL,
     PART,

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gateway.core.snapshot.snapshot import PolicySnapshot, Provider, Target
+from gateway.core.snapshot import PolicySnapshot, Provider, Target
 from gateway.core.types import EMULATOR
 from gateway.products.batches.input import key_named
 from gateway.products.batches.native.formats import RemoteBatch

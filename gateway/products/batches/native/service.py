@@ -20,7 +20,7 @@ from math import inf
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, Forbidden, GatewayError
-from gateway.core.snapshot.snapshot import Key, Policies, Provider
+from gateway.core.snapshot import Key, Policies, Provider
 from gateway.products.batches.input import key_named, lines_of, read_line
 from gateway.products.batches.native import rules as parts
 from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused, number_of

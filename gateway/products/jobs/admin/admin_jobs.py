@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.admin.operations import MOST_BYTES, require_admin
 from gateway.core.errors import InvalidRequest
 from gateway.core.intake import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.products.jobs.http.events import show_job
 from gateway.products.jobs.model import JobFlag, JobQuery, JobsOff, list_page
 from gateway.products.jobs.service.job_service import JobService

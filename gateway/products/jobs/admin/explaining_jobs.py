@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gateway.core.ledger import usage_usd
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.media import MEDIA, certain_usage, estimated_media_usage
 from gateway.core.peek import Peeked
-from gateway.core.retry_budgets import usage_usd
-from gateway.core.snapshot.snapshot import Key, Model, PolicySnapshot, Target
+from gateway.core.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.core.types import Endpoint, Usage
 from gateway.products.batches.input import bare_provider
 from gateway.products.batches.native.rules import has_batch_api

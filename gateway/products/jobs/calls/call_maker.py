@@ -16,8 +16,8 @@ from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.core.intake import refuse_other_readings
 from gateway.core.peek import LargeBodies, Peeked, peek, read_fields
-from gateway.core.snapshot.route_plan import RoutePlan, RoutePlans, plan_route
-from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
 from gateway.features.output.rules import OutputRule
 from gateway.features.runs.step import part_of

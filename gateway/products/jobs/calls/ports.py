@@ -29,7 +29,7 @@ from gateway.core.errors import (
 from gateway.core.ledger import known_usd
 from gateway.core.retry import retry
 from gateway.core.retry_budgets import attempts_by_cost
-from gateway.core.snapshot.snapshot import Key, Provider
+from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
 from gateway.dialects.sse import shapes
 from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords

@@ -17,7 +17,7 @@ from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.http.writing import WholeResponse
 from gateway.core.openai.headers import request_headers
 from gateway.core.peek import LargeBodies
-from gateway.core.snapshot.snapshot import Key, Policies
+from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Lane, Server
 from gateway.features.runs.step import run_words
 from gateway.products.jobs.calls.ports import STRICT, MakeCall, StoredRequest

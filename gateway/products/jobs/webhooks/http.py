@@ -18,7 +18,7 @@ from gateway.admin.operations import MOST_BYTES, require_admin
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.intake import read_object, refuse_unknown
-from gateway.core.snapshot.snapshot import Policies
+from gateway.core.snapshot import Policies
 from gateway.products.jobs.model import (
     BATCH,
     DELIVERY,

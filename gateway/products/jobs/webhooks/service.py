@@ -19,7 +19,7 @@ from standardwebhooks import Webhook
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest
 from gateway.core.limits.headers import parse_retry_after
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.products.jobs.model import Job, JobEnd, JobError, JobState
 from gateway.products.jobs.rules import JobRules, SegmentRules
 from gateway.products.jobs.store import JobStore

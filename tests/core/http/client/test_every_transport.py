@@ -17,7 +17,7 @@ import trustme
 from gateway.core.http.client import wire as upstream
 from gateway.core.http.client.redaction import phase_of
 from gateway.core.http.client.transport import Http1Transport, HttpxTransport
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Clocks, Outgoing, Phase, Spliced
 from tests.core.http.client.provider_server import BODY, EVENT, ProviderServer, Wire, digest
 from tests.fixtures.transports import fetch, server_tls

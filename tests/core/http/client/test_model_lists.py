@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.http.client import model_lists
 from gateway.core.http.client.model_lists import EVERY_S, ModelLists
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import ErrorClass, Outgoing, Phase, Upstream, UpstreamFailed
 from tests.support.flow import FakeClock
 

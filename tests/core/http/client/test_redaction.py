@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.http.client.redaction import MIN_BYTES, SecretMasker, Secrets, secrets_of
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, UpstreamFailed
 from tests.core.http.client.test_wire import CHAT, read
 from tests.rows import rows

@@ -10,7 +10,7 @@ import pytest
 import respx
 
 from gateway.core.http.client.wire import Wire
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.core.types import Answer, Clocks, ErrorClass, Outgoing, Phase, UpstreamFailed
 
 OPENAI = Provider(

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.products.batches.native.formats import (
     NeverSent,
     PendingResult,

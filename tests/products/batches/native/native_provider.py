@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.products.batches.native.formats import NeverSent, ProviderRefused, RemoteBatch, read_batch
 from gateway.products.jobs.webhooks.outward import Unreachable
 from tests.support.virtual import LoopClock

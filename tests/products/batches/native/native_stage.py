@@ -16,7 +16,7 @@ import orjson
 import yaml
 
 from gateway.core.config.load import load_snapshot
-from gateway.core.snapshot.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
 from gateway.features.runs.rules import RunChange

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.core.config.prices import price_finder
-from gateway.core.snapshot.snapshot import Provider, Rates
+from gateway.core.snapshot import Provider, Rates
 from gateway.core.types import Usage
 from gateway.products.batches.native.lines import batch_usd
 from tests.rows import rows

@@ -9,7 +9,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from gateway.core.snapshot.snapshot import PolicySnapshot
+from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Upstream
 from gateway.dialects.upstream import Languages
 from gateway.features.output.rules import OutputRule

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.products.jobs import worker as worker_module
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.rules import JobRules

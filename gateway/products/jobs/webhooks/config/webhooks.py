@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from gateway.core.config.fields import Names, ProxyUrl, Text, problem_of, split_url
 from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean
-from gateway.core.snapshot.snapshot import Key
+from gateway.core.snapshot import Key
 from gateway.products.jobs.rules import JobRules, JobSettings
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets
 from gateway.products.jobs.webhooks.rules import EVENTS, REQUESTED, WebhookRules, Webhooks, WebhookSettings

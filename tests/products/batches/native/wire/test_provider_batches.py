@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.core.http.client.transport import Http1Transport
-from gateway.core.snapshot.snapshot import Provider
+from gateway.core.snapshot import Provider
 from gateway.products.batches.native.formats import FULL, NeverSent, PendingResult, ProviderRefused
 from gateway.products.batches.native.providers import HttpProviderBatches
 from gateway.products.jobs.webhooks.outward import Unreachable

@@ -8,8 +8,8 @@ the stable names of this page, so that a reload does not reset it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from re import Pattern
 from typing import Any, Literal, Protocol
@@ -487,3 +487,64 @@ class Request(Protocol):
 
     @property
     def tenant(self) -> str: ...
+
+
+def followed_models(model: Model, models: Mapping[str, Model]) -> dict[str, Model]:
+    """Returns the models that calls of a model may fall back to, by their names; `models` are all entries of the config."""
+    followed: dict[str, Model] = {}
+    ahead = [*model.fallbacks, *model.context_fallbacks]
+    while ahead:
+        name = ahead.pop(0)
+        if name != model.name and name not in followed:
+            followed[name] = models[name]
+            ahead += (*models[name].fallbacks, *models[name].context_fallbacks)
+    return followed
+
+
+def for_key(policy: PolicySnapshot, key: Key, model: Model) -> Model:
+    """Returns the model without the fallbacks that the key may not use, if its `fallbacks` are the allowed ones."""
+    allows = key.allows
+    if allows is None or key.fallbacks == "any":
+        return model
+    followed = followed_models(model, {**policy.models, **{one.name: one for _, one in policy.patterns}})
+    kept = [model, *(one for name, one in followed.items() if allows.match(name))]
+    names = frozenset(target.name for one in kept for target in one.targets)
+    if names.issuperset(target.name for target in (*model.plan, *model.context_plan)):
+        return model
+    left_out = ", ".join(name for name in followed if not allows.match(name))
+    bound = model.model_for_caller_credentials
+    reduced = _only(model, names, left_out)
+    return reduced if bound is None else replace(reduced, model_for_caller_credentials=_only(bound, names, left_out))
+
+
+def _only(model: Model, names: frozenset[str], left_out: str) -> Model:
+    return replace(
+        model,
+        plan=tuple(target for target in model.plan if target.name in names),
+        context_plan=tuple(target for target in model.context_plan if target.name in names),
+        skipped=f"{model.skipped} The key may not fall back to {left_out}.",
+    )
+
+
+def upstream_model(request: Request, target: Target) -> str:
+    """Returns the name by which the target's provider knows the model."""
+    if target.model is not None:
+        return target.model
+    return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
+
+
+def targets_hidden_from_callers(model: Model) -> Iterator[tuple[Target, str]]:
+    """Yields the targets that do not see callers' own credentials, and in words what that means."""
+    bound = model.model_for_caller_credentials
+    if bound is None:
+        return
+    kept = {target.name for target in (*bound.plan, *bound.context_plan)}
+    for target in {target.name: target for target in (*model.plan, *model.context_plan)}.values():
+        if target.name in bound.without_caller_credential:
+            what = "is called without the caller's own credential"
+        elif target.name not in kept:
+            what = "is skipped by calls with a credential of the caller's own"
+        else:
+            continue
+        remedy = f"providers.{target.provider}.accepts_callers_of: [{bound.credentials_of}] lets it go there"
+        yield target, f"{what}, which is taken to be one of {bound.credentials_of} ({remedy})"

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.core.snapshot.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
+from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
 from gateway.core.types import Server
 from tests.rows import rows
 

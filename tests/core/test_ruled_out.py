@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.attempts.test_suspects import SDK_S, calls
+from tests.core.test_suspects import SDK_S, calls
 from tests.rows import rows
 from tests.support.flow import Script, whole
 from tests.support.outage import City, Fate, Provider, Told, answers, fails

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.attempts.outgoing import outgoing_of
+from gateway.core.answers import outgoing_of
 from gateway.core.peek import LargeBodies, Peeked
 from gateway.core.types import Attempt, Spliced
 from gateway.routes import ENDPOINTS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.types import Endpoint
-from tests.core.attempts.test_suspects import served, silence
+from tests.core.test_suspects import served, silence
 from tests.support.flow import Script, streamed
 from tests.support.outage import City, Fate, Provider, Told, answers
 from tests.support.virtual import LoopClock, run

@@ -14,8 +14,7 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.admission.admission import Admission
-from gateway.core.answers import JSON_TYPE, FirstAnswer, dispatch
-from gateway.core.attempts.outgoing import AttemptDeadlines
+from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, error_object, is_openai_shaped
@@ -47,7 +46,7 @@ from gateway.core.retry.retry import (
     next_step,
     rule_for,
 )
-from gateway.core.snapshot.snapshot import Target
+from gateway.core.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
 from gateway.dialects.sse.relayed_errors import (
     client_status,

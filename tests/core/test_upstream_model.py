@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from gateway.core.call import Call
-from gateway.core.snapshot.route_plan import upstream_model
-from gateway.core.snapshot.snapshot import Model, Target
+from gateway.core.snapshot import Model, Target, upstream_model
 from gateway.core.types import Clocks, Upstream
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)

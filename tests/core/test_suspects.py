@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.core.attempts.outgoing import Open
+from gateway.core.answers import Open
 from gateway.core.health.times import Latency
 from gateway.core.limits.table.rules import Limits
 from gateway.core.retry.balancing import Hedging, Retries
-from gateway.core.snapshot.snapshot import Rates
+from gateway.core.snapshot import Rates
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.support.flow import ANSWER, CLOCKS, SSE, Script, streamed
 from tests.support.outage import City, Fate, Provider, Told, answers, fails, gone, streams

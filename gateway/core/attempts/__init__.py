@@ -1,1 +1,0 @@
-"""The loop of attempts of one call, and the request that each attempt sends."""
