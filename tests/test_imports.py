@@ -46,7 +46,7 @@ UNUSED = {
     "gateway.drivers.sqlite": "it keeps no file",
     "gateway.features.semantic.index.index": "it has no semantic cache",
     "gateway.features.semantic.guards.reading": "it has no semantic cache",
-    "gateway.dialects.anthropic.in_stream": "nobody has asked for Messages",
+    "gateway.dialects.anthropic.in_answer": "nobody has asked for Messages",
     "gateway.dialects.openai.translators": "nobody was asked in another language",
     "gateway.emulator.app": "no provider is emulated",
     "gateway.emulator.server": "no provider is emulated",

@@ -34,50 +34,35 @@ from gateway.dialects.base import (
 from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
 from gateway.dialects.known import without_region
 
-# Google: the model is a step of the path, what is done with it stands behind a colon.
-#
-# Source: the reference of the Gemini API, and of Vertex AI (`projects.locations.publishers.models`).
-
+_PUBLISHER: Final = "/publishers/google"
+"""Stands before the models of Google's own among all that a project reaches."""
+_CLAUDES_PUBLISHER: Final = "/publishers/anthropic"
 _MODELS: Final = "models/"
 """The Gemini API's own names of models begin so."""
 _SPACE: Final = b" \t\r\n"
-_PUBLISHER: Final = "/publishers/google"
-"""Stands before the models of Google's own among all that a project reaches."""
+Place = Callable[[str, bool], str]
+"""Returns the path below the base URL at which a model is asked, for a stream or a whole answer."""
 
 
-def place_of_gemini(model: str, is_stream: bool) -> str:
-    """Returns the path of a model below the version of the API. Raises InvalidRequest."""
-    return f"/{_MODELS}{_step(model)}:{_ask(is_stream=is_stream)}"
+def _at_google(publisher: str, action: str, streamed: str | None = None) -> Place:
+    """Returns the place where the model is a step of the path, and what is done with it stands behind a colon.
+
+    The place raises InvalidRequest where the name would lead elsewhere. Source: the reference of the Gemini API, and of
+    Vertex AI (`projects.locations.publishers.models`).
+    """
+
+    def place(model: str, is_stream: bool) -> str:
+        return f"{publisher}/{_MODELS}{_step(model)}:{streamed if is_stream and streamed else action}"
+
+    return place
 
 
-def place_at_vertex(model: str, is_stream: bool) -> str:
-    """Returns the path of a model below a project's location. Raises InvalidRequest."""
-    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:{_ask(is_stream=is_stream)}"
-
-
-def place_of_claude_at_vertex(model: str, is_stream: bool) -> str:
-    """Returns the path of a model of Anthropic's below a project's location. Raises InvalidRequest."""
-    return f"/publishers/anthropic/{_MODELS}{_step(model)}:{'streamRawPredict' if is_stream else 'rawPredict'}"
-
-
-def place_of_counts(model: str, _is_stream: bool) -> str:
-    """Returns the path at which the Gemini API counts the tokens of a request. Raises InvalidRequest."""
-    return f"/{_MODELS}{_step(model)}:countTokens"
-
-
-def place_of_counts_at_vertex(model: str, _is_stream: bool) -> str:
-    """Returns the path at which Vertex AI counts the tokens of a request to Google's own. Raises InvalidRequest."""
-    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:countTokens"
-
-
-def place_of_claude_counts_at_vertex(_model: str, _is_stream: bool) -> str:
-    """Returns the path at which Vertex AI counts the tokens of requests to all models of Anthropic's."""
-    return f"/publishers/anthropic/{_MODELS}count-tokens:rawPredict"
-
-
-def place_of_embeddings(model: str, _is_stream: bool) -> str:
-    """Returns the path at which the Gemini API takes several texts at once. Raises InvalidRequest."""
-    return f"/{_MODELS}{_step(model)}:batchEmbedContents"
+def _step(model: str) -> str:
+    """Returns a model's name as one step of a path: nothing in it leads to another one."""
+    name = model.removeprefix(_MODELS)
+    if name in ("", ".", "..") or not name.isprintable():
+        raise InvalidRequest("The model's name cannot be part of a URL.", param="model")
+    return quote(name, safe="")
 
 
 def place_of_content(model: str) -> str:
@@ -88,11 +73,6 @@ def place_of_content(model: str) -> str:
 def place_of_contents(model: str) -> str:
     """Returns the path at which Vertex AI asks Gemini for embeddings of several texts. Raises InvalidRequest."""
     return f"{_PUBLISHER}/{_MODELS}{_step(model)}:batchEmbedContents"
-
-
-def place_of_embeddings_at_vertex(model: str, _is_stream: bool) -> str:
-    """Returns the path at which Vertex AI takes texts for embeddings. Raises InvalidRequest."""
-    return f"{_PUBLISHER}/{_MODELS}{_step(model)}:predict"
 
 
 def front_of(model: str, *, is_stream: bool) -> bytes:
@@ -112,40 +92,12 @@ def put_in(front: bytes, body: bytes) -> bytes:
     return b"%b%b%b" % (front, b"" if rest.startswith(b"}") else b",", rest)
 
 
-def _ask(*, is_stream: bool) -> str:
-    return "streamGenerateContent?alt=sse" if is_stream else "generateContent"
+def _at_bedrock(action: str, streamed: str) -> Place:
+    """Returns the place where Bedrock is asked, at another path for a stream. It raises UpstreamFailed as `_segment` does."""
+    return lambda model, is_stream: f"/model/{_segment(model)}/{streamed if is_stream else action}"
 
 
-def _step(model: str) -> str:
-    """Returns a model's name as one step of a path: nothing in it leads to another one."""
-    name = model.removeprefix(_MODELS)
-    if name in ("", ".", "..") or not name.isprintable():
-        raise InvalidRequest("The model's name cannot be part of a URL.", param="model")
-    return quote(name, safe="")
-
-
-# Bedrock: the model is a step of the path, too, and streams have a path of their own.
-
-
-def at_converse(model: str, is_stream: bool) -> str:
-    """Returns where Bedrock's Converse is asked. Raises UpstreamFailed as `segment_of` does."""
-    return f"/model/{segment_of(model)}/converse{'-stream' if is_stream else ''}"
-
-
-def at_invoke(model: str, is_stream: bool) -> str:
-    """Returns where Bedrock's InvokeModel is asked. Raises UpstreamFailed as `segment_of` does."""
-    return f"/model/{segment_of(model)}/invoke{'-with-response-stream' if is_stream else ''}"
-
-
-def at_count(model: str, _is_stream: bool) -> str:
-    """Returns where Bedrock's CountTokens is asked, which knows models, and none by a profile of several regions.
-
-    Raises UpstreamFailed as `segment_of` does.
-    """
-    return f"/model/{segment_of(without_region(model))}/count-tokens"
-
-
-def segment_of(model: str) -> str:
+def _segment(model: str) -> str:
     """Returns a model's name as one step of a path, an ARN with slashes, too.
 
     Raises UpstreamFailed where it would lead to another one.
@@ -159,8 +111,6 @@ def segment_of(model: str) -> str:
 
 
 _MOST_DIGITS: Final = 10
-Place = Callable[[str, bool], str]
-"""Returns the path below the base URL at which a model is asked, for a stream or a whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +265,7 @@ _GEMINI_EMBEDDINGS: Final = "gateway.dialects.embeddings.over_generate"
 _CLAUDE: Final = "gateway.dialects.anthropic.translators"
 INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ResponsesOverChat"),
-    "messages": ("gateway.dialects.anthropic.in_stream", "MessagesOverChat"),
+    "messages": ("gateway.dialects.anthropic.in_gaps", "MessagesOverChat"),
     "generate": ("gateway.dialects.gemini.in_gaps", "GenerateOverChat"),
 }
 """By the caller's language, what serves it by chat completions."""
@@ -365,36 +315,49 @@ _PREDICTS_TEXTS: Final = 250
 _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
     ("embeddings", "generate"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsOverGenerate"),
-        place_of_embeddings,
+        _at_google("", "batchEmbedContents"),
         most_texts=lambda _facts: _GEMINIS_TEXTS,
     ),
     ("embeddings", "vertex"): _Direct(
         (_GEMINI_EMBEDDINGS, "EmbeddingsAtVertex"),
-        place_of_embeddings_at_vertex,
+        _at_google(_PUBLISHER, "predict"),
         most_texts=lambda facts: _GEMINIS_TEXTS if facts.model.embeds == "gemini" else _PREDICTS_TEXTS,
     ),
     ("embeddings", "converse"): _Direct(
         ("gateway.dialects.embeddings.over_invoke", "EmbeddingsOverInvoke"),
-        at_invoke,
+        _at_bedrock("invoke", "invoke-with-response-stream"),
         most_texts=lambda facts: _COHERES_TEXTS if facts.model.embeds == "cohere" else 1,
         counted_in=b"x-amzn-bedrock-input-token-count",
     ),
     ("messages", "claude"): _Direct(
-        (_CLAUDE, "MessagesAtBedrock"), at_invoke, {_BETAS: "anthropic_beta"}, keeps_bytes=True
+        (_CLAUDE, "MessagesAtBedrock"),
+        _at_bedrock("invoke", "invoke-with-response-stream"),
+        {_BETAS: "anthropic_beta"},
+        keeps_bytes=True,
     ),
     ("messages", "claude_at_vertex"): _Direct(
-        (_CLAUDE, "MessagesAtVertex"), place_of_claude_at_vertex, kept_headers=(_BETAS,), keeps_bytes=True
+        (_CLAUDE, "MessagesAtVertex"),
+        _at_google(_CLAUDES_PUBLISHER, "rawPredict", "streamRawPredict"),
+        kept_headers=(_BETAS,),
+        keeps_bytes=True,
     ),
-    (COUNTS, "claude"): _Direct((_CLAUDE, "CountsAtBedrock"), at_count, {_BETAS: "anthropic_beta"}),
+    (COUNTS, "claude"): _Direct(
+        (_CLAUDE, "CountsAtBedrock"),
+        # CountTokens knows models, and none by a profile of several regions.
+        lambda model, _is_stream: f"/model/{_segment(without_region(model))}/count-tokens",
+        {_BETAS: "anthropic_beta"},
+    ),
     (COUNTS, "claude_at_vertex"): _Direct(
-        (_CLAUDE, "CountsAtVertex"), place_of_claude_counts_at_vertex, kept_headers=(_BETAS,)
+        (_CLAUDE, "CountsAtVertex"),
+        lambda _model, _is_stream: f"{_CLAUDES_PUBLISHER}/{_MODELS}count-tokens:rawPredict",
+        kept_headers=(_BETAS,),
     ),
     (COUNTS, OPENAIS_COUNTS): _Direct(
         ("gateway.dialects.openai.translators", "CountsOfResponses"),
         lambda _model, _is_stream: "/responses/input_tokens",
     ),
-    (COUNTS, "generate"): _Direct((_GEMINI, "CountsOfGenerate"), place_of_counts),
-    (COUNTS, "vertex"): _Direct((_GEMINI, "CountsAtVertexAI"), place_of_counts_at_vertex),
+    (COUNTS, "generate"): _Direct((_GEMINI, "CountsOfGenerate"), _at_google("", "countTokens")),
+    (COUNTS, "vertex"): _Direct((_GEMINI, "CountsAtVertexAI"), _at_google(_PUBLISHER, "countTokens")),
 }
 """By the caller's endpoint and the target's language, where one leads straight to the other."""
 
@@ -402,10 +365,10 @@ _PLACES: Final[Mapping[str, Place]] = {
     "chat": lambda _model, _is_stream: PATHS["chat"],
     "responses": lambda _model, _is_stream: PATHS["responses"],
     "messages": lambda _model, _is_stream: PATHS["messages"],
-    "generate": place_of_gemini,
-    "vertex": place_at_vertex,
-    "converse": at_converse,
-    "claude_at_vertex": place_of_claude_at_vertex,
+    "generate": _at_google("", "generateContent", "streamGenerateContent?alt=sse"),
+    "vertex": _at_google(_PUBLISHER, "generateContent", "streamGenerateContent?alt=sse"),
+    "converse": _at_bedrock("converse", "converse-stream"),
+    "claude_at_vertex": _at_google(_CLAUDES_PUBLISHER, "rawPredict", "streamRawPredict"),
 }
 _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version", b"2023-06-01"),)}
 """What a language wants said besides, by its name. Of Anthropic's versions the older one takes all that the newer one does, and

@@ -13,7 +13,7 @@ from openai.types.chat.completion_create_params import (
 from pydantic import TypeAdapter
 
 from gateway.core.types import How
-from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.anthropic.in_gaps import MessagesOverChat
 from gateway.dialects.base import ModelFacts, ServerFacts
 from tests.dialects.cases import as_bytes, needs_cases, recorded
 from tests.dialects.grammar import check_messages

@@ -26,7 +26,6 @@ MESSAGES = (
     "anthropic/in_answer",
     "anthropic/in_gaps",
     "anthropic/in_request",
-    "anthropic/in_stream",
 )
 TO_GEMINI = ("gemini/out_answer", "gemini/out_request", "gemini/translators")
 GENERATE = ("gemini/in_answer", "gemini/in_gaps", "gemini/in_request")

@@ -6,16 +6,19 @@ Source: Anthropic's API reference, OpenAI's, and what others lost silently (Berr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import in_request
+from gateway.dialects.anthropic.in_answer import ChatAsMessages, message_of_chat
 from gateway.dialects.base import (
     MOST_NAMED,
     MOST_STOPS,
+    ConvertedRequest,
     Form,
     Json,
+    Reader,
     ServerFacts,
     form,
     gaps_of_fields,
@@ -392,4 +395,21 @@ MESSAGES: Final = form(
     output_config=form("", "", format=_FORMAT),
     output_format=_FORMAT,
 )
-"""A request of Messages, without the fields that `in_gaps` looks at."""
+"""A request of Messages, without the fields that `gaps_of` looks at."""
+
+
+class MessagesOverChat:
+    """Serves a caller of Messages by chat completions; implements `base.Translator`."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return gaps_of(body, facts)
+
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
+        lost = gaps_of(body, facts)
+        return ConvertedRequest(in_request.chat_body(body, facts), body, new_id(), now, gaps=lost)
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        return message_of_chat(sent, body)
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        return ChatAsMessages(sent)

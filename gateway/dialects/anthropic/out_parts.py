@@ -17,7 +17,6 @@ from gateway.dialects.schema_tools.chat_parts import (
     OPENAIS_ALONE,
     URLS,
     ChatOutline,
-    Media,
     data_url,
     file_of,
     gaps_of_chat,
@@ -160,22 +159,16 @@ def _document(part: Json, place: str) -> Json:
     if not isinstance(inner, dict) or not isinstance(data, str):
         raise InvalidRequest(f"'{place}.file' needs 'file_data'.", param=f"{place}.file")
     name = inner.get("filename")
-    source = _source_at(data) if data.startswith(URLS) else _source_in(file_of(data, name), f"{place}.file.file_data")
+    source: Json | None = None
+    if data.startswith(URLS):
+        source = {"type": "url", "url": data} if type_of_name(data) == PDF else None
+    elif (media := file_of(data, name)).type == PDF:
+        source = {"type": "base64", "media_type": PDF, "data": media.data}
+    elif is_text(media.type):
+        source = {"type": "text", "media_type": "text/plain", "data": text_in(media, f"{place}.file.file_data")}
     if source is None:
         raise InvalidRequest(f"'{place}' is no PDF and no text, and this model's provider takes those.", param=place)
     return {"type": "document", "source": source} | ({"title": name} if isinstance(name, str) and name else {})
-
-
-def _source_at(url: str) -> Json | None:
-    return {"type": "url", "url": url} if type_of_name(url) == PDF else None
-
-
-def _source_in(media: Media, place: str) -> Json | None:
-    if media.type == PDF:
-        return {"type": "base64", "media_type": PDF, "data": media.data}
-    if is_text(media.type):
-        return {"type": "text", "media_type": "text/plain", "data": text_in(media, place)}
-    return None
 
 
 MOST_STRICT: Final = 20
@@ -472,7 +465,13 @@ def _read_parts(parts: list[object], role: object, found: list[Gap]) -> int:
             continue
         kind = part.get("type")
         if kind == "image_url":
-            _read_picture(part, found)
+            detail = object_of(part.get("image_url")).get("detail")
+            if detail and detail != "auto":
+                found.append(Gap("messages.image_url.detail", How.DROPPED, NO_OPTION))
+            url = picture_url(part) or ""
+            media = data_url(url[: url.find(",") + 1]) if url[:5].lower() == "data:" else None
+            if media is not None and media.type not in PICTURES:
+                found.append(Gap("messages.image_url", How.REFUSED, "the target takes PNG, JPEG, GIF and WebP"))
         elif kind == "file":
             _read_file(object_of(part.get("file")), found)
         elif kind == "refusal" and role == "assistant":
@@ -495,16 +494,6 @@ def _mark(given: Json, found: list[Gap]) -> int:
 def _marks_of_tools(body: Json) -> int:
     tools = objects(body.get("tools"))
     return sum(1 for tool in tools if (mark_of(tool) or mark_of(object_of(tool.get("function")))) is not None)
-
-
-def _read_picture(part: Json, found: list[Gap]) -> None:
-    detail = object_of(part.get("image_url")).get("detail")
-    if detail and detail != "auto":
-        found.append(Gap("messages.image_url.detail", How.DROPPED, NO_OPTION))
-    url = picture_url(part) or ""
-    media = data_url(url[: url.find(",") + 1]) if url[:5].lower() == "data:" else None
-    if media is not None and media.type not in PICTURES:
-        found.append(Gap("messages.image_url", How.REFUSED, "the target takes PNG, JPEG, GIF and WebP"))
 
 
 def _read_file(file: Json, found: list[Gap]) -> None:

@@ -274,19 +274,16 @@ class ConverseOptions:
             effort = next((one for one in higher if one in model.efforts), model.efforts[-1])
             if effort != wanted:
                 self._lose("reasoning_effort", How.APPROXIMATED, "the model has other efforts")
-            self._tell_effort(effort)
-
-    def _tell_effort(self, effort: str) -> None:
-        """Tells the effort under the name that the model's maker has for it."""
-        match self._model.own_fields:
-            case "openai":
-                self._own["reasoning_effort"] = effort
-            case "qwen":
-                self._own["reasoning_config"] = effort
-            case "xai":
-                self._own["reasoning"] = {"effort": effort}
-            case _:
-                self._output["effort"] = effort
+            # The model's maker has a name of its own for it.
+            match self._model.own_fields:
+                case "openai":
+                    self._own["reasoning_effort"] = effort
+                case "qwen":
+                    self._own["reasoning_config"] = effort
+                case "xai":
+                    self._own["reasoning"] = {"effort": effort}
+                case _:
+                    self._output["effort"] = effort
 
     def _form(self) -> None:
         wanted, is_forced = self._body.get("response_format"), is_call_forced(self._body)

@@ -202,49 +202,47 @@ def _add_tools(found: list[Gap], given: Json, facts: ServerFacts) -> None:
 
 def _add_part(found: list[Gap], part: Json, facts: ServerFacts) -> None:
     if not part or not part.keys() <= _OF_TURNS:
-        _add_rest(found, part, facts)
+        # More than words, a call or its result.
+        if not part.keys() & _PARTS and part.get("thoughtSignature") is None:
+            found.append(Gap("contents.other", How.REFUSED, "chat completions have no such part"))
+        elif _more(part, _PARTS | _BESIDE):
+            found.append(Gap("contents.other", How.DROPPED, _HINT))
+        for name in ("executableCode", "codeExecutionResult", "toolCall"):
+            if name in part:
+                found.append(Gap(f"contents.{name}"[:MOST_NAMED], How.REFUSED, _AWAY))
+        if part.get("videoMetadata"):
+            found.append(Gap("contents.videoMetadata", How.DROPPED, _HINT))
+        if part.get("mediaResolution"):
+            found.append(Gap("contents.mediaResolution", How.DROPPED, _HINT))
+        _add_media(found, part, facts)
+        signature = part.get("thoughtSignature")
+        held = held_by(signature) if isinstance(signature, str) else None
+        if isinstance(signature, str) and signature and held != {} and not _is_carried(part, held, facts):
+            is_own = held is None
+            found.append(
+                Gap("contents.thoughtSignature", How.DROPPED, _NOT_ITS_OWN if is_own else "the target takes none back")
+            )
+        if part.get("thought") is True and part.get("text") and not (facts.takes_reasoning or facts.takes_details):
+            found.append(Gap("contents.thought", How.DROPPED, "the target takes no reasoning back"))
     if "functionCall" in part:
-        _add_call(found, inner(part, "functionCall"))
+        call = inner(part, "functionCall")
+        if call.get("partialArgs"):
+            found.append(Gap("contents.functionCall.partialArgs", How.REFUSED, "calls are said whole"))
+        if _more(call, _SUPPORTED_OF_CALLS):
+            found.append(Gap("contents.functionCall.other", How.DROPPED, _HINT))
     if "functionResponse" in part:
-        _add_result(found, inner(part, "functionResponse"), facts)
-
-
-def _add_rest(found: list[Gap], part: Json, facts: ServerFacts) -> None:
-    """What is lost of all that is neither words, a call, nor its result."""
-    if not part.keys() & _PARTS and part.get("thoughtSignature") is None:
-        found.append(Gap("contents.other", How.REFUSED, "chat completions have no such part"))
-    elif _more(part, _PARTS | _BESIDE):
-        found.append(Gap("contents.other", How.DROPPED, _HINT))
-    for name in ("executableCode", "codeExecutionResult", "toolCall"):
-        if name in part:
-            found.append(Gap(f"contents.{name}"[:MOST_NAMED], How.REFUSED, _AWAY))
-    if part.get("videoMetadata"):
-        found.append(Gap("contents.videoMetadata", How.DROPPED, _HINT))
-    if part.get("mediaResolution"):
-        found.append(Gap("contents.mediaResolution", How.DROPPED, _HINT))
-    _add_media(found, part, facts)
-    _add_signature(found, part, facts)
-
-
-def _add_call(found: list[Gap], call: Json) -> None:
-    if call.get("partialArgs"):
-        found.append(Gap("contents.functionCall.partialArgs", How.REFUSED, "calls are said whole"))
-    if _more(call, _SUPPORTED_OF_CALLS):
-        found.append(Gap("contents.functionCall.other", How.DROPPED, _HINT))
-
-
-def _add_result(found: list[Gap], response: Json, facts: ServerFacts) -> None:
-    if _more(response, _SUPPORTED_OF_RESULTS):
-        found.append(Gap("contents.functionResponse.other", How.DROPPED, _HINT))
-    if listed(response.get("parts")):
-        why = "what a result shows stands behind the results"
-        found.append(Gap("contents.functionResponse.parts", How.APPROXIMATED, why))
-    for one in map(camel, listed(response.get("parts"))):
-        _add_media(found, one, facts)
-        if _more(one, _SHOWN):
-            found.append(Gap("contents.functionResponse.parts.other", How.DROPPED, _HINT))
-    if object_of(response.get("response")).keys() == {"error"} and not facts.takes_details:
-        found.append(Gap("contents.functionResponse.error", How.APPROXIMATED, "it is told in the text"))
+        response = inner(part, "functionResponse")
+        if _more(response, _SUPPORTED_OF_RESULTS):
+            found.append(Gap("contents.functionResponse.other", How.DROPPED, _HINT))
+        if listed(response.get("parts")):
+            why = "what a result shows stands behind the results"
+            found.append(Gap("contents.functionResponse.parts", How.APPROXIMATED, why))
+        for one in map(camel, listed(response.get("parts"))):
+            _add_media(found, one, facts)
+            if _more(one, _SHOWN):
+                found.append(Gap("contents.functionResponse.parts.other", How.DROPPED, _HINT))
+        if object_of(response.get("response")).keys() == {"error"} and not facts.takes_details:
+            found.append(Gap("contents.functionResponse.error", How.APPROXIMATED, "it is told in the text"))
 
 
 def _add_media(found: list[Gap], part: Json, facts: ServerFacts) -> None:
@@ -261,18 +259,6 @@ def _add_media(found: list[Gap], part: Json, facts: ServerFacts) -> None:
         found.append(Gap("contents.fileData", How.REFUSED, "the target fetches pictures alone"))
     elif kind.startswith("audio/") and kind not in FORMATS:
         found.append(Gap("contents.audio", How.APPROXIMATED, "its format is told by the name of its type"))
-
-
-def _add_signature(found: list[Gap], part: Json, facts: ServerFacts) -> None:
-    signature = part.get("thoughtSignature")
-    held = held_by(signature) if isinstance(signature, str) else None
-    if isinstance(signature, str) and signature and held != {} and not _is_carried(part, held, facts):
-        is_own = held is None
-        found.append(
-            Gap("contents.thoughtSignature", How.DROPPED, _NOT_ITS_OWN if is_own else "the target takes none back")
-        )
-    if part.get("thought") is True and part.get("text") and not (facts.takes_reasoning or facts.takes_details):
-        found.append(Gap("contents.thought", How.DROPPED, "the target takes no reasoning back"))
 
 
 def _is_carried(part: Json, held: Json | None, facts: ServerFacts) -> bool:
@@ -330,4 +316,4 @@ GENERATE: Final = form(
     generationConfig=_CONFIG,
     generation_config=_CONFIG,
 )
-"""A generateContent request, without the fields that `in_gaps` looks at."""
+"""A generateContent request, without the fields that `gaps_of` looks at."""

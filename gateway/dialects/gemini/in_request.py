@@ -373,7 +373,11 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
     if facts.takes_details and config.get("topK") is not None:
         made["top_k"] = ceil(top) if isinstance(top := config["topK"], float) else top  # theirs has a fraction
     if (most := config.get("maxOutputTokens")) is not None:
-        made[facts.bound_field] = _bounded(most, facts)
+        if type(most) is not int or most < 1:
+            where = "generationConfig.maxOutputTokens"
+            raise InvalidRequest(f"The field '{where}' must be a whole number of at least 1.", param=where)
+        highest = None if facts.takes_details else facts.model.max_output
+        made[facts.bound_field] = most if highest is None else min(most, highest)
     if stops := stops_for(config.get("stopSequences"), facts):
         made["stop"] = stops
     if config.get("responseLogprobs"):
@@ -416,14 +420,6 @@ def modalities_of(config: Json) -> list[str]:
     """Returns how the model is to answer, in small letters; empty: with text."""
     modalities = [one.lower() for one in strings(config.get("responseModalities"))]
     return [] if modalities == ["text"] else modalities
-
-
-def _bounded(most: Any, facts: ServerFacts) -> Any:
-    if type(most) is not int or most < 1:
-        where = "generationConfig.maxOutputTokens"
-        raise InvalidRequest(f"The field '{where}' must be a whole number of at least 1.", param=where)
-    highest = None if facts.takes_details else facts.model.max_output
-    return most if highest is None else min(most, highest)
 
 
 def _messages(given: Json, facts: ServerFacts) -> list[Json]:

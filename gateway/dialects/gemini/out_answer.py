@@ -193,15 +193,6 @@ def format_of(issuer: str) -> str:
     return FORMATS.get(issuer, FORMATS[_GEMINI])
 
 
-def detail_of_thought(text: str, issuer: str, index: int, *, is_first: bool) -> Json:
-    """Returns a thought in words as a detail; of the pieces of one only the first tells the format.
-
-    Clients put the strings of pieces together.
-    """
-    made = {"type": _TEXT, "text": text, "index": index}
-    return made | ({"format": format_of(issuer)} if is_first else {})
-
-
 def detail_of_signature(signature: str, issuer: str, index: int) -> Json:
     """Returns the signature of words, or of a picture, as a detail."""
     return {"type": _ENCRYPTED, "data": signature, "format": format_of(issuer), "index": index}
@@ -373,7 +364,9 @@ class Candidate:
         is_first = not self.is_thinking
         index = self._next_detail() if is_first else self.thought
         self.is_thinking = True
-        return detail_of_thought(text, self._issuer, index, is_first=is_first)
+        made: Json = {"type": _TEXT, "text": text, "index": index}
+        # Of the pieces of one thought only the first has the format: clients put the strings of pieces together.
+        return made | ({"format": format_of(self._issuer)} if is_first else {})
 
     def _next_detail(self) -> int:
         self._details += 1

@@ -392,7 +392,15 @@ class GenerateOptions:
         self._think()
         self._sample()
         self._form()
-        self._tell_probabilities()
+        for name in ("logprobs", "top_logprobs"):
+            if not (value := self._body.get(name)):
+                continue
+            if not self._model.logprobs:
+                self._lose(name, How.REFUSED, "the model tells no probabilities")
+            elif name == "logprobs":
+                self._config["responseLogprobs"] = True
+            else:
+                self._config["logprobs"] = value
         self._take_googles()
         tools = tools_and_choice(body)
         self.gaps += tools.gaps
@@ -518,17 +526,6 @@ class GenerateOptions:
         if has_functions and not self._model.tools_with_schema:
             return "the model has no tools in a call whose answer has a form"
         return None
-
-    def _tell_probabilities(self) -> None:
-        for name in ("logprobs", "top_logprobs"):
-            if not (value := self._body.get(name)):
-                continue
-            if not self._model.logprobs:
-                self._lose(name, How.REFUSED, "the model tells no probabilities")
-            elif name == "logprobs":
-                self._config["responseLogprobs"] = True
-            else:
-                self._config["logprobs"] = value
 
     def _take_googles(self) -> None:
         """Takes what callers of Google's own chat completions say beyond OpenAI's fields."""

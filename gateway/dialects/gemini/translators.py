@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.anthropic.in_gaps import MessagesOverChat
 from gateway.dialects.base import (
     MOST_NAMED,
     ConvertedRequest,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.in_stream import MessagesOverChat
+from gateway.dialects.anthropic.in_gaps import MessagesOverChat
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
