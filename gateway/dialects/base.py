@@ -6,9 +6,10 @@ orjson parses them, because an object per message would cost more than the conve
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import json_object
@@ -414,6 +415,33 @@ def _between(sent: ConvertedRequest) -> ConvertedRequest:
     if sent.via is None:
         raise AssertionError("the request was not converted by way of chat completions")
     return sent.via
+
+
+class CountingTranslator(ABC):
+    """What questions for the tokens of a request have in common: the number comes back as Anthropic says it.
+
+    Implements `base.Translator` but for the request. Nothing is lost of what is only counted.
+    """
+
+    count_field: ClassVar[str]
+    """The field of the answer with the number."""
+
+    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
+        return ()
+
+    @abstractmethod
+    def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest: ...
+
+    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
+        """Raises MalformedAnswer where no number is told."""
+        count = body.get(self.count_field)
+        if type(count) is not int:
+            raise MalformedAnswer("the answer tells no number of tokens")
+        return {"input_tokens": count}
+
+    def reader(self, sent: ConvertedRequest) -> Reader:
+        """Raises MalformedAnswer: a number is not streamed."""
+        raise MalformedAnswer("the provider has streamed a number")
 
 
 # The fields of a request that its language does not have, wherever they stand: one walk along the forms of the language.

@@ -1,4 +1,4 @@
-"""The stream of a chat completion, written piece by piece, whatever its provider's language is.
+"""The stream of a chat completion, as it is written for its callers, and as it is read for callers of other languages.
 
     role delta* finish usage? [DONE] | ... error
 
@@ -8,13 +8,15 @@ is written once: a word is put between `before` and `AFTER`. The readers of prov
 
 from __future__ import annotations
 
-from typing import Any, Final
+from abc import abstractmethod
+from typing import Any, ClassVar, Final
 
 import orjson
 
+from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.core.types import Usage
 from gateway.dialects.base import ConvertedRequest, Json, object_of, text_of
-from gateway.dialects.sse.events import chat_failure
+from gateway.dialects.sse.events import ConvertingReader, chat_failure
 from gateway.dialects.usage import chat_usage
 
 AFTER: Final = b'},"finish_reason":null}]}\n\n'
@@ -114,3 +116,37 @@ class ChatStreamWriter:
     def failure(self, error: Json, *, has_begun: bool | None = None) -> bytes:
         """Returns the error that ends the stream. `has_begun`: the caller has got something, if that is not output alone."""
         return chat_failure(self._sent, error, has_begun=self.has_output if has_begun is None else has_begun)
+
+
+class ChatStreamReader(ConvertingReader):
+    """What the readers of such a stream have in common; each has the usual pieces in its `_read`."""
+
+    passes_comments: ClassVar = True
+
+    def _at_end(self, *, is_clean: bool) -> bytes:
+        # Some servers leave [DONE] out: a clean end behind a finish reason will do.
+        return self._end() if is_clean else b""
+
+    def _read_odd(self, event: bytes) -> bytes:
+        """Reads what may be no piece of an answer: an error, an end, a comment, nonsense."""
+        if (error := first_error(event)) is not None:
+            return self._fail(error)
+        data = event_data(event).strip()
+        if data == DONE:
+            return self._end()
+        parsed = json_object(data)
+        if parsed is not None:
+            return self._take(parsed)
+        if not data and is_silent(event):
+            is_passed = self.passes_comments and event.startswith(b":")  # clients take a name without data for an event
+            return event + b"\n\n" if is_passed else b""
+        self._is_over = True
+        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
+
+    @abstractmethod
+    def _take(self, chunk: Json) -> bytes:
+        """Returns the events that a piece becomes."""
+
+    @abstractmethod
+    def _end(self) -> bytes:
+        """Returns the last events, if the provider has said why its answer ended."""

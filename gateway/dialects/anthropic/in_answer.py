@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.limits.estimate import estimate_input_tokens
 from gateway.core.openai.json_edit import is_too_deep
-from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
+from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import INPUTS, filled, tier_named
 from gateway.core.types import Usage
 from gateway.dialects.anthropic import in_request
@@ -31,9 +31,10 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
+from gateway.dialects.chat_writer import ChatStreamReader
 from gateway.dialects.openai.responses_answer import argument_in, first_choice, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.tools import id_back, names_back
-from gateway.dialects.sse.events import ConvertingReader, data_of
+from gateway.dialects.sse.events import data_of
 from gateway.dialects.sse.shapes import message_error
 from gateway.dialects.usage import message_usage, usage_of_answer
 
@@ -565,7 +566,7 @@ class MessageBlocks:
 _QUICK: Final = {"content": TEXT, "reasoning_content": THINKING, "reasoning": THINKING}
 
 
-class ChatAsMessages(ConvertingReader):
+class ChatAsMessages(ChatStreamReader):
     """Reads pieces of a chat completion; implements `base.Reader`."""
 
     def __init__(self, sent: ConvertedRequest) -> None:
@@ -584,10 +585,6 @@ class ChatAsMessages(ConvertingReader):
         self._finish: str | None = None
         self._is_refused = False
         self.reported: Usage | None = None
-
-    def _at_end(self, *, is_clean: bool) -> bytes:
-        # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return self._end() if is_clean else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -632,21 +629,6 @@ class ChatAsMessages(ConvertingReader):
         if call is self._blocks.open:
             return call.more(text)
         return self._telling(self._blocks.add_to_call, call, text) if call.name else None
-
-    def _read_odd(self, event: bytes) -> bytes:
-        """Reads what may be no piece of an answer: an error, an end, a comment, nonsense."""
-        if (error := first_error(event)) is not None:
-            return self._fail(error)
-        data = event_data(event).strip()
-        if data == DONE:
-            return self._end()
-        parsed = json_object(data)
-        if parsed is not None:
-            return self._take(parsed)
-        if not data and is_silent(event):
-            return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
-        self._is_over = True
-        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
     def _take(self, chunk: Json) -> bytes:
         made: list[bytes] = []

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.out_parts import (
     ToolDeclarations,
@@ -35,14 +34,22 @@ from gateway.dialects.anthropic.out_thoughts import (
 )
 from gateway.dialects.base import Json, ModelFacts, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.memory import id_of_call
+from gateway.dialects.schema_tools.chat_parts import EFFORTS, nearest_effort, without_blank_stops
 from gateway.dialects.schema_tools.schema import requested_form
-from gateway.dialects.schema_tools.tools import ToolResult, Turn, is_call_forced, safe_id, shortened, turns
+from gateway.dialects.schema_tools.tools import (
+    ToolResult,
+    Turn,
+    is_call_forced,
+    refuse_odd_tools,
+    safe_id,
+    shortened,
+    turns,
+)
 
 UNKNOWN_OUTPUT: Final = 8192
 """The most tokens of an answer that are asked for where neither the caller nor the model's facts say it."""
 BUDGETS: Final = {"minimal": 1024, "low": 2048, "medium": 10_000, "high": 16_384, "xhigh": 32_768, "max": 32_768}
 """The tokens for thinking by effort, for models that are told a number."""
-_EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 _LEAST_TOP_P: Final = 0.95
 """A model that thinks takes no lower `top_p`."""
 _MOST_USER: Final = 256
@@ -98,7 +105,7 @@ class ChatOptions:
             return
         elif effort == "none":
             self._think_nothing()
-        elif effort not in _EFFORTS:
+        elif effort not in EFFORTS:
             self._lose("reasoning_effort", How.DROPPED, "there is no such effort")
         elif model.thinking == "none":
             self._lose("reasoning_effort", How.DROPPED, "the model does not think")
@@ -107,7 +114,7 @@ class ChatOptions:
         else:
             self.fields["thinking"] = {"type": "adaptive"}
             if model.efforts:
-                self._effort(_nearest(effort, model.efforts))
+                self._effort(nearest_effort(effort, model.efforts))
             if effort not in model.efforts:
                 self._lose("reasoning_effort", How.APPROXIMATED, "the model has other efforts")
 
@@ -194,10 +201,7 @@ class ChatOptions:
         body = self._body
         stop = body.get("stop")
         if stop:
-            given = [stop] if isinstance(stop, str) else stop
-            kept = (
-                [one for one in given if not isinstance(one, str) or one.strip()] if isinstance(given, list) else given
-            )
+            given, kept = without_blank_stops(stop)
             if kept != given:
                 self._lose("stop", How.DROPPED, "the target does not stop at white space")
             if kept:
@@ -235,12 +239,6 @@ def _most_tokens(body: Json, model: ModelFacts) -> Any:
     return min(most, model.max_output) if type(most) is int and model.max_output else most
 
 
-def _nearest(effort: str, known: tuple[str, ...]) -> str:
-    """Returns the effort, or the next higher one that the model knows, or else its highest."""
-    higher = _EFFORTS[_EFFORTS.index(effort) :]
-    return next((one for one in higher if one in known), known[-1])
-
-
 # A chat completion as a Messages request.
 #
 # Order is kept: instructions are hoisted from the beginning only, because to move others changes what was said and what is
@@ -265,13 +263,7 @@ def messages_body(body: Json, facts: ServerFacts, settled: ChatOptions) -> Json:
 
     Raises InvalidRequest, naming the place, where it makes no sense.
     """
-    for name in ("tools", "functions"):
-        given = body.get(name)
-        if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
-            raise InvalidRequest(f"The field '{name}' must be a list of objects.", param=name)
-    for tool in settled.fields.get("tools", ()):
-        if not isinstance(tool["name"], str) or not tool["name"]:
-            raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
+    refuse_odd_tools(body, [tool["name"] for tool in settled.fields.get("tools", ())])
     conversation = _Conversation(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
     for turn in turns(body.get("messages")):
         conversation.take(turn)

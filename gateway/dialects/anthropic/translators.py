@@ -24,8 +24,8 @@ from gateway.dialects.anthropic.out_parts import picture_url
 from gateway.dialects.anthropic.out_request import ChatOptions, messages_body
 from gateway.dialects.base import (
     ConvertedRequest,
+    CountingTranslator,
     Json,
-    MalformedAnswer,
     Reader,
     ServerFacts,
     object_of,
@@ -207,28 +207,7 @@ _MOST_TOKENS: Final = 1
 """The most tokens of an answer, which a request that only asks does not have and InvokeModel's has to."""
 
 
-class _Counting:
-    """What all of them have in common; implements `base.Translator` but for the request."""
-
-    count_field: str
-    """The field of the answer with the number."""
-
-    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return ()
-
-    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        """Raises MalformedAnswer where no number is told."""
-        count = body.get(self.count_field)
-        if type(count) is not int:
-            raise MalformedAnswer("the answer tells no number of tokens")
-        return {"input_tokens": count}
-
-    def reader(self, sent: ConvertedRequest) -> Reader:
-        """Raises MalformedAnswer: a number is not streamed."""
-        raise MalformedAnswer("the provider has streamed a number")
-
-
-class CountsAtBedrock(_Counting):
+class CountsAtBedrock(CountingTranslator):
     """Asks Bedrock's CountTokens; implements `base.Translator`."""
 
     count_field = "inputTokens"
@@ -239,7 +218,7 @@ class CountsAtBedrock(_Counting):
         return ConvertedRequest(counted, body, new_id(), now)
 
 
-class CountsAtVertex(_Counting):
+class CountsAtVertex(CountingTranslator):
     """Asks Vertex AI's count of Claude's tokens; implements `base.Translator`."""
 
     count_field = "input_tokens"

@@ -19,7 +19,15 @@ from gateway.dialects.anthropic.out_request import ChatOptions
 from gateway.dialects.anthropic.out_thoughts import NOTHING, OpenTurn, has_foreign
 from gateway.dialects.base import Json, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.memory import TurnMemory, VisibleTurn
-from gateway.dialects.schema_tools.chat_parts import URLS, Media, data_url, file_of
+from gateway.dialects.schema_tools.chat_parts import (
+    EFFORTS,
+    URLS,
+    Media,
+    data_url,
+    file_of,
+    nearest_effort,
+    without_blank_stops,
+)
 from gateway.dialects.schema_tools.schema import requested_form
 from gateway.dialects.schema_tools.tools import is_call_forced
 
@@ -173,7 +181,6 @@ OWN: Final = ("guardrailConfig", "performanceConfig")
 """Converse's own fields that nothing of a chat completion says."""
 MORE: Final = "additionalModelRequestFields"
 """Converse's own field for what a family of models has besides."""
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TIERS: Final = ("default", "flex", "priority", "reserved")
 _METADATA: Final = re.compile(r"[a-zA-Z0-9\s:_@$#=/+,\-.]{0,256}")
 _MOST_METADATA: Final = 16
@@ -267,11 +274,10 @@ class ConverseOptions:
             return
         if model.thinking == "none" or not model.efforts:
             self._lose("reasoning_effort", How.DROPPED, "the model is told no effort")
-        elif wanted not in _EFFORTS:
+        elif wanted != "none" and wanted not in EFFORTS:
             self._lose("reasoning_effort", How.DROPPED, "there is no such effort")
         else:
-            higher = _EFFORTS[_EFFORTS.index(wanted) :]
-            effort = next((one for one in higher if one in model.efforts), model.efforts[-1])
+            effort = nearest_effort(wanted, model.efforts)
             if effort != wanted:
                 self._lose("reasoning_effort", How.APPROXIMATED, "the model has other efforts")
             # The model's maker has a name of its own for it.
@@ -351,10 +357,7 @@ class ConverseOptions:
         """Settles what is said about the call: where it is to end, how it is served, what it belongs to."""
         body = self._body
         if stop := body.get("stop"):
-            given = [stop] if isinstance(stop, str) else stop
-            kept = given
-            if isinstance(given, list):
-                kept = [one for one in given if not isinstance(one, str) or not is_blank(one)]
+            given, kept = without_blank_stops(stop)
             if kept != given:
                 self._lose("stop", How.DROPPED, "the target does not stop at white space")
             if kept:

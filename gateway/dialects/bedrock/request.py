@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import out_parts
@@ -49,6 +48,7 @@ from gateway.dialects.schema_tools.tools import (
     ToolResult,
     Turn,
     gaps_of_names,
+    refuse_odd_tools,
     safe_id,
     turns,
     with_allowed_names,
@@ -75,13 +75,8 @@ def converse_body(body: Json, facts: ServerFacts, settled: ConverseOptions) -> J
 
     Raises InvalidRequest, naming the place, where it makes no sense.
     """
-    for name in ("tools", "functions"):
-        given = body.get(name)
-        if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
-            raise InvalidRequest(f"The field '{name}' must be a list of objects.", param=name)
-    for tool in settled.fields.get("toolConfig", {}).get("tools", ()):
-        if "toolSpec" in tool and not (isinstance(tool["toolSpec"]["name"], str) and tool["toolSpec"]["name"]):
-            raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
+    declared = settled.fields.get("toolConfig", {}).get("tools", ())
+    refuse_odd_tools(body, [tool["toolSpec"]["name"] for tool in declared if "toolSpec" in tool])
     conversation = _ConverseTurns(facts, settled.recalled, keeps_thoughts=settled.keeps_thoughts)
     for turn in turns(body.get("messages")):
         conversation.take(turn)

@@ -14,11 +14,8 @@ import orjson
 
 from gateway.core.openai.json_edit import is_too_deep
 from gateway.core.openai.sse import (
-    DONE,
     error_json,
-    event_data,
     first_error,
-    is_silent,
     json_object,
 )
 from gateway.core.types import Gap, How, Usage
@@ -33,11 +30,12 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
+from gateway.dialects.chat_writer import ChatStreamReader
 from gateway.dialects.gemini.out_answer import FORMATS
 from gateway.dialects.issuers import NOT_ITS_OWN, STAND_IN, read_exactly, written
 from gateway.dialects.openai.responses_answer import argument_in, named_in, pieces_in, words_in
 from gateway.dialects.schema_tools.chat_parts import data_url
-from gateway.dialects.sse.events import ConvertingReader, data_of
+from gateway.dialects.sse.events import data_of
 from gateway.dialects.sse.shapes import generate_error
 from gateway.dialects.usage import generated_usage, usage_of_answer
 
@@ -358,8 +356,10 @@ class _Candidate:
         self.end: Json | None = None
 
 
-class ChatAsGenerate(ConvertingReader):
+class ChatAsGenerate(ChatStreamReader):
     """Reads pieces of a chat completion; implements `base.Reader`."""
+
+    passes_comments = False  # Google's own clients take one for a part of an answer
 
     def __init__(self, sent: ConvertedRequest) -> None:
         super().__init__()
@@ -372,10 +372,6 @@ class ChatAsGenerate(ConvertingReader):
         self.reported: Usage | None = None
         self._has_sent = False
         """Some of the answer has left."""
-
-    def _at_end(self, *, is_clean: bool) -> bytes:
-        # Some servers leave [DONE] out: a clean end behind a finish reason will do.
-        return self._end() if is_clean else b""
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
@@ -402,21 +398,6 @@ class ChatAsGenerate(ConvertingReader):
     def _is_thinking(self) -> bool:
         candidate = self._candidates.get(0)
         return candidate is not None and bool(candidate.details)
-
-    def _read_odd(self, event: bytes) -> bytes:
-        """Reads what may be no piece of an answer: an error, an end, a comment, nonsense."""
-        if (error := first_error(event)) is not None:
-            return self._fail(error)
-        data = event_data(event).strip()
-        if data == DONE:
-            return self._end()
-        parsed = json_object(data)
-        if parsed is not None:
-            return self._take(parsed)
-        if not data and is_silent(event):
-            return b""  # Google's own clients take a comment for a part of an answer
-        self._is_over = True
-        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
     def _take(self, chunk: Json) -> bytes:
         if not self._tail:

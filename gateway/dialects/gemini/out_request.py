@@ -19,7 +19,7 @@ from gateway.dialects.gemini.in_answer import camel
 from gateway.dialects.gemini.out_answer import signature_of_call, signatures_in
 from gateway.dialects.issuers import STAND_IN
 from gateway.dialects.memory import IN_ID, id_of_call
-from gateway.dialects.schema_tools.chat_parts import Media, data_url, file_of, type_of_name
+from gateway.dialects.schema_tools.chat_parts import EFFORTS, Media, data_url, file_of, nearest_effort, type_of_name
 from gateway.dialects.schema_tools.schema import FORM_GAP, JSON_IN_WORDS, SCHEMA_IN_WORDS, described
 from gateway.dialects.schema_tools.tools import (
     LESS_SEARCH,
@@ -30,6 +30,7 @@ from gateway.dialects.schema_tools.tools import (
     is_call_forced,
     is_search,
     is_search_alone,
+    refuse_odd_tools,
     search_in,
     search_options,
     searches_offline,
@@ -363,7 +364,6 @@ def _name_in(tool: Json) -> str | None:
 
 BUDGETS: Final = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
 """The tokens for thinking by effort, for models that are told a number. Source: Gemini API, OpenAI compatibility."""
-_EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
 _MOST_STOPS: Final = 5
 _SEEDS: Final = range(-(2**31), 2**31)
 _JSON_TYPE: Final = "application/json"
@@ -448,14 +448,14 @@ class GenerateOptions:
         elif effort is None:
             if budget is not None:
                 self._lose(name, How.DROPPED, "the model is told no number of tokens for thinking")
-        elif text_of(effort) not in _EFFORTS:
+        elif text_of(effort) not in EFFORTS:
             self._lose(name, How.DROPPED, "there is no such effort")
             return
         elif self._model.thinking == "budget":
             config["thinkingBudget"] = BUDGETS[effort]
             self._lose(name, How.APPROXIMATED, "it becomes a number of tokens for thinking")
         elif self._model.efforts:
-            level = _nearest(effort, self._model.efforts)
+            level = nearest_effort(effort, self._model.efforts)
             config["thinkingLevel"] = level.upper()
             if level != effort:
                 self._lose(name, How.APPROXIMATED, "the model has other levels")
@@ -566,12 +566,6 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, str) and _LABEL.fullmatch(value) is not None and value == value.lower()
 
 
-def _nearest(effort: str, known: tuple[str, ...]) -> str:
-    """Returns the effort, or the next higher one that the model knows, or else its highest."""
-    higher = _EFFORTS[_EFFORTS.index(effort) :]
-    return next((one for one in higher if one in known), known[-1])
-
-
 # A chat completion as a generateContent request.
 #
 # Turns of one role that follow each other become one, for the provider wants them in turns. All results of a turn are in one
@@ -594,13 +588,8 @@ def generate_body(body: Json, facts: ServerFacts, settled: GenerateOptions) -> J
 
     Raises InvalidRequest, naming the place, where it makes no sense.
     """
-    for name in ("tools", "functions"):
-        given = body.get(name)
-        if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
-            raise InvalidRequest(f"The field '{name}' must be a list of objects.", param=name)
-    for tool in settled.fields.get("tools", ()):
-        if not all(isinstance(one["name"], str) and one["name"] for one in tool.get("functionDeclarations", ())):
-            raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
+    declared = settled.fields.get("tools", ())
+    refuse_odd_tools(body, [one["name"] for tool in declared for one in tool.get("functionDeclarations", ())])
     conversation = _Contents(facts)
     take = conversation.take
     for turn in turns(body.get("messages")):

@@ -10,9 +10,9 @@ from gateway.dialects.anthropic.in_gaps import MessagesOverChat
 from gateway.dialects.base import (
     MOST_NAMED,
     ConvertedRequest,
+    CountingTranslator,
     FieldGaps,
     Json,
-    MalformedAnswer,
     Reader,
     ServerFacts,
     ThroughChat,
@@ -204,30 +204,18 @@ _MOST_TOKENS: Final = 1
 """The most tokens of an answer, which a request that only asks does not have and a whole one has to; it is not counted."""
 
 
-class CountsOfGenerate:
+class CountsOfGenerate(CountingTranslator):
     """Asks the Gemini API; implements `base.Translator`."""
+
+    count_field = "totalTokens"
 
     def __init__(self) -> None:
         self._request = ThroughChat(MessagesOverChat(), ChatOverGenerate())
-
-    def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        return ()
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         made = self._request.request({"max_tokens": _MOST_TOKENS, **body}, facts, now, new_id).body
         counted: Json = {name: made[name] for name in _COUNTED if name in made}
         return ConvertedRequest(self._question(counted, body), body, new_id(), now)
-
-    def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        """Raises MalformedAnswer where no number is told."""
-        count = body.get("totalTokens")
-        if type(count) is not int:
-            raise MalformedAnswer("the answer tells no number of tokens")
-        return {"input_tokens": count}
-
-    def reader(self, sent: ConvertedRequest) -> Reader:
-        """Raises MalformedAnswer: a number is not streamed."""
-        raise MalformedAnswer("the provider has streamed a number")
 
     def _question(self, counted: Json, body: Json) -> Json:
         model = f"models/{text_of(body.get('model')).removeprefix('models/')}"

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
-from gateway.dialects.base import FieldGaps, Json, object_of
+from gateway.dialects.base import FieldGaps, Json, is_blank, object_of
 from gateway.dialects.memory import IN_ID
 
 _BY_ENDING: Final = {
@@ -167,3 +167,23 @@ def _are_plain(calls: Any) -> bool:
         if "function" not in call or type(id := call.get("id")) is not str or IN_ID in id:
             return False
     return True
+
+
+# Options that several languages have otherwise.
+
+
+EFFORTS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model thinks, the least first; `none` is less."""
+
+
+def nearest_effort(effort: str, known: tuple[str, ...]) -> str:
+    """Returns the effort, or the next higher one that the model knows, or else its highest."""
+    higher = EFFORTS[EFFORTS.index(effort) :] if effort in EFFORTS else ("none", *EFFORTS)
+    return next((one for one in higher if one in known), known[-1])
+
+
+def without_blank_stops(stop: Any) -> tuple[Any, Any]:
+    """Returns the sequences to stop at as a list, and those that are not white space; what is no list stays as it is."""
+    given = [stop] if isinstance(stop, str) else stop
+    is_list = isinstance(given, list)
+    return given, [one for one in given if not isinstance(one, str) or not is_blank(one)] if is_list else given

@@ -302,6 +302,16 @@ def turns(messages: Any) -> Iterator[Turn]:
         yield _TURN(("tool", {}, run[0].number, (), run))
 
 
+def refuse_odd_tools(body: Json, names: list[Any]) -> None:
+    """Raises InvalidRequest where the tools of a chat completion make no sense; `names` are those of its functions."""
+    for field in ("tools", "functions"):
+        given = body.get(field)
+        if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
+            raise InvalidRequest(f"The field '{field}' must be a list of objects.", param=field)
+    if not all(isinstance(name, str) and name for name in names):
+        raise InvalidRequest("Each of the 'tools' needs a 'function' with a 'name'.", param="tools")
+
+
 def safe_id(id: str, allowed: re.Pattern[str]) -> str:
     """Returns a call's id, if the whole of it is `allowed`; else one that is, made from it and always the same.
 
