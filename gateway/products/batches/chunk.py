@@ -119,7 +119,14 @@ class LineCommits:
 
     async def _commit(self) -> None:
         try:
-            await self._beat()
+            # until the next multiple of the beat, or as soon as there is hurry
+            if not self._hurry.is_set():
+                now = self._clock.monotonic()
+                timer = self._clock.call_at(now + BEAT_S - now % BEAT_S, self._hurry.set)
+                try:
+                    await self._hurry.wait()
+                finally:
+                    timer.cancel()
             results, dead = self._results, self._dead
             self._results, self._dead = [], []
             store, work = self._store, self._running.work
@@ -133,16 +140,6 @@ class LineCommits:
         finally:
             self._task = None
             self._news.set()
-
-    async def _beat(self) -> None:
-        """Returns at the next multiple of the beat, or as soon as there is hurry."""
-        if not self._hurry.is_set():
-            now = self._clock.monotonic()
-            timer = self._clock.call_at(now + BEAT_S - now % BEAT_S, self._hurry.set)
-            try:
-                await self._hurry.wait()
-            finally:
-                timer.cancel()
 
 
 LOOK_S, IDLE_LOOK_S = 0.02, 1.0
@@ -246,7 +243,9 @@ class _Chunk:
             if not running.stopping.is_set() and not self._is_over() and not self._is_unreadable:
                 await self._feed()
             elif running.stopping.is_set():
-                self._stop_held()
+                # lines that have not been sent anywhere have cost nothing
+                for number in self._calls.held_lines():
+                    self._tasks[number].cancel("shutdown")
                 if running.ends_as is not None and stops_at is None:
                     stops_at = runner.clock.monotonic() + self._rules.batches.cancel_grace_s
             if stops_at is not None and runner.clock.monotonic() >= stops_at:
@@ -255,7 +254,10 @@ class _Chunk:
             await runner.brakes.note(runner.store, running)
             if not self._tasks and self._commits.is_idle:
                 break
-            await self._next_news()
+            look_s = LOOK_S if self._calls.held() else IDLE_LOOK_S
+            timer = runner.clock.call_at(runner.clock.monotonic() + look_s, self._news.set)
+            await self._news.wait()
+            timer.cancel()
             if self._defect is not None:
                 raise self._defect
         if running.is_ours:
@@ -334,13 +336,6 @@ class _Chunk:
             return False
         return any(of.number for (_, _, state), of in self._runner.store.depth().items() if state == "ready")
 
-    async def _next_news(self) -> None:
-        clock = self._runner.clock
-        look_s = LOOK_S if self._calls.held() else IDLE_LOOK_S
-        timer = clock.call_at(clock.monotonic() + look_s, self._news.set)
-        await self._news.wait()
-        timer.cancel()
-
     # --- one line ---
 
     async def _run_alone(self, line: InputLine) -> None:
@@ -405,15 +400,13 @@ class _Chunk:
                 return None
             else:
                 self._brake.succeeded()
-                if outcome is Outcome.PERMANENT and tried.error is not None:
-                    self._note_dead(line, tried.error)
+                failed_for_good = (
+                    tried.error if outcome is Outcome.PERMANENT and runner.dead_lines() != "never" else None
+                )
+                if failed_for_good is not None and is_dead_class(job, failed_for_good.error_class, ()):
+                    attempts = runner.attempts.get((job.id, line.number), 0) + 1
+                    self._commits.add_letter(failed_letter(job, line, failed_for_good, attempts))
             return self._result(who, tried)
-
-    def _note_dead(self, line: InputLine, error: JobError) -> None:
-        """Makes a dead letter of a line that failed for good, if its class wants one."""
-        if self._runner.dead_lines() != "never" and is_dead_class(self._job, error.error_class, ()):
-            attempts = self._runner.attempts.get((self._job.id, line.number), 0) + 1
-            self._commits.add_letter(failed_letter(self._job, line, error, attempts))
 
     def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
         """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
@@ -459,11 +452,6 @@ class _Chunk:
             error_class = tried.error.error_class if tried.error is not None else ""
             return unanswered_line(who, error_class or "server_error", "The request was not answered.")
         return answered_line(who, answer.status, who.id, answer.body, tried.usage, tried.cost_usd)
-
-    def _stop_held(self) -> None:
-        """Stops the lines that have not been sent anywhere; they have cost nothing."""
-        for number in self._calls.held_lines():
-            self._tasks[number].cancel("shutdown")
 
     async def _stop_lines(self) -> None:
         tasks = list(self._tasks.values())

@@ -290,7 +290,13 @@ class BatchEnds:
             await running.finish(store, failed)
         else:
             if await running.finish(store, end):
-                await self._clear_away(work.job)
+                # The index and the chunks go, also those of workers that died or lost their claim; not before the end of the
+                # batch is safe: a store that forgets it has the files written once more.
+                await self._clock.sleep(store.durability_lag_s)
+                try:
+                    await self._blobs.remove_below(marks.batch_folder(work.job.id))
+                except JobsUnavailable:  # what stays is bytes
+                    log.warning("job %s: what it needed on its way stays behind in its folder", work.job.id)
 
     async def _put_together(self, running: RunningWork, began_at: float) -> JobEnd:
         job = running.work.job
@@ -320,22 +326,17 @@ class BatchEnds:
             if chunk in complete:
                 await files.add_chunk(complete[chunk])
             else:
-                await self._write_stopped(files, job, chunk, kept, state)
-
-    async def _write_stopped(
-        self, files: _Files, job: Job, chunk: int, kept: dict[int, LineResult], state: JobState
-    ) -> None:
-        """Writes the lines of a chunk that was not completed: those that have results, and why the others have none."""
-        numbers = lines_of(marks.plan_of(job), chunk)
-        names = await self._custom_ids(job, chunk, {number for number in numbers if number in kept})
-        for at in range(0, len(numbers), LINES_AT_ONCE):
-            lines = [
-                kept.get(number)
-                or stopped_line(LineIdentity(number, line_id(job.id, number), names.get(number, "")), state)
-                for number in numbers[at : at + LINES_AT_ONCE]
-            ]
-            await files.add_lines(lines)
-            await asyncio.sleep(0)
+                # it was not completed: lines that have results, and why the others have none
+                numbers = lines_of(marks.plan_of(job), chunk)
+                names = await self._custom_ids(job, chunk, {number for number in numbers if number in kept})
+                for at in range(0, len(numbers), LINES_AT_ONCE):
+                    lines = [
+                        kept.get(number)
+                        or stopped_line(LineIdentity(number, line_id(job.id, number), names.get(number, "")), state)
+                        for number in numbers[at : at + LINES_AT_ONCE]
+                    ]
+                    await files.add_lines(lines)
+                    await asyncio.sleep(0)
 
     async def _custom_ids(self, job: Job, chunk: int, has_result: set[int]) -> dict[int, str]:
         """Returns the custom_ids of a chunk's lines without results, by their numbers, read from the input."""
@@ -362,17 +363,6 @@ class BatchEnds:
         file = StoredFile(part.id, tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
         await until_done(lambda: self._store.files.add(file), self._clock)
         return part.id
-
-    async def _clear_away(self, job: Job) -> None:
-        """Removes the index and the chunks, also those of workers that died or lost their claim; what stays is bytes.
-
-        Not before the end of the batch is safe: a store that forgets it has the files written once more.
-        """
-        await self._clock.sleep(self._store.durability_lag_s)
-        try:
-            await self._blobs.remove_below(marks.batch_folder(job.id))
-        except JobsUnavailable:
-            log.warning("job %s: what it needed on its way stays behind in its folder", job.id)
 
 
 class _Part:

@@ -170,16 +170,16 @@ class ShownBatches:
         if shown is None or shown.job is not job:
             if len(self._last) >= MOST_KEPT:
                 self._last.clear()
-            files = _files_of(job) if shown is None else shown.files
+            files = (
+                shown.files
+                if shown is not None
+                else [
+                    (b"x-gateway-output-file-id", derived_file_id(job.id, "output").encode()),
+                    (b"x-gateway-error-file-id", derived_file_id(job.id, "errors").encode()),
+                ]
+            )
             shown = self._last[job.id] = _Shown(job, orjson.dumps(batch_object(job)), _headers_of(job, files), files)
         return WholeResponse(shown.body, 200, [*shown.headers, (b"x-request-id", new_request_id().encode())])
-
-
-def _files_of(job: Job) -> Headers:
-    return [
-        (b"x-gateway-output-file-id", derived_file_id(job.id, "output").encode()),
-        (b"x-gateway-error-file-id", derived_file_id(job.id, "errors").encode()),
-    ]
 
 
 def _headers_of(job: Job, files: Headers) -> Headers:

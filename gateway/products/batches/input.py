@@ -373,7 +373,14 @@ class InputCheck:
         """Checks the next line, which begins at `offset`; None: it is too long to be looked at."""
         self._number += 1
         if text is not None and not text.strip():
-            self._add_blank()
+            self._blanks += 1
+            if self._blanks > self._rules.max_lines:
+                self.is_hopeless = True
+                self._tell(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
+            elif len(self._blank) < MOST_PROBLEMS:
+                self._blank.append(self._number)
+            else:
+                self._more_blank += 1
             return
         for blank in self._blank:
             self._tell(replace(no_json("This line is empty; take it out"), line=blank))
@@ -408,16 +415,6 @@ class InputCheck:
         """Returns the entries of the index that have not been taken yet; of no use once there are problems."""
         index, self._index = b"".join(self._index), []
         return index
-
-    def _add_blank(self) -> None:
-        self._blanks += 1
-        if self._blanks > self._rules.max_lines:
-            self.is_hopeless = True
-            self._tell(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
-        elif len(self._blank) < MOST_PROBLEMS:
-            self._blank.append(self._number)
-        else:
-            self._more_blank += 1
 
     def _fault_beside(self, line: CheckedLine) -> LineProblem | None:
         """Returns what is wrong with a good line beside the others."""

@@ -29,7 +29,6 @@ class RedisJobFiles:
         self._calm_s = durability_lag_s
 
     async def add(self, file: StoredFile) -> None:
-        """Keeps a file, durably; one with the same id is replaced."""
         self._refuse_if_unfit()
         try:
             await self._partitions.retry_until_known(lambda _: self._add(file))
@@ -40,7 +39,6 @@ class RedisJobFiles:
             ) from error
 
     async def remove(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant, durably; its blob stays while an open job reads it."""
         return await self._partitions.retry_until_known(
             lambda is_again: self._remove(file_id, tenant, is_again=is_again)
         )
@@ -55,7 +53,6 @@ class RedisJobFiles:
         await self._partitions.settle([mark])
 
     async def find(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Returns a file that has neither been removed nor expired."""
         _, _, found = await self._partitions.run(FIND, self._partitions.of_tenant(tenant), file_id, _token(tenant), 0)
         return _file(file_id, found) if found else None
 
@@ -70,7 +67,6 @@ class RedisJobFiles:
         return bool(found)
 
     async def page(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""
         partition, after = self._partitions.of_tenant(query.tenant), query.after or ""
         files: list[StoredFile] = []
         step = min(ROWS_AT_ONCE, query.limit + 1)
@@ -84,13 +80,11 @@ class RedisJobFiles:
             after = last.decode()
 
     async def bytes_of(self, tenant: str | None) -> int:
-        """Returns the bytes of the files that are there, of one tenant or of all."""
         if tenant is not None:
             return await self._bytes(self._partitions.of_tenant(tenant), _token(tenant))
         return sum([await self._bytes(partition, EVERYBODY) for partition in range(self._partitions.number)])
 
     async def find_garbage(self, most: int) -> list[str]:
-        """Returns names of blobs that nothing refers to any more, nor will if the Redis loses its last seconds."""
         names: list[str] = []
         until = repr(self._partitions.now() - self._calm_s())
         for partition in range(self._partitions.number):
@@ -100,12 +94,10 @@ class RedisJobFiles:
         return names
 
     async def forget_garbage(self, names: Sequence[str]) -> None:
-        """Forgets blobs that have been removed."""
         for partition in range(self._partitions.number if names else 0):
             await self._partitions.run(FORGET_GARBAGE, partition, *names)
 
     async def used(self, names: Sequence[str]) -> set[str]:
-        """Returns the blobs that are a file's, are read by an open job, or are garbage as yet."""
         used: set[str] = set()
         for partition in range(self._partitions.number if names else 0):
             _, _, found = await self._partitions.run(USED, partition, *names)

@@ -26,7 +26,6 @@ from gateway.products.jobs.model import (
     CHECK,
     DRAW_BYTES,
     FILE,
-    Accepted,
     BatchNotCancellable,
     DedupeConflict,
     FileQuery,
@@ -105,7 +104,11 @@ class BatchService:
                 f"{why}; upload the input with POST /v1/files and the purpose 'batch'.", param=output.INPUT_FILE
             )
         (accepted,) = await store.accept([self._new_batch(owner, request, file)])
-        _refuse_conflict(accepted)
+        if accepted.is_conflict:
+            raise DedupeConflict(
+                "The Idempotency-Key belongs to a batch that was asked for otherwise; use another key.",
+                param="Idempotency-Key",
+            )
         self._watchers.changed(accepted.job.id)
         return accepted.job
 
@@ -175,14 +178,6 @@ class BatchService:
             ).digest(),
             dedupe_key=sha256(orjson.dumps([owner.tenant, "batch"]) + key).digest() if key else b"",
             dedupe_until=now + rules.dedupe_for_s,
-        )
-
-
-def _refuse_conflict(accepted: Accepted) -> None:
-    if accepted.is_conflict:
-        raise DedupeConflict(
-            "The Idempotency-Key belongs to a batch that was asked for otherwise; use another key.",
-            param="Idempotency-Key",
         )
 
 

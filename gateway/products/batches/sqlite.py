@@ -129,7 +129,6 @@ class SqliteJobFiles:
         self._wall = wall
 
     async def add(self, file: StoredFile) -> None:
-        """Keeps a file, durably; one with the same id is replaced."""
         await self._file.write(
             lambda db: add(db, file),
             undo=lambda db: take_back(db, file),
@@ -137,34 +136,27 @@ class SqliteJobFiles:
         )
 
     async def find(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
         now = self._wall()
         return await self._file.read(lambda db: find(db, file_id, tenant, now))
 
     async def page(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more."""
         now = self._wall()
         return await self._file.read(lambda db: page_of(db, query, now))
 
     async def remove(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant; its blob stays while an open job reads it."""
         now = self._wall()
         return await self._file.write(lambda db: remove(db, file_id, tenant, now))
 
     async def bytes_of(self, tenant: str | None) -> int:
-        """Returns the bytes of all files that a tenant has; None: of everybody's."""
         now = self._wall()
         return await self._file.read(lambda db: bytes_of(db, tenant, now))
 
     async def find_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, until they are forgotten."""
         now = self._wall()
         return await self._file.write(lambda db: find_garbage(db, most, now))
 
     async def forget_garbage(self, names: Sequence[str]) -> None:
-        """Forgets blobs that have been removed."""
         await self._file.write(lambda db: forget_garbage(db, names))
 
     async def used(self, names: Sequence[str]) -> Collection[str]:
-        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
         return await self._file.read(lambda db: used_of(db, names))

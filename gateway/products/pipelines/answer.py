@@ -5,7 +5,7 @@ Source: OpenAI's chat completion and response objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -52,7 +52,8 @@ def as_run(new: NewJob, call: Call, plan: PipelinePlan) -> NewJob:
             f"A pipeline answers at {' and '.join(ENDPOINTS)}, not at {endpoint}.", param="model", code="not_supported"
         )
     _refuse_models(call, plan)
-    carried = CarriedRun(plan.name, plan.source, input_of(plan, _request_of(call)), endpoint)
+    request = call.parsed if call.parsed is not None else orjson.loads(call.body)
+    carried = CarriedRun(plan.name, plan.source, input_of(plan, request if isinstance(request, dict) else {}), endpoint)
     job = new.job
     about = {**job.about, PIPELINE: plan.name, DIGEST: plan.digest, "is_urgent": job.is_urgent}
     run = replace(job, kind=JobKind.RUN, segment=RUNS, about=about, max_attempts=1, tally=Tally(total=len(plan.steps)))
@@ -89,11 +90,6 @@ def _packed(carried: CarriedRun) -> bytes:
             code="invalid_pipeline_input",
         )
     return carried.packed()
-
-
-def _request_of(call: Call) -> Mapping[str, Any]:
-    request = call.parsed if call.parsed is not None else orjson.loads(call.body)
-    return request if isinstance(request, dict) else {}
 
 
 # What a caller gives a pipeline: read from a chat completion's or a response's request, and held against the plan's schema.
@@ -184,39 +180,31 @@ def _last_text(request: Mapping[str, Any]) -> str | None:
 MOST_MESSAGE_CHARS = 500
 
 
-def answers_in(lines: bytes) -> dict[int, Any]:
-    """Returns the bodies of answers by the numbers of their items."""
-    found = (orjson.loads(line) for line in lines.splitlines())
-    return {int(one["custom_id"]): one["response"]["body"] for one in found}
-
-
 def errors_in(step: Step, lines: bytes) -> dict[int, StepError]:
     """Returns why items have failed, by their numbers; a last line that has no end is left out."""
     found = (orjson.loads(line) for line in lines[: lines.rfind(b"\n") + 1].splitlines())
     return {int(one["custom_id"]): error for one in found if (error := _error_in(step, one)) is not None}
 
 
-def values_of_items(step: Step, answers: Mapping[int, Any], state: StepState) -> dict[str, Any]:
-    """Returns what is known of a step with items; `answers` are those of all its parts."""
-    stand_in = step.on_failure.value if step.on_failure.action == "use" else None
-    bodies = [answers.get(number) for number in range(state.total)]
-    return {**values_of_many(step.endpoint, bodies, stand_in), "failed": state.failed}
-
-
 def state_of_items(step: Step, state: StepState, answered: Sequence[bytes], failed: Sequence[bytes]) -> StepState:
     """Returns a step with items as the files of answers and of errors of its parts have it, both in the order of the parts."""
-    answers = [answers_in(lines) for lines in answered]
+    answers = [
+        {int(one["custom_id"]): one["response"]["body"] for one in map(orjson.loads, lines.splitlines())}
+        for lines in answered
+    ]
     errors = [errors_in(step, lines) for lines in failed]
     bodies = {number: body for part in (answers[:1] + answers[2:]) for number, body in part.items()}
-    left = [error for number, error in _last_first(errors) if number not in bodies]
+    left = [error for part in reversed(errors) for number, error in part.items() if number not in bodies]
     spent = (error for error in left if error.error_class == RUN_BUDGET_EXCEEDED)
+    stand_in = step.on_failure.value if step.on_failure.action == "use" else None
+    values = values_of_many(step.endpoint, [bodies.get(number) for number in range(state.total)], stand_in)
     hopeful: Mapping[int, StepError] = {}
     if state.part is not StepPart.SECOND:
         hopeful = {number: error for number, error in errors[0].items() if error.error_class not in BEYOND_REPAIR}
     return StepState(
         state.part,
         state.phase,
-        values_of_items(step, bodies, state),
+        {**values, "failed": state.failed},
         state.failed,
         state.total,
         next(spent, None) or next(iter(left), state.error),
@@ -231,10 +219,6 @@ def _error_in(step: Step, line: Mapping[str, Any]) -> StepError | None:
     if not isinstance(error, dict):
         return None
     return StepError(str(error.get("code")), str(error.get("message"))[:MOST_MESSAGE_CHARS], step.name)
-
-
-def _last_first(errors: Sequence[Mapping[int, StepError]]) -> Iterator[tuple[int, StepError]]:
-    return (pair for part in reversed(errors) for pair in part.items())
 
 
 # A run's answer, in the form of the endpoint at which it was asked for.

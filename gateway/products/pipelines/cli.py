@@ -49,7 +49,13 @@ def explain(options: argparse.Namespace) -> int:
 
 def _text(facts: dict[str, Any]) -> str:
     rows = [
-        (safe(one["step"]), ", ".join(one["waits_for"]) or "-", _asks(one), one["calls"], one["on_failure"])
+        (
+            safe(one["step"]),
+            ", ".join(one["waits_for"]) or "-",
+            safe(f"{one['endpoint']}: {', '.join(one['models'])}"),
+            one["calls"],
+            one["on_failure"],
+        )
         for one in facts["steps"]
     ]
     money = facts["usd_per_run"]
@@ -65,10 +71,6 @@ def _text(facts: dict[str, Any]) -> str:
         f"output: {safe(facts['output'])}",
     ]
     return "\n".join(lines)
-
-
-def _asks(one: dict[str, Any]) -> str:
-    return safe(f"{one['endpoint']}: {', '.join(one['models'])}")
 
 
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})

@@ -163,14 +163,10 @@ def _compile(document: Document, name: str, models: Mapping[str, object]) -> Pip
     for path, model in models_with_paths(source):
         if not isinstance(model, str) or model.startswith(PREFIX) or "{{" in model:
             continue  # that is noted already
-        if not any(_serves(one, model) for one in models):
+        if not any(one == model or fnmatchcase(model, one) for one in models):
             suggestion = "" if document.origin_of(path) else did_you_mean(model, models)
             document.complain(path, f"no model {document.show(path, model)}{suggestion}")
     return plan if len(document.problems) == before else None
-
-
-def _serves(name: str, model: str) -> bool:
-    return name == model or fnmatchcase(model, name)
 
 
 def _source(document: Document) -> dict[str, Any] | None:

@@ -65,7 +65,21 @@ class PipelineAnswers:
         if wait_s >= 0:
             headers = [*accepted_headers(job), (b"preference-applied", b"respond-async")]
             return Reply(202, headers, orjson.dumps(show_job(job)))
-        return _unfinished(job)
+        # its time is over, or its run was stopped
+        if job.state.is_end:
+            message = f"The run has ended as '{job.state}', without an answer."
+        else:
+            message = f"The run is not at its end yet and goes on; GET /v1/jobs/{job.id}/result has its answer then."
+        late = PipelineUnfinished(message)
+        error = {**error_object(late), "run_id": job.id}
+        headers = [
+            (b"content-type", b"application/json"),
+            (RUN, job.id.encode()),
+            (b"x-gateway-job", job.id.encode()),
+            (b"x-request-id", job.id.encode()),
+            (b"x-should-retry", b"false"),
+        ]
+        return Reply(late.status, headers, orjson.dumps({"error": error}))
 
     async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
         """Returns the run after `wait_s` or at its end, with its answer, if there is one."""
@@ -74,24 +88,6 @@ class PipelineAnswers:
             return await self._jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
         except JobsUnavailable:  # it is taken, and goes on
             return job, None
-
-
-def _unfinished(job: Job) -> Reply:
-    """The answer to a caller whose time is over, or whose run was stopped."""
-    if job.state.is_end:
-        message = f"The run has ended as '{job.state}', without an answer."
-    else:
-        message = f"The run is not at its end yet and goes on; GET /v1/jobs/{job.id}/result has its answer then."
-    late = PipelineUnfinished(message)
-    error = {**error_object(late), "run_id": job.id}
-    headers = [
-        (b"content-type", b"application/json"),
-        (RUN, job.id.encode()),
-        (b"x-gateway-job", job.id.encode()),
-        (b"x-request-id", job.id.encode()),
-        (b"x-should-retry", b"false"),
-    ]
-    return Reply(late.status, headers, orjson.dumps({"error": error}))
 
 
 # What a call is that is made for a step of a pipeline: a part of its run, whose answer may have to fit a schema.

@@ -264,10 +264,6 @@ class RunLooks:
         found = [job for job in jobs if job is not None]
         return RunLook(states, added(_counted(plan, states), found), [job.id for job in found if not job.state.is_end])
 
-    async def children_of(self, run: Job) -> Sequence[Job]:
-        """Returns all children of a run, whatever its plan says. Raises JobsUnavailable."""
-        return (await self._store.list_jobs(JobQuery(run.tenant, limit=MOST_CHILDREN, parent=run.id))).jobs
-
     def _state(self, step: Step, part: StepPart, children: Children) -> StepState:
         child = children[step.name, part]
         first = children[step.name, StepPart.FIRST]
@@ -289,22 +285,18 @@ class RunLooks:
         if child is None:
             return state
         if step.for_each is not None:
-            return await self._with_items(step, state, children)
+            parts = [children[step.name, part] for part in StepPart if part <= state.part]
+            most = None if step.on_failure.model else MOST_INLINE_BYTES  # of no use but as an example
+            answered = [await self._read(child, output.OUTPUT_FILE) for child in parts]
+            failed = [await self._read(child, output.ERROR_FILE, most) if state.failed else b"" for child in parts]
+            if sum(map(len, (*answered, *failed))) > MOST_INLINE_BYTES:
+                return await asyncio.to_thread(state_of_items, step, state, answered, failed)
+            return state_of_items(step, state, answered, failed)
         answer = await self._store.answer(child.id, child.tenant)
         body = b"" if answer is None else answer.body
         if state.part is StepPart.REPAIR:
             return StepState(state.part, state.phase, failed=state.failed, error=state.error, answer=body)
         return StepState(state.part, state.phase, values_of(step.endpoint, body), error=state.error)
-
-    async def _with_items(self, step: Step, state: StepState, children: Children) -> StepState:
-        """Returns a step with items as the files of its parts have it. Raises JobsUnavailable."""
-        parts = [children[step.name, part] for part in StepPart if part <= state.part]
-        most = None if step.on_failure.model else MOST_INLINE_BYTES  # of no use but as an example
-        answered = [await self._read(child, output.OUTPUT_FILE) for child in parts]
-        failed = [await self._read(child, output.ERROR_FILE, most) if state.failed else b"" for child in parts]
-        if sum(map(len, (*answered, *failed))) > MOST_INLINE_BYTES:
-            return await asyncio.to_thread(state_of_items, step, state, answered, failed)
-        return state_of_items(step, state, answered, failed)
 
     async def _read(self, child: Job | None, mark: str, most: int | None = None) -> bytes:
         """Returns the bytes of a file of a batch, at most so many; none where it has no such file. Raises JobsUnavailable."""
@@ -496,7 +488,10 @@ class PipelineRuns:
 
     async def _fail(self, running: RunningWork, why: StepError, look: RunLook | None = None) -> None:
         job = running.work.job
-        children = () if look is not None else await self._looks.children_of(job)
+        children: Sequence[Job] = ()
+        if look is None:  # all that it has, whatever its plan says
+            query = JobQuery(job.tenant, limit=MOST_CHILDREN, parent=job.id)
+            children = (await self._store.list_jobs(query)).jobs
         await self._stop_children([child.id for child in children if not child.state.is_end], job.tenant)
         is_spent = why.error_class == RUN_BUDGET_EXCEEDED
         message = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"

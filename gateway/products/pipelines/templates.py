@@ -571,7 +571,10 @@ class ConditionJudge:
             if isinstance(value, str):
                 self._take(len(value))
             elif isinstance(value, list | dict):
-                self._take_values(len(value))
+                values = len(value)
+                self._work.take_values(values)
+                if values * A_VALUE > MOST_AT_ONCE:
+                    raise TooMuchWork(MOST_AT_ONCE)
         if name in ("sort", "sort_by") and given and isinstance(given[0], list):
             self._take(_A_COMPARISON * len(given[0]) * len(given[0]).bit_length())
         elif name in ("to_string", "join"):
@@ -609,11 +612,6 @@ class ConditionJudge:
             if size > MOST_AT_ONCE:
                 raise TooMuchWork(MOST_AT_ONCE)
         return size
-
-    def _take_values(self, values: int) -> None:
-        self._work.take_values(values)
-        if values * A_VALUE > MOST_AT_ONCE:
-            raise TooMuchWork(MOST_AT_ONCE)
 
     def _take(self, chars: int) -> None:
         self._work.take(chars)

@@ -50,15 +50,11 @@ class KeptEvents:
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the events of this chunk up to that of the end."""
-        if self._pending or not chunk.endswith(_EVENT_ENDS):
-            self._pending += chunk
-            cut = max(self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _EVENT_ENDS)
-            chunk = bytes(self._pending[:cut])
-            del self._pending[:cut]
-        if b'"response"' not in chunk:
-            return chunk
+        block = _whole_events(self._pending, chunk)
+        if b'"response"' not in block:
+            return block
         made: list[bytes] = []
-        for event in split_events(chunk):
+        for event in split_events(block):
             if self.final is not None:
                 self._behind += event
             else:
@@ -92,6 +88,17 @@ class KeptEvents:
     def _own(self, response: dict[str, Any]) -> dict[str, Any]:
         id = derived_response_id(self._tenant, str(response.get("id")))
         return {**response, "id": id, "store": True, "previous_response_id": self._previous_id or None}
+
+
+def _whole_events(pending: bytearray, chunk: bytes) -> bytes:
+    """Returns the events that a chunk completes; what is none yet stays in `pending`."""
+    if not pending and chunk.endswith(_EVENT_ENDS):
+        return chunk
+    pending += chunk
+    cut = max(pending.rfind(end) + len(end) if end in pending else 0 for end in _EVENT_ENDS)
+    block = bytes(pending[:cut])
+    del pending[:cut]
+    return block
 
 
 def _frame(event: dict[str, Any]) -> bytes:
@@ -163,17 +170,9 @@ class OwnEvents:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the events that this chunk of a provider's stream has completed. Raises EndlessEvent."""
-        if not self._pending and chunk.endswith(_EVENT_ENDS):
-            block = chunk
-        else:
-            self._pending += chunk
-            cut = max(self._pending.rfind(end) + len(end) if end in self._pending else 0 for end in _EVENT_ENDS)
-            if not cut:
-                if len(self._pending) > MOST_HELD_BYTES:
-                    raise EndlessEvent(f"an event has more than {MOST_HELD_BYTES} bytes")
-                return []
-            block = bytes(self._pending[:cut])
-            del self._pending[:cut]
+        block = _whole_events(self._pending, chunk)
+        if not block and len(self._pending) > MOST_HELD_BYTES:
+            raise EndlessEvent(f"an event has more than {MOST_HELD_BYTES} bytes")
         made: list[bytes] = []
         for event in split_events(block):
             self._read(event, made)
@@ -238,7 +237,9 @@ class OwnEvents:
         if isinstance(response, dict):
             self._response = event["response"] = {**response, **self._own}
         if kind in ENDS:
-            self.final = self._finished(self._response)
+            self.final = self._response
+            if self._items and not self.final.get("output"):  # some providers leave the output to the events before
+                self.final = {**self.final, "output": [self._items[at] for at in sorted(self._items)]}
             return
         if kind in _REPLACED:
             return
@@ -249,12 +250,6 @@ class OwnEvents:
         event.pop("type")
         event.pop("sequence_number", None)
         made.append(self._frame(kind, event))
-
-    def _finished(self, response: dict[str, Any]) -> dict[str, Any]:
-        """Some providers leave the output to the events before."""
-        if response.get("output") or not self._items:
-            return response
-        return {**response, "output": [self._items[at] for at in sorted(self._items)]}
 
     def _begin(self, made: list[bytes], *, is_running: bool) -> None:
         self._has_begun = True

@@ -13,7 +13,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Protocol
 
 import orjson
 
@@ -32,22 +31,10 @@ MOST_BYTES = 256 * 1024
 """Of events that are in the log, too: whoever is slower reads them there."""
 
 
-class LiveReader(Protocol):
-    """Reads the events of a response."""
-
-    def wake(self) -> None:
-        """Is told that there is news."""
-        ...
-
-    def take(self, live: LiveLog, event: bytes) -> bool:
-        """Takes the event that has just come, in passing; False: the reader has to be woken for it."""
-        ...
-
-
 class LiveLog:
     """The events of one generation, from some event on, as they come."""
 
-    def __init__(self, generation: int, readers: Callable[[], Sequence[LiveReader]]) -> None:
+    def __init__(self, generation: int, readers: Callable[[], Sequence[FollowingReader]]) -> None:
         """`readers` gives those who read here now."""
         self.generation = generation
         self._readers = readers
@@ -97,7 +84,7 @@ class LiveLogs:
     def __init__(self) -> None:
         self._logs: dict[str, LiveLog] = {}
         self._running: dict[str, RunningWork] = {}
-        self._readers: dict[str, tuple[LiveReader, ...]] = {}
+        self._readers: dict[str, tuple[FollowingReader, ...]] = {}
 
     def begin(self, running: RunningWork, generation: int) -> LiveLog:
         """Returns the log of a run of the model that begins."""
@@ -128,7 +115,7 @@ class LiveLogs:
         if running is not None:
             running.note(WriteResult(is_ours=True, ends_as=JobState.CANCELLED))
 
-    def watch(self, job_id: str, reader: LiveReader) -> Callable[[], None]:
+    def watch(self, job_id: str, reader: FollowingReader) -> Callable[[], None]:
         """Has `reader` told of news of a response; returns what ends that."""
         self._readers[job_id] = (*self._readers.get(job_id, ()), reader)
 
@@ -258,24 +245,12 @@ LOOK_S = 1.0
 PAGE_BYTES = 1024 * 1024
 
 
-class LogReader(Protocol):
-    """Reads a log."""
-
-    def on_message(self) -> None:
-        """Is told that the log has grown."""
-        ...
-
-    def wake(self) -> None:
-        """Is told to look again: it is time to."""
-        ...
-
-
 class SharedLog:
     """The log of one response, from its first reader to its last."""
 
     def __init__(self, events: EventLogs, job: Job, clock: Clock) -> None:
         self.job = job
-        self.readers: dict[LogReader, None] = {}
+        self.readers: dict[FollowingReader, None] = {}
         self._events = events
         self._clock = clock
         self._looks: dict[tuple[int, int], asyncio.Task[LogPage | None]] = {}
@@ -328,7 +303,7 @@ class SharedLogs:
         self._clock = clock
         self._logs: dict[str, SharedLog] = {}
 
-    def join(self, events: EventLogs, job: Job, reader: LogReader) -> SharedLog:
+    def join(self, events: EventLogs, job: Job, reader: FollowingReader) -> SharedLog:
         """Returns the log of a response; the reader is told when there may be more in it, until he leaves."""
         log = self._logs.get(job.id)
         if log is None:
@@ -336,7 +311,7 @@ class SharedLogs:
         log.readers[reader] = None
         return log
 
-    def leave(self, log: SharedLog, reader: LogReader) -> None:
+    def leave(self, log: SharedLog, reader: FollowingReader) -> None:
         """Forgets a reader, and behind the last one the log."""
         del log.readers[reader]
         if not log.readers:
@@ -414,9 +389,6 @@ class FollowingReader:
         page = await log.read(self._place)
         if page is None:
             return None
-        return await self._of_page(log, page)
-
-    async def _of_page(self, log: SharedLog, page: LogPage) -> bytes | None:
         if page.is_cut:
             return self._over(*_CUT)
         if page.generation == 0:

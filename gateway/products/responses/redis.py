@@ -57,18 +57,15 @@ class RedisEventLogs:
 
     @property
     def every_s(self) -> float:
-        """Returns how long events may wait for others to be added with."""
         return 0.1
 
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
-        """Adds a part that follows the last one."""
         arguments = (*self._partitions.claim_of(work), *part)
         result = await self._appends.write(work, arguments, PART_WEIGHT + len(part.frames))
         self._watchers.wake(work.job.id)
         return result
 
     async def read(self, job_id: str, tenant: str, after: int, most_bytes: int = 1024 * 1024) -> LogPage | None:
-        """Returns the parts with events behind `after`, whole ones, at least one if there is any."""
         partition = self._partitions.of_tenant(tenant)
         reader = self._replica if self._watchers.has(job_id) else ""
         arguments = (job_id, records.tenant_token(tenant), after, most_bytes, reader)
@@ -83,14 +80,12 @@ class RedisEventLogs:
         return LogPage(int(fence) * self._partitions.number + partition, parts, is_cut == b"1", has_ended)
 
     async def drop(self, job_id: str) -> None:
-        """Forgets the log of a job."""
         partition = await self._places.find(job_id, None)
         if partition is not None:
             await self._partitions.run(READ, partition, job_id, "", 0, 0, "-")
         self._watchers.wake(job_id)
 
     def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Has `wake` called when a part of the job may have come, here or in another replica."""
         if self._listening is None:
             self._listening = asyncio.get_running_loop().create_task(
                 self._partitions.link.subscribe(self._channel, self._on_message, self._watchers.wake_all)
@@ -132,22 +127,18 @@ class RedisKeptResponses:
 
     @property
     def early(self) -> int:
-        """Returns how many went before their time by what this replica has put."""
         return self._early.count
 
     async def put(self, response: StoredResponse) -> None:
-        """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again."""
         self._refuse_if_unfit()
         await self._partitions.retry_until_known(lambda _: self._put(response))
 
     async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """Returns a response of the tenant whose time is not over."""
         return next(iter(await self.chain(response_id, tenant, 1)), None)
 
     async def chain(
         self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
     ) -> Sequence[StoredResponse]:
-        """Returns the response and those that it goes on from, the latest first."""
         partition, token = self._partitions.of_tenant(tenant), records.tenant_token(tenant)
         found: dict[str, StoredResponse] = {}
         while response_id and len(found) < most and most_bytes >= 0 and response_id not in found:
@@ -163,13 +154,11 @@ class RedisKeptResponses:
         return list(found.values())
 
     async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
-        """Forgets a response, durably; it is not kept again."""
         return await self._partitions.retry_until_known(
             lambda is_again: self._remove(response_id, tenant, is_expected=is_expected, is_again=is_again)
         )
 
     async def trim(self, most: int) -> int:
-        """Forgets responses whose time is over."""
         gone = 0
         self._first += 1
         for place in range(self._partitions.number):

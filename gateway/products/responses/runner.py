@@ -101,18 +101,14 @@ class ResponseChores:
                 if not has_looked:
                     await self._look()
                     has_looked = True
-                await self.forget_due()
+                while await self._store.responses.trim(AT_ONCE) == AT_ONCE:
+                    pass
+                while self._logs and self._logs[0][0] <= self._clock.wall():
+                    await self._store.events.drop(self._logs[0][1])
+                    heappop(self._logs)
             except JobsUnavailable:
                 pass  # the store has logged why
             await self._clock.sleep(EVERY_S)
-
-    async def forget_due(self) -> None:
-        """Forgets what is due now. Raises JobsUnavailable."""
-        while await self._store.responses.trim(AT_ONCE) == AT_ONCE:
-            pass
-        while self._logs and self._logs[0][0] <= self._clock.wall():
-            await self._store.events.drop(self._logs[0][1])
-            heappop(self._logs)
 
     async def _look(self) -> None:
         """Finds the responses that ended before this process began; those that are kept no more have no log, either."""

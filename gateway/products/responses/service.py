@@ -362,7 +362,16 @@ class ForegroundResponses:
             return reply
         events = KeptEvents(call.tenant, options.previous_id)
         if reply.chunks is None:
-            return await self._kept_whole(call, events, own, reply)
+            if is_stream(reply.headers):  # it was made before, and is given again in one piece
+                made = self._kept_events(call, events, own, _in_one_piece(reply.body))
+                return replace(reply, body=b"".join([block async for block in made]))
+            parsed = json_object(reply.body)
+            response = None if parsed is None else events.whole(parsed)
+            if response is None:
+                return reply
+            if not await self._keep(call, response, own):
+                response["store"] = False
+            return replace(reply, body=orjson.dumps(response))
         return self._kept_stream(call, events, own, reply, reply.chunks)
 
     async def handle_stored(self, call: Call) -> Reply:
@@ -371,18 +380,6 @@ class ForegroundResponses:
         if keeping is None:
             return await self._serve(call)
         return await self.handle(call, keeping, read_response_options(call.parsed or await body_of(call)))
-
-    async def _kept_whole(self, call: Call, events: KeptEvents, own: list[dict[str, Any]], reply: Reply) -> Reply:
-        if is_stream(reply.headers):  # it was made before, and is given again in one piece
-            made = self._kept_events(call, events, own, _in_one_piece(reply.body))
-            return replace(reply, body=b"".join([block async for block in made]))
-        parsed = json_object(reply.body)
-        response = None if parsed is None else events.whole(parsed)
-        if response is None:
-            return reply
-        if not await self._keep(call, response, own):
-            response["store"] = False
-        return replace(reply, body=orjson.dumps(response))
 
     def _kept_stream(
         self,

@@ -192,7 +192,14 @@ class ResponseSocketDoor:
         before = self.memory.find(owner, wanted.previous_id) if wanted.previous_id else None
         turn.cycle.first, items = turn_body(waiting.data, waiting.outline, before)
         if not wanted.generates:
-            await self._warm(connection, turn, wanted, items)
+            # its input is known to the turns behind it; no provider is asked
+            intake = self._edge.intake
+            call = intake.take(turn) or await intake.wait(turn)
+            response_id = f"resp_warm_{getrandbits(128):032x}"
+            if not connection.is_over:
+                self.memory.remember(owner, response_id, items)
+            for event in warm_response(response_id, self._clock.wall(), call.model_name, wanted.previous_id):
+                turn.send(orjson.dumps(event))
             return
         reply = await self._edge.answer(turn)
         if turn.call is None:
@@ -201,16 +208,6 @@ class ResponseSocketDoor:
         response = turn.response
         if response is not None and not connection.is_over and _is_nobodys(turn, wanted, response):
             self.memory.remember(owner, str(response.get("id")), with_output(items, response))
-
-    async def _warm(self, connection: ResponseConnection, turn: SocketTurn, wanted: TurnRequest, items: bytes) -> None:
-        """Makes the input known to the turns behind it. No provider is asked."""
-        intake = self._edge.intake
-        call = intake.take(turn) or await intake.wait(turn)
-        response_id = f"resp_warm_{getrandbits(128):032x}"
-        if not connection.is_over:
-            self.memory.remember(id(connection), response_id, items)
-        for event in warm_response(response_id, self._clock.wall(), call.model_name, wanted.previous_id):
-            turn.send(orjson.dumps(event))
 
     def _refuse(self, connection: ResponseConnection, turn: SocketTurn, error: GatewayError) -> None:
         call = turn.call

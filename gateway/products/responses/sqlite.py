@@ -94,26 +94,21 @@ class SqliteEventLogs:
 
     @property
     def every_s(self) -> float:
-        """Returns how long events may wait for others to be added with."""
         return 0.5  # the file is this process's alone, and whoever reads here does not wait for it
 
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
-        """Adds a part that follows the last one."""
         result = await self._file.note(lambda db: append(db, work, part, self._bounds))
         self._watchers.wake(work.job.id)
         return result
 
     async def read(self, job_id: str, tenant: str, after: int, most_bytes: int = 1024 * 1024) -> LogPage | None:
-        """Returns the parts with events behind `after`, whole ones, at least one if there is any."""
         return await self._file.read(lambda db: read(db, job_id, tenant, after, most_bytes))
 
     async def drop(self, job_id: str) -> None:
-        """Forgets the log of a job, durably."""
         await self._file.write(lambda db: drop(db, job_id))
         self._watchers.wake(job_id)
 
     def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Has `wake` called when a part of the job has come."""
         return self._watchers.watch(job_id, wake)
 
 
@@ -233,32 +228,26 @@ class SqliteKeptResponses:
 
     @property
     def early(self) -> int:
-        """Returns how many went before their time."""
         return self._early.count
 
     async def put(self, response: StoredResponse) -> None:
-        """Keeps a response, durably, in place of one with the same id; one that was removed is not kept again."""
         now = self._wall()
         self._early.note(await self._file.write(lambda db: put(db, response, now, self._bounds)))
 
     async def find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """Returns a response of the tenant whose time is not over."""
         now = self._wall()
         return await self._file.read(lambda db: find(db, response_id, tenant, now))
 
     async def chain(
         self, response_id: str, tenant: str, most: int, most_bytes: int = 8 * 1024 * 1024
     ) -> Sequence[StoredResponse]:
-        """Returns the response and those that it goes on from, the latest first."""
         now = self._wall()
         return await self._file.read(lambda db: chain(db, response_id, tenant, most, most_bytes, now))
 
     async def remove(self, response_id: str, tenant: str, *, is_expected: bool = False) -> bool:
-        """Forgets a response, durably; it is not kept again."""
         now = self._wall()
         return await self._file.write(lambda db: remove(db, response_id, tenant, now, is_expected=is_expected))
 
     async def trim(self, most: int) -> int:
-        """Forgets responses whose time is over."""
         now = self._wall()
         return await self._file.write(lambda db: trim(db, most, now))

@@ -262,7 +262,9 @@ class MessageBatches:
                 provider, "POST", PATH, headers=headers, body=body, within_s=SENDING_S + ANSWER_S, noes=_NO
             )
         except ProviderRefused as refused:
-            raise _with_room(refused) from refused
+            if refused.status == 429:  # for want of room: another time may pass
+                raise ProviderRefused(429, "rate_limit_exceeded", str(refused)) from refused
+            raise
         except Unreachable as why:
             if body.is_sent:
                 raise
@@ -376,11 +378,6 @@ def _read_batch(fields: dict[str, Any]) -> RemoteBatch:
     if batch is None:
         raise Unreachable("the answer tells of no batch")
     return batch
-
-
-def _with_room(refused: ProviderRefused) -> ProviderRefused:
-    """Returns a refusal for want of room as one that another time may pass."""
-    return ProviderRefused(429, "rate_limit_exceeded", str(refused)) if refused.status == 429 else refused
 
 
 # Providers' own Files and Batch APIs, where they are of OpenAI's shape.

@@ -422,7 +422,7 @@ def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> P
     why = f"the provider's batch has {batch.status}" if batch.status != "completed" else ""
     if batch.status == "failed":
         if batch.is_full and not part.is_wanted:
-            return _submitted_again(part, now)
+            return _to(_renamed(part), PartPhase.CREATING, now, in_s=FULL_S)  # another batch of the same file
         why = f"the provider's batch has failed: {batch.code or 'no reason given'} {batch.message}".strip()
     is_untold = not batch.output and (batch.completed > 0 or not batch.errors)
     looks = WITHOUT_FILES if batch.status == "completed" or batch.completed else WITHOUT_ANSWERS
@@ -431,11 +431,6 @@ def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> P
         return replace(part, misses=part.misses + 1, due=now + wait_s)
     part = replace(part, output=batch.output, errors=batch.errors)
     return _to(part, PartPhase.FETCHING if batch.output or batch.errors else PartPhase.TIDYING, now, why)
-
-
-def _submitted_again(part: Part, now: float) -> Part:
-    """Returns the part on its way to another batch of the same file, for which there may be room later."""
-    return _to(_renamed(part), PartPhase.CREATING, now, in_s=FULL_S)
 
 
 def _renamed(part: Part) -> Part:

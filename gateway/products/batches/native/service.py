@@ -134,20 +134,17 @@ class ProviderAsking:
         if part.batch and (part.is_inline or part.misses < parts.VANISHED):
             return BatchThere(await batches.look(provider, part.batch))
         if part.is_inline:
-            return await self._find_submitted(job, chunk, part, provider)
+            # it has no name of ours: it is looked for by its lines, among those of the time
+            prefix, numbers = line_id(job.id, 0)[:-6], lines_of(plan_of(job), chunk)
+            others = {str(mark.get("batch")) for number, mark in parts_of(job).items() if number != chunk}
+            try:
+                found = await batches.find_submitted(
+                    provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, not_before
+                )
+            except PendingResult as why:
+                return Unsure(str(why))
+            return NotListed() if found is None else BatchThere(found)
         found = await batches.find_batch(provider, part.name, part.file, not_before)
-        return NotListed() if found is None else BatchThere(found)
-
-    async def _find_submitted(self, job: Job, chunk: int, part: Part, provider: Provider) -> PartEvent:
-        """Looks for a batch that has no name of ours: by its lines, among those of the time."""
-        prefix, numbers = line_id(job.id, 0)[:-6], lines_of(plan_of(job), chunk)
-        others = {str(mark.get("batch")) for number, mark in parts_of(job).items() if number != chunk}
-        try:
-            found = await self._batches.find_submitted(
-                *(provider, lambda name: number_of(name, prefix) in numbers, part.lines, others, self._not_before(job))
-            )
-        except PendingResult as why:
-            return Unsure(str(why))
         return NotListed() if found is None else BatchThere(found)
 
     def _not_before(self, job: Job) -> float:
