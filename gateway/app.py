@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway.admin.operations import Gather, health_routes, metrics_route, state_routes
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.calllog import CallLog
 from gateway.core.clock import SteadyClock, SystemClock

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gateway.admin import operations
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import SWEEP_S, AttemptDeadlines
 from gateway.core.clock import LEAST_STEP_S, Clock
 from gateway.core.config.load import Reloader, ReloadReport

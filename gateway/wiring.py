@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from gateway.admin.operations import KeptFile, backup_routes, forget_copies
 from gateway.core import peek
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.clock import Clock, SharedClock
 from gateway.core.config.fields import SQLITE
 from gateway.core.edge import Edge
@@ -64,7 +64,7 @@ from gateway.routes import ENDPOINTS, Served, SocketDoors
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
-    from gateway.drivers.sqlite_store.store import SqliteStore
+    from gateway.drivers.sqlite_store import SqliteStore
 
 
 def connecting(pools: Pools, clouds: Clouds) -> Callable[[Provider, str | None], Upstream]:

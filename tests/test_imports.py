@@ -41,7 +41,7 @@ UNUSED = {
     "numpy": "it has no semantic cache",
     "websockets": "it has no realtime session yet",
     "gateway.core.websocket": "it has no realtime session yet",
-    "gateway.drivers.redis_store.store": "it shares no state",
+    "gateway.drivers.redis_store": "it shares no state",
     "gateway.drivers.redis.link": "it shares no state",
     "gateway.drivers.sqlite": "it keeps no file",
     "gateway.features.semantic.index.index": "it has no semantic cache",

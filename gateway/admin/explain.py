@@ -11,16 +11,16 @@ import orjson
 
 from gateway.core import call_headers as parse
 from gateway.core import peek as passthrough
+from gateway.core.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.error_tables import Diagnosis, ErrorAnswer, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.media import MEDIA
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import Capabilities
 from gateway.core.patience import SDK_S
 from gateway.core.peek import Peeked, peek
-from gateway.core.retry.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.route_plan import RoutePlan, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders

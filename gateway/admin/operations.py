@@ -30,24 +30,24 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.admission.keys import KeyBudgets
 from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
-from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.admission.queue import WaitingLine
+from gateway.core.balancing import Retries
 from gateway.core.call_headers import refuse_pages
 from gateway.core.clock import Clock
 from gateway.core.errors import BackupFailed, InvalidRequest, NotFound, Unauthorised
-from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import Suspicion
-from gateway.core.health.target_health.target_health import Account
+from gateway.core.health.target_health import Account
 from gateway.core.health.times import Latency
 from gateway.core.intake import read_object
 from gateway.core.limits.estimate import Cost
+from gateway.core.limits.limit_table import LimitRow, LimitSet
 from gateway.core.limits.reservation import ready_at
-from gateway.core.limits.table.limit_table import LimitRow, LimitSet
 from gateway.core.patience import ClientPatience
 from gateway.core.ports import StoreHealth
-from gateway.core.retry.balancing import Retries
 from gateway.core.serving import InFlight
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot
 from gateway.core.telemetry import CostTotals

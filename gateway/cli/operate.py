@@ -540,7 +540,7 @@ def retry_jobs(options: argparse.Namespace) -> int:
 
 
 def _backup(options: argparse.Namespace, name: str) -> int:
-    from gateway.drivers.sqlite_store.opening import damage_of  # no other command needs sqlite
+    from gateway.drivers.sqlite_file import damage_of  # no other command needs sqlite
 
     def copy(client: AdminClient) -> dict[str, Any]:
         return save(client.backup(name), options.file, damage_of)

@@ -2,7 +2,7 @@
 
     enter -> dispatch -> (the ledger) -> next_step -> Try | TryLater | GiveUp
 
-One loop, one ledger, one deadline. `core/retry/retry.py` decides, this acts. It must not know how an answer is relayed.
+One loop, one ledger, one deadline. `core/retry.py` decides, this acts. It must not know how an answer is relayed.
 Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
 from gateway.core.call import Call
 from gateway.core.clock import Clock
@@ -33,8 +33,7 @@ from gateway.core.limits.reservation import Refusal
 from gateway.core.ports import Meter
 from gateway.core.racing import Failover, Hedges, Suspects, find_target
 from gateway.core.render import error_body
-from gateway.core.retry.balancing import Action
-from gateway.core.retry.retry import (
+from gateway.core.retry import (
     DENIALS,
     GiveUp,
     Plan,

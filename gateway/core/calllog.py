@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.core.call import CacheOutcome, Call, CallRecord, OutputCheck
-from gateway.core.health.target_health.target_health import CLIENT_GONE
+from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.types import ALL_TEXT, Attempt, Usage
 from gateway.features.runs.rules import RunPart
 

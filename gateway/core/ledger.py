@@ -14,12 +14,12 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import Any, Final
 
-from gateway.core.admission.admission.candidates import answers_of, estimate_of
 from gateway.core.admission.gates import Gates
+from gateway.core.admission.planner import answers_of, estimate_of
 from gateway.core.call import CacheOutcome, Call, CallRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import MAX_RETRY_AFTER_S, Forbidden, GatewayError, InternalError, ShuttingDown, drop_frames
-from gateway.core.health.target_health.target_health import CLIENT_GONE as CLIENT_GONE
+from gateway.core.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.bodies import BodyEdits
 from gateway.core.openai.media import (

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, FirstAnswer, clocks_of
 from gateway.core.attempts import Attempts
 from gateway.core.call import Call, Reply

@@ -14,7 +14,7 @@ from gateway.core.call import CallRecord
 from gateway.core.types import Kept, StoreBounds
 from gateway.features.runs.rules import RunChange, RunRecord
 from gateway.features.runs.step import Close, nobody_waits
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]

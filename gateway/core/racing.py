@@ -19,13 +19,14 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.admission.keys import CallBudgets, token_cost
 from gateway.core.answers import AttemptDeadlines, FirstAnswer, Open, Task, clocks_of, dispatch
+from gateway.core.balancing import Hedging
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.health.breaker.breaker import Breaker
+from gateway.core.health.breaker import Breaker
 from gateway.core.health.detector import (
     FIRST_WINDOW,
     Responsiveness,
@@ -48,10 +49,9 @@ from gateway.core.health.times import (
 )
 from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.limits.reservation import Reservation, enter
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import Meter
-from gateway.core.retry.balancing import Hedging
-from gateway.core.retry.retry import is_final
+from gateway.core.retry import is_final
 from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot import Target
 from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage

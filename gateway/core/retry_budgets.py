@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from gateway.core.balancing import CostRule
 from gateway.core.openai.media import NO_EXTRAS, Extras
-from gateway.core.retry.balancing import CostRule
 from gateway.core.snapshot import Rates
 
 UNSEEN_OUTPUT_TOKENS = 4096

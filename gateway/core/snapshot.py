@@ -14,12 +14,13 @@ from hashlib import sha256
 from re import Pattern
 from typing import Any, Literal, Protocol
 
+from gateway.core.balancing import Choice, Retries, Tiers
 from gateway.core.error_tables import ErrorTable
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import CONTINUOUS, ChargeRule, Limits, Style
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.estimate import ChargeRule
+from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
 from gateway.core.openai.bodies import BodyEdits, Large
 from gateway.core.openai.usage import Capabilities
-from gateway.core.retry.balancing import Choice, Retries, Tiers
 from gateway.core.types import (
     Clocks,
     Endpoint,
@@ -39,7 +40,7 @@ from gateway.features.output.rules import OutputRule
 from gateway.features.ownership.rules.rules import ObjectRules
 from gateway.features.reuse.rules.rules import Caching
 from gateway.features.runs.rules import Workflows
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
 from gateway.products.pipelines.compile import PREFIX, PipelinePlan

@@ -14,7 +14,7 @@ from gateway.features.ownership.memory import MemoryObjects
 from gateway.features.reuse.memory import MemoryAnswers, MemoryRecords
 
 if TYPE_CHECKING:
-    from gateway.drivers.sqlite_store.store import SqliteStore
+    from gateway.drivers.sqlite_store import SqliteStore
 
 # The default store, in this process's memory: it answers at once, and ends with the process.
 #
@@ -98,13 +98,13 @@ def open_store(policy: PolicySnapshot, path: str | None, clock: Clock) -> Opened
     """Returns the store of the policy; `path` is that of a SQLite file. Raises StoreUnusable."""
     wall = clock.wall
     if policy.shared is not None:
-        from gateway.drivers.redis_store.store import RedisStore  # a process without replicas does not load the client
+        from gateway.drivers.redis_store import RedisStore  # a process without replicas does not load the client
 
         shared = RedisStore(policy.shared, wall, policy.store)
         return OpenedStore(shared, shared)
     if path is None:
         return OpenedStore(MemoryStore(policy.store, wall))
-    from gateway.drivers.sqlite_store.store import SqliteStore  # as above
+    from gateway.drivers.sqlite_store import SqliteStore  # as above
 
     sys.setswitchinterval(SWITCH_S)
     sqlite = SqliteStore(path, wall, policy.store, ahead=lambda: clock.ahead_s)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from gateway.core.clock import LEAST_STEP_S, Ahead, never_ahead
 from gateway.core.errors import StoreUnusable
-from gateway.drivers.sqlite_store.opening import Connect, FileKind, move_times, note_ahead, open_file, open_to_read
+from gateway.drivers.sqlite_file import Connect, FileKind, move_times, note_ahead, open_file, open_to_read
 from gateway.products.jobs.sqlite_rows import Backup, Effort, FileJob, Rest, Work
 
 # Keeps the state of a failing disk: when it is tried again, what the log says, and which writes it still has to take.
@@ -622,3 +622,16 @@ class FileThread:
                 self._loop.call_soon_threadsafe(tell, what)
             except RuntimeError:  # the loop is closed: no caller waits any more
                 log.debug("nobody heard how jobs ended")
+
+
+PAGE_BYTES = 4096
+ROW_BYTES = 256
+"""About the bytes that a row takes besides its columns: its places in the indexes."""
+
+
+def taken(*columns: bytes) -> int:
+    """Returns about the bytes of the file that a row takes: a long one fills whole pages, short ones share a page."""
+    size = sum(map(len, columns))
+    if size < PAGE_BYTES // 2:
+        return ROW_BYTES + PAGE_BYTES // (PAGE_BYTES // (size + 1))
+    return ROW_BYTES + -(-size // PAGE_BYTES) * PAGE_BYTES

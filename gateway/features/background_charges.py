@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.call import Call
 from gateway.core.ledger import cost_usd, estimated_usage, known_usd, usage_usd
 from gateway.core.openai.sse import answer_object, event_json, json_object, split_events

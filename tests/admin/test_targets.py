@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.operations import breaker_states, retry_levels, show_targets
+from gateway.core.balancing import Retries
 from gateway.core.errors import CircuitOpen
-from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.health.target_health.target_health import TargetHealth
+from gateway.core.health.breaker import Breaker
+from gateway.core.health.detector import BreakerRules
+from gateway.core.health.target_health import TargetHealth
 from gateway.core.limits import reservation
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
+from gateway.core.limits.limit_table import Limits
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.errors import GatewayError
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting, Key
 from gateway.core.types import Usage
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from tests.support.flow import Bench, ScriptedUpstream
 from tests.support.pool import Pool
 from tests.support.virtual import LoopClock

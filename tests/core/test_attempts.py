@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.balancing import BUILT_IN_RULES, Action, ClassRule, Retries
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, NoTargetAvailable
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action, ClassRule, Retries
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed
 from tests.rows import rows
 from tests.support.faults import leftovers

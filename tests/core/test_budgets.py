@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.core.balancing import CostRule, Retries
 from gateway.core.ledger import usage_usd
-from gateway.core.retry.balancing import CostRule, Retries
 from gateway.core.retry_budgets import (
     RetryBudget,
     RetryTokens,

@@ -12,10 +12,10 @@ from itertools import product
 
 import pytest
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import GatewayError
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
 from gateway.core.types import Attempt, ErrorClass, RawHeaders
 from gateway.emulator.limits import EmulatedBucket

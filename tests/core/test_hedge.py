@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.balancing import Backoff, Hedging, Retries
 from gateway.core.call import Reply
 from gateway.core.errors import InvalidRequest
-from gateway.core.health.target_health.target_health import UNHEALTHY
+from gateway.core.health.target_health import UNHEALTHY
 from gateway.core.limits import reservation
-from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.limit_table import Limits
+from gateway.core.limits.target_limits import Gate
 from gateway.core.racing import CANCELLED
-from gateway.core.retry.balancing import Backoff, Hedging, Retries
 from gateway.core.types import Attempt, ErrorClass, Outgoing, Phase, UpstreamFailed
 from tests.support.flow import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 

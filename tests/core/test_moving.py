@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.balancing import Hedging, Retries
 from gateway.core.errors import InvalidRequest
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.racing import Failover, Suspects
-from gateway.core.retry.balancing import Hedging, Retries
 from tests.core.test_suspects import SDK_S, calls, served, silence
 from tests.support.flow import Script
 from tests.support.outage import City, Fate, Provider, answers, fails, gone

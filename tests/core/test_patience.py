@@ -16,7 +16,7 @@ from gateway.admin.explain import explain
 from gateway.admin.operations import show_clients
 from gateway.core import call_headers as parse
 from gateway.core.errors import WaitTooLong
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.patience import (
     FEWEST_MOMENTS,
     FORGET_S,

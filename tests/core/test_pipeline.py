@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass
 from tests.rows import rows

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import BudgetExceeded, BudgetReserved, GatewayError
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import costs_nothing
 from gateway.core.peek import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 
 from gateway.core.answers import Open
+from gateway.core.balancing import Hedging, Retries
 from gateway.core.health.times import Latency
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Hedging, Retries
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Rates
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.support.flow import ANSWER, CLOCKS, SSE, Script, streamed

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import GatewayError
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Model
 from gateway.core.types import Endpoint
 from gateway.dialects.base import ModelFacts

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import Large
 from gateway.core.openai.usage import needs_of
 from gateway.core.snapshot import Model, Target

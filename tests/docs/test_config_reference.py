@@ -11,6 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 import gateway
+from gateway.core.balancing import BUILT_IN_RULES, Action
 from gateway.core.config.admission import KINDS, LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.error_tables import RuleEntry
 from gateway.core.config.policies import (
@@ -57,7 +58,6 @@ from gateway.core.config.schema import (
     UnitPrices,
 )
 from gateway.core.config.state import RedisEntry
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action
 from gateway.features.degrade_config import ModelDegradeEntry, SlowEntry
 from gateway.features.output.config import OnInvalidEntry, OutputEntry
 from gateway.features.ownership.config import ObjectsEntry

@@ -110,7 +110,7 @@ def test_make_targets_are_there() -> None:
 
 
 def test_names_are_defined_in_the_files_that_they_are_said_to_be_in() -> None:
-    """`next_step` in [core/retry/retry.py](…): a reader who follows the link finds the definition."""
+    """`next_step` in [core/retry.py](…): a reader who follows the link finds the definition."""
     named = NAMED_IN_FILE.findall(PAGES["docs/design.md"])
 
     assert len(named) > 15

@@ -12,9 +12,9 @@ import pytest
 from gateway.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.cli.main import main
 from gateway.core.calllog import CallLog
-from gateway.core.limits.table.limit_table import PART_OF
+from gateway.core.limits.limit_table import PART_OF
 from gateway.core.openai import headers
-from gateway.core.retry.retry import DENIALS
+from gateway.core.retry import DENIALS
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import ErrorClass, SkipReason, Usage
 from gateway.emulator.config import FAULTS, EmulatorConfig

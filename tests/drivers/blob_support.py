@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Any
 
 from gateway.drivers.blobs_redis import RedisBlobs
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.jobs.store import Blobs
 
 

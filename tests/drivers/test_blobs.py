@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.drivers.blobs import directory
-from gateway.drivers.blobs.directory import NEW, PIECE_BYTES, DirectoryBlobs, check_name
-from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.drivers import blobs as directory
+from gateway.drivers.blobs import NEW, PIECE_BYTES, DirectoryBlobs, check_name
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.store import Blobs
 from tests.drivers.blob_support import blobs_in, put, whole
 from tests.e2e.harness import until
 from tests.rows import rows
+from tests.support.memory_blobs import MemoryBlobs
 
 
 @pytest.fixture(params=["memory", "directory", "redis"])
@@ -335,7 +335,7 @@ async def test_whoever_is_cancelled_leaves_nothing_open(folder: DirectoryBlobs) 
 
 WRITES_ALWAYS = """
 import asyncio, sys
-from gateway.drivers.blobs.directory import DirectoryBlobs
+from gateway.drivers.blobs import DirectoryBlobs
 
 async def main():
     blobs, number = DirectoryBlobs(sys.argv[1]), int(sys.argv[2])

@@ -11,7 +11,7 @@ from redis import Redis
 
 from gateway.drivers import blobs_redis
 from gateway.drivers.blobs_redis import PART_BYTES, RedisBlobs
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.batches.finish import PartialFile, PartialFiles
 from gateway.products.jobs.model import JobsUnavailable, OutcomeUnknown, StoredFile
 from gateway.products.jobs.redis_partitions import durability

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.drivers import redis_health
-from gateway.drivers.redis_health import ServerHealth
+from gateway.drivers.redis import server as redis_health
+from gateway.drivers.redis.server import ServerHealth
 
 
 class Server:

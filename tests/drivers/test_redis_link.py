@@ -17,14 +17,13 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
-import gateway.drivers.redis_cluster as redis_server_module
-from gateway.drivers import redis_health
-from gateway.drivers.redis import job
-from gateway.drivers.redis.connect import PATIENCE_S, address_of, always, connect, master_of
-from gateway.drivers.redis.job import OperationCounts, StoreCommand
+from gateway.drivers.redis import link as redis_link
+from gateway.drivers.redis import server as redis_server_module
+from gateway.drivers.redis import wire
 from gateway.drivers.redis.link import Link, StoreGone, StoreRefused, load_script, script_of
-from gateway.drivers.redis_cluster import ServerOptions, StoreServer
-from gateway.fleet.lease.lease import SharedState
+from gateway.drivers.redis.server import ServerOptions, StoreServer
+from gateway.drivers.redis.wire import PATIENCE_S, OperationCounts, StoreCommand, address_of, always, connect, master_of
+from gateway.fleet.lease import SharedState
 from tests.rows import rows
 from tests.support.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 
@@ -117,7 +116,7 @@ async def test_a_script_has_the_servers_time_unless_given_one(link: Link) -> Non
 
 async def test_scripts_of_the_folder_have_the_prelude(tmp_path: Path) -> None:
     """Every script of the store can be loaded by its name."""
-    from gateway.drivers.redis.job import FOLDER  # only this test cares where they are
+    from gateway.drivers.redis.wire import FOLDER  # only this test cares where they are
 
     names = [path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude"]
 
@@ -359,7 +358,7 @@ async def test_an_answer_that_came_while_this_process_was_busy_is_not_late(
     a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read before the deadline is looked at, though that has passed."""
-    monkeypatch.setattr(job, "GRACE_S", 2.0)  # enough for a server on a busy machine
+    monkeypatch.setattr(wire, "GRACE_S", 2.0)  # enough for a server on a busy machine
     async with linked(a_redis.url, timeout_s=0.05) as link:
         sent, unsent = link.command("PING"), link.command("GET", b"k")
 
@@ -618,8 +617,8 @@ async def test_a_lost_subscription_is_made_anew(a_redis: RedisServer, link: Link
 
 async def test_a_silent_subscription_is_found_out(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks alive and hears nothing: the server is asked now and then, and no answer ends it."""
-    monkeypatch.setattr(redis_health, "ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(redis_health, "PATIENCE_S", 0.25)
+    monkeypatch.setattr(redis_link, "ASK_AFTER_S", 0.05)
+    monkeypatch.setattr(redis_link, "PATIENCE_S", 0.25)
     async with proxied(a_redis.port) as proxy, linked(proxy.url) as link, hearing(link, lambda _: None) as joined:
         before = proxy.accepted
         proxy.blackhole()
@@ -639,7 +638,7 @@ def pings(server: RedisServer) -> int:
 
 async def test_a_quiet_subscription_goes_on(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has said that it is there, so it is not made anew."""
-    monkeypatch.setattr(redis_health, "ASK_AFTER_S", 0.02)
+    monkeypatch.setattr(redis_link, "ASK_AFTER_S", 0.02)
     async with linked(a_redis.url) as link, hearing(link, lambda _: None) as joined:
         before = pings(a_redis)
 
@@ -779,7 +778,7 @@ async def test_a_command_that_a_closed_server_refuses_leaves_no_deadline_behind(
     server = StoreServer("the other", always(("127.0.0.1", 1)), options, lambda _: None)
 
     server.ask(command)
-    await asyncio.sleep(10 * job.GRACE_S)
+    await asyncio.sleep(10 * wire.GRACE_S)
 
     assert (late, tally.failures) == ([], 1)
     with pytest.raises(StoreGone, match="has not been reached"):

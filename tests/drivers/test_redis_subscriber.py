@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.drivers import redis_health
+from gateway.drivers.redis import link as redis_link
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from tests.support.redis_servers import RedisServer
 
 
@@ -25,7 +25,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_health, "LAST_RECONNECT_DELAY_S", 0.01)
+    monkeypatch.setattr(redis_link, "LAST_RECONNECT_DELAY_S", 0.01)
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +105,7 @@ async def test_a_subscription_ends_when_it_is_cancelled_whatever_swallows_that()
     async def connect() -> Any:
         return client
 
-    task = asyncio.create_task(redis_health.Subscriber(connect, b"news", lambda _: None, lambda: None).run())
+    task = asyncio.create_task(redis_link.Subscriber(connect, b"news", lambda _: None, lambda: None).run())
     await client.asked.wait()
     task.cancel()
     await asyncio.sleep(0)

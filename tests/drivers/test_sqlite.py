@@ -17,11 +17,9 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import StoreBounds
-from gateway.drivers import sqlite
-from gateway.drivers.sqlite_store import eviction
-from gateway.drivers.sqlite_store.eviction import STATE_FILE
-from gateway.drivers.sqlite_store.opening import open_file
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers import sqlite, sqlite_store
+from gateway.drivers.sqlite_file import open_file
+from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
 from gateway.features.reuse import sqlite as answers
 from gateway.features.reuse.memory import about, restored
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
@@ -231,7 +229,7 @@ def said_to_nobody(work: Callable[[], object]) -> str:
 def test_a_file_of_version_0_becomes_ours(path: str) -> None:
     """One that was begun, and never filled: the process died while it made it."""
     db = sqlite3.connect(path)
-    db.execute(f"PRAGMA application_id = {eviction.APPLICATION_ID}")
+    db.execute(f"PRAGMA application_id = {sqlite_store.APPLICATION_ID}")
     db.close()
 
     db, starts = open_file(path, STATE_FILE, connect=connect_hastily)
@@ -259,7 +257,7 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
 
 async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: str, wall: Wall) -> None:
     """Whose they were was not known; what they take was, and counts from the first moment."""
-    before = STATE_FILE.migrations[: STATE_FILE.migrations.index(eviction._SHARES)]
+    before = STATE_FILE.migrations[: STATE_FILE.migrations.index(sqlite_store._SHARES)]
     db, _ = open_file(path, replace(STATE_FILE, migrations=before), connect=connect_hastily)
     for number in range(50):
         old = (digest(number), b"f" * 32, wall() + 600, 8192, b"", b"")
@@ -389,7 +387,7 @@ async def test_a_log_that_has_become_long_is_begun_anew(path: str, wall: Wall, m
 
 async def test_all_partitions_together_are_bounded(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no end to partitions: the oldest rows of all go."""
-    monkeypatch.setattr(eviction, "VECTOR_BYTES", 64 * KIB)
+    monkeypatch.setattr(sqlite_store, "VECTOR_BYTES", 64 * KIB)
     store = opened(path, wall)
 
     for number in range(500):
@@ -404,8 +402,8 @@ async def test_all_partitions_together_are_bounded(path: str, wall: Wall, monkey
 
 async def test_a_lowered_bound_is_met_in_steps(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """No transaction drops more than some; a tick goes on until it is met."""
-    monkeypatch.setattr(eviction, "ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(eviction, "STEPS", 2)
+    monkeypatch.setattr(sqlite_store, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(sqlite_store, "STEPS", 2)
     disk = Disk()
     store = opened(path, wall, disk=disk)
     for number in range(100):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.drivers import sqlite
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_store import SqliteStore
 from tests.support.conformance import KIB, ROOMY, Wall, digest, kept, settle
 from tests.support.sqlite_support import Disk, connect_hastily
 

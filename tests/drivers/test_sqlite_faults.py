@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gateway.core.ports import Claim
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_store import SqliteStore
 from tests.support.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.support.sqlite_support import Disk, Monotonic, connect_hastily, exit_code, failing, fill, in_a_child
 

@@ -18,7 +18,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_store import SqliteStore
 from gateway.emulator.config import EmulatorConfig
 from gateway.features.reuse.layers.entries import LEAST_ROOM
 from gateway.features.reuse.single_flight import PIECE_BYTES, SLOW_READER
@@ -313,7 +313,7 @@ class Gate(Disk):
 def use_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk, clock: Callable[[], float]) -> None:
     """Gateways started from now on have their state file on this disk."""
     monkeypatch.setattr(
-        "gateway.drivers.sqlite_store.store.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock)
+        "gateway.drivers.sqlite_store.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock)
     )
 
 

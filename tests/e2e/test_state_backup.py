@@ -10,7 +10,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.cli.operate import AdminRefused, save
-from gateway.drivers.sqlite_store.opening import damage_of
+from gateway.drivers.sqlite_file import damage_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, config_of, connect, get, post
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, NoTargetAvailable
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.serving import Serving as Serving_
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, StreamedBody

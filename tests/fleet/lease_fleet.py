@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
 from tests.fleet.lease_model import LeaseModel
 
 NEAR = 1e-6

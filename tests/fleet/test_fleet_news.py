@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 
 from gateway.core.admission.gates import MOST_NAMED
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.health.target_health.target_health import FleetView
+from gateway.core.health.detector import BreakerRules
+from gateway.core.health.target_health import FleetView
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.ports import NewsItem
 from gateway.core.snapshot import Counting, Model, Target
 from gateway.core.types import LANES
 from gateway.fleet import news
-from gateway.fleet.leases.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.fleet.news import (
     FIRST_GO,
     HAND_S,
     LIMIT_GRAIN_S,
+    LOOK_AGAIN_S,
     MOST_KEPT,
     REMIND_S,
+    SLOT_S,
     BreakerMove,
     FleetNews,
     read_hand,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply, LimitKind
-from gateway.fleet.parts.leased_part import FORGOTTEN_S, REFRESH_S, Share
+from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.leased_part import FORGOTTEN_S, REFRESH_S, Share
 from tests.support.pool import Pool
 
 T0 = 1000.0

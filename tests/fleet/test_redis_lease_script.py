@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.drivers.redis.link import load_script
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply
+from gateway.fleet.lease import LeaseAsk, LeaseReply
 from gateway.fleet.redis import pack_ask, read_reply
 from tests.fleet.lease_fleet import (
     BEGIN,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.drivers.redis.link import Link, StoreGone
-from gateway.fleet.lease.lease import LeaseAsk, SharedState
+from gateway.fleet.lease import LeaseAsk, SharedState
 from gateway.fleet.redis import LATE_S, RedisLeases
 from tests.fleet.lease_fleet import (
     BEGIN,

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.ports import NewsItem
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.fleet.redis import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from tests.support.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gateway.core.admission.queue.queue import Held
+from gateway.core.admission.queue import Held
 from gateway.core.call import Call
 from gateway.core.snapshot import PolicySnapshot
 from gateway.core.types import Endpoint, Lane

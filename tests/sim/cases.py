@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gateway.core.limits.table.rules import AZURE, Limits, Style
+from gateway.core.limits.limit_table import AZURE, Limits, Style
 from gateway.core.snapshot import Counting
 from tests.sim.limits import Refill, Windows
 from tests.sim.provider import Fault, Latency, Provider

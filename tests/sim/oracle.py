@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from gateway.core.admission.queue.queue import Held, Left
-from gateway.core.limits.target_limits.gate import MOST_CHECKS
+from gateway.core.admission.queue import Held, Left
+from gateway.core.limits.target_limits import MOST_CHECKS
 from gateway.core.types import LANES, Lane
 from tests.sim.call import SimCall, held_of
 from tests.sim.clock import until

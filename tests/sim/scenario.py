@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import GatewayError

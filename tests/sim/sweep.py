@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting, Holding
 from gateway.core.types import LANES, Lane, QueueBounds
 from tests.sim.limits import Refill

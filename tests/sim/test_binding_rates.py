@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from tests.sim.clock import until
 from tests.sim.limits import ProviderLimit, Refill, Sliding, Windows
 from tests.sim.provider import Fault, Latency, Provider

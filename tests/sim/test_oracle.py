@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.core.admission.fair_queue import FairQueue, Next
-from gateway.core.admission.queue.queue import DelayQueue, Held
+from gateway.core.admission.queue import DelayQueue, Held
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation
-from gateway.core.limits.target_limits.gate import CallTraits, Gate
+from gateway.core.limits.target_limits import CallTraits, Gate
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault

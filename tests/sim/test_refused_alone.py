@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from tests.rows import rows
 from tests.sim.call import SimCall
 from tests.sim.limits import Refill

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.types import Lane
 from tests.sim.cases import slots_site
 from tests.sim.limits import Refill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.types import Lane
 from tests.sim.limits import ProviderLimit, Refill, Sliding, Windows
 from tests.sim.oracle import Oracle

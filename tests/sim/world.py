@@ -15,17 +15,17 @@ from math import inf
 from random import Random
 from typing import Protocol, cast
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.attempts import LIMITS_RATE
+from gateway.core.balancing import BUILT_IN_RULES, Retries
 from gateway.core.config.error_tables import read_error_tables
 from gateway.core.error_tables import Diagnosis
 from gateway.core.errors import AdmissionDenied, GatewayError
-from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.detector import BreakerRules
 from gateway.core.limits.headers import never_fits, retry_delay_s
+from gateway.core.limits.limit_table import Limits
 from gateway.core.limits.reservation import Refusal
-from gateway.core.limits.table.rules import Limits
 from gateway.core.ports import Meter
-from gateway.core.retry.balancing import BUILT_IN_RULES, Retries
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
 from gateway.core.types import Attempt, Clocks, ErrorClass, Phase, QueueBounds, RawHeaders, Server, Upstream, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall

@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import NewsItem
 from gateway.drivers.redis.link import Link
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.fleet.news import FleetNews
 from gateway.fleet.redis import RedisNews
 from tests.soak.conftest import Report

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.health.breaker import Breaker
+from gateway.core.limits.target_limits import Gate
 from gateway.core.ports import Later, NewsItem
 from gateway.fleet.news import FleetNews
 from tests.support.outage import City, Fate, Provider

@@ -15,14 +15,14 @@ from typing import Any, cast
 import httpx
 import orjson
 
+from gateway.core.balancing import Retries
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
-from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.detector import BreakerRules
 from gateway.core.http.client.redaction import with_phase
 from gateway.core.http.client.wire import Wire
 from gateway.core.ledger import answer_headers
 from gateway.core.render import error_body, error_headers
-from gateway.core.retry.balancing import Retries
 from gateway.core.snapshot import Provider
 from gateway.core.types import Clocks, Phase, RawHeaders
 from tests.support.flow import JSON, SSE, Bench, ScriptedUpstream, read_all

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
+from gateway.core.balancing import BUILT_IN_RULES, Choice, Retries
 from gateway.core.call import Call, CallRecord, Reply
 from gateway.core.config.error_tables import read_error_tables
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.pipeline import Pipeline
 from gateway.core.ports import Store
-from gateway.core.retry.balancing import BUILT_IN_RULES, Choice, Retries
 from gateway.core.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import (
     Clocks,

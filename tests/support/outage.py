@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
+from gateway.core.balancing import Retries
 from gateway.core.errors import AdmissionDenied, GatewayError
-from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.target_limits.gate import Gate
-from gateway.core.retry.balancing import Retries
+from gateway.core.health.breaker import Breaker
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.target_limits import Gate
 from gateway.core.types import ErrorClass, Outgoing, Phase, UpstreamFailed
 from tests.support.faults import leftovers
 from tests.support.flow import Bench, Broken, Script, ScriptedAnswer, ScriptedUpstream, read_all, streamed, whole

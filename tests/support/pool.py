@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.fleet.lease.lease import LeaseAsk, LeaseReply, LimitKind
+from gateway.fleet.lease import LeaseAsk, LeaseReply, LimitKind
 from tests.fleet.lease_model import LeaseModel, Replica
 
 

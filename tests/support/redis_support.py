@@ -16,8 +16,8 @@ from redis import Redis
 from gateway.core.ports import VectorRow
 from gateway.core.types import StoreBounds
 from gateway.drivers.redis.link import Link, NoReply, Script, StoreGone
-from gateway.drivers.redis_store.store import RedisStore
-from gateway.fleet.lease.lease import SharedState
+from gateway.drivers.redis_store import RedisStore
+from gateway.fleet.lease import SharedState
 from tests.support.conformance import settle
 
 PATIENT_S = 5.0

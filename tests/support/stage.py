@@ -14,7 +14,7 @@ from gateway.core.call import Call, Reply
 from gateway.core.errors import GatewayError
 from gateway.core.metrics import Metrics
 from gateway.core.types import Usage
-from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.drivers.blobs import MemoryBlobs
 from gateway.products.batches.chunk import ChunkRunner
 from gateway.products.batches.input import IndexEntry, pack_entry, plan_chunks
 from gateway.products.batches.output import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL

@@ -19,16 +19,16 @@ from typing import Any, NamedTuple, Protocol, cast
 import orjson
 
 from gateway.core.call import Call, Reply
-from gateway.drivers.blobs.memory import MemoryBlobs
-from gateway.drivers.redis.job import Part
 from gateway.drivers.redis.link import Link, Script
-from gateway.fleet.lease.lease import SharedState
+from gateway.drivers.redis.wire import Part
+from gateway.fleet.lease import SharedState
 from gateway.products.batches.finish import BatchEnds
 from gateway.products.jobs.model import FINALISE, ClaimedWork, Job, derived_file_id
 from gateway.products.jobs.redis import partitions_of
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from gateway.products.jobs.store import JobStore
 from gateway.products.jobs.worker import RunningWork
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 from tests.support.redis_jobs import PATIENT_S, JobLender, end_leases
 from tests.support.sqlite_support import connect_hastily

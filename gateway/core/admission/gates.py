@@ -17,17 +17,15 @@ from itertools import islice
 from operator import itemgetter
 from secrets import token_bytes
 
-from gateway.core.admission.queue.queue import DelayQueue, WaitingLine
+from gateway.core.admission.queue import DelayQueue, WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
-from gateway.core.health.breaker.state_machine import account_rules
-from gateway.core.health.detector import Responsiveness
-from gateway.core.health.target_health.target_health import Account, OnChange, TargetHealth
-from gateway.core.limits.target_limits.gate import Gate
-from gateway.core.limits.target_limits.idle_gates import Remembered
+from gateway.core.health.detector import Responsiveness, account_rules
+from gateway.core.health.target_health import Account, OnChange, TargetHealth
+from gateway.core.limits.target_limits import Gate, IdleGates
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.snapshot import Model, PolicySnapshot, Target
-from gateway.fleet.leases.leases import Sharing
+from gateway.fleet.leases import Sharing
 
 # The names of gates that are not in the config: of model names that clients choose, and of callers with accounts of their own.
 #
@@ -185,7 +183,7 @@ class Gates:
         self._sharing = sharing
         salt = token_bytes(16)
         self.names = GateNames(salt)
-        self._remembered = Remembered(salt)
+        self._remembered = IdleGates(salt)
         self._by_caller: set[str] = set()
         self._thinkers: set[str] = set()
         self.lines: dict[str, WaitingLine] = {}

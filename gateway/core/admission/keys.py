@@ -14,22 +14,21 @@ from math import inf
 from typing import NoReturn
 
 from gateway.core.admission.gates import Gates
-from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.admission.queue import WaitingLine
+from gateway.core.balancing import Retries
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BudgetExceeded, BudgetReserved, KeyRateLimited
 from gateway.core.ledger import CostEstimates
 from gateway.core.limits.estimate import Cost
+from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.limits.reservation import Reservation, ready_at
-from gateway.core.limits.table.limit_table import LimitSet
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
-from gateway.core.retry.retry import Doubt
+from gateway.core.retry import Doubt
 from gateway.core.retry_budgets import Price, Reserved, Retry, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.core.snapshot import Key, PolicySnapshot, Target
 from gateway.core.types import LANES, Attempt, ErrorClass, Phase, Usage
-from gateway.fleet.leases.leases import Sharing
-from gateway.fleet.parts.shared_sum import FleetSum
+from gateway.fleet.leased_part import FleetSum
+from gateway.fleet.leases import Sharing
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -391,7 +390,7 @@ class KeyLimits:
 
 # What the retries of a call may take: of its targets' retry budgets, of its key's money, and of its own attempts.
 #
-#     of (the answers to `core/retry/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
+#     of (the answers to `core/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
 #
 # It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Literal, TypeAlias
 
-from gateway.core.admission.admission.candidates import estimate_of
 from gateway.core.admission.gates import Gates
 from gateway.core.admission.keys import KeyLimits, RetryBudgets
-from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
+from gateway.core.admission.planner import estimate_of
+from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.error_tables import Diagnosis, Scope
@@ -30,10 +30,10 @@ from gateway.core.errors import (
     WaitTooLong,
 )
 from gateway.core.health.detector import is_shared
-from gateway.core.health.target_health.target_health import CLIENT_GONE, STILL_REFUSED, TRIED_AGAIN, UNHEALTHY, Account
+from gateway.core.health.target_health import CLIENT_GONE, STILL_REFUSED, TRIED_AGAIN, UNHEALTHY, Account
 from gateway.core.health.times import is_deserted, is_evidence, usual_of
 from gateway.core.limits.reservation import Refusal, Reservation, refused
-from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
+from gateway.core.limits.target_limits import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MOST_DOUBLINGS, CallTraits, Gate
 from gateway.core.ports import Meter
 from gateway.core.types import LANES, ErrorClass, Phase, RawHeaders, Usage
 

@@ -27,8 +27,9 @@ from gateway.core.config.schema import (
     check_sets,
 )
 from gateway.core.config.source import Document, Path, did_you_mean
+from gateway.core.limits.estimate import ChargeRule
 from gateway.core.limits.headers import provider_of
-from gateway.core.limits.table.rules import AZURE, CONTINUOUS, ChargeRule, Style
+from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Style
 from gateway.core.snapshot import Counting, Holding, LimitsAre, Provider
 from gateway.core.types import EMULATOR, LANES, Lane, QueueBounds
 

@@ -13,15 +13,15 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from gateway.core.balancing import Action, ClassRule, Retries
 from gateway.core.config.admission import windows_of
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import BodyEdits
-from gateway.core.retry.balancing import Action, ClassRule, Retries
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
 from gateway.core.types import Server
 from gateway.features.output.rules import OutputRule
 from gateway.features.reuse.rules.rules import Caching
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.pipelines.compile import PipelinePlan
 
 

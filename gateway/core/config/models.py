@@ -40,7 +40,7 @@ from gateway.core.config.schema import (
     check_part,
 )
 from gateway.core.config.source import Document, Path, did_you_mean, kind_of, quoted
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.bodies import NOT_EDITABLE, BodyEdits
 from gateway.core.openai.transcript import is_thinker
 from gateway.core.openai.usage import Capabilities

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from gateway.core.balancing import Retries
 from gateway.core.config.admission import AdmissionRules, QueuePolicies, read_admission, read_queue
 from gateway.core.config.error_tables import ErrorTables, built_in_folder, read_error_tables
 from gateway.core.config.fields import (
@@ -30,8 +31,7 @@ from gateway.core.config.fields import (
 from gateway.core.config.retries import read_breakers, read_retries
 from gateway.core.config.schema import Entry, TimeoutsSet, check, check_sets
 from gateway.core.config.source import Document, Path, Problem, did_you_mean, quoted, read_document
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.retry.balancing import Retries
+from gateway.core.health.detector import BreakerRules
 from gateway.core.types import LANES, PASSTHROUGH, Clocks, Lane
 from gateway.dialects.known import ModelTable, Row, in_order
 from gateway.features.reuse.config import CachePolicies, read_caching

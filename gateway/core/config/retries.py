@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from gateway.core.config.fields import (
     Amount,
     Attempts,
@@ -30,8 +31,7 @@ from gateway.core.config.fields import (
 )
 from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
+from gateway.core.health.detector import BreakerRules
 from gateway.core.types import LANES, ErrorClass, Lane
 
 # Reads `breakers.yaml`: by set, when a breaker opens after failures, and how its target is probed.

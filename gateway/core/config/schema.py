@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from gateway.core.balancing import Choice
 from gateway.core.config.fields import (
     Address,
     Amount,
@@ -40,9 +41,8 @@ from gateway.core.config.fields import (
     problem_of,
 )
 from gateway.core.config.source import Document, Path, did_you_mean, kind_of, path_text, quoted
-from gateway.core.limits.table.rules import ChargeRule
+from gateway.core.limits.estimate import ChargeRule
 from gateway.core.openai.usage import USUAL_TIERS
-from gateway.core.retry.balancing import Choice
 from gateway.core.snapshot import Dialect, FallbackUse, LimitsAre, OnLoss
 from gateway.features.grouping.bodies import GroupRules
 from gateway.products.jobs.webhooks.config.hook_secrets import HookSecrets

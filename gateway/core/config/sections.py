@@ -50,7 +50,7 @@ from gateway.credentials.config import cloud_auth
 from gateway.dialects.known import LISTS
 from gateway.dialects.target_languages import TargetLanguages, languages_of
 from gateway.features.runs.rules import Workflows
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.realtime.rules import why_no_sessions
 
 # Notices at start about things that are accepted but noteworthy; no notice holds a secret.

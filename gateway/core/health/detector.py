@@ -1,4 +1,4 @@
-"""Judges a target's outcomes by what is usual there, and finds targets that are silent.
+"""Judges a target's outcomes by what is usual there and by the rules of `breakers.yaml`, and finds targets that are silent.
 
     outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
 
@@ -10,11 +10,51 @@ permits or targets. Invariants: O(1) in time and space for each outcome; no samp
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from typing import NamedTuple
 
-from gateway.core.health.breaker.state_machine import BreakerRules
 from gateway.core.health.times import Latency
+from gateway.core.types import LANES, Lane
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRules:
+    """One set of `breakers.yaml`."""
+
+    is_enabled: bool = True
+    consecutive_failures: int = 5
+    """The failures in a row that open it; raised to 20 at most where failures are usual at this target."""
+    failure_rate_percent: float = 50.0
+    """The percentage of the calls that usually succeed whose failure opens it; raised to 90 % of all at most."""
+    min_calls: int = 20
+    """The calls that have to be in the window before a rate is looked at."""
+    window_s: float = 60.0
+    """The length of the window in seconds; it is made longer where calls take longer."""
+    slow_rate_percent: float = 80.0
+    """The percentage of calls that opens it whose first byte came later than is usual here ..."""
+    slow_factor: float = 4.0
+    """... by this factor over the target's own baseline, within the next two ..."""
+    slow_at_least_s: float = 10.0
+    slow_at_most_s: float = 120.0
+    open_s: float = 2.0
+    """The seconds that it is open for the first time; doubled with each further ejection."""
+    max_open_s: float = 60.0
+    jitter_percent: float = 20.0
+    """The largest part of the open time by which a draw shortens it."""
+    probes: int = 3
+    """The most calls in flight while it is half open; as many successes close it."""
+    ramp_s: float = 10.0
+    """The seconds of the slow start, over which the calls let through grow once it is closed."""
+    hold_for_s: Mapping[Lane, float] = field(default_factory=lambda: dict.fromkeys(LANES, 21600.0))
+    """The seconds that a call of each lane is held when all its targets are open; its deadline ends that sooner."""
+
+
+def account_rules(rules: BreakerRules) -> BreakerRules:
+    """Returns the rules of a provider's account, which hears of all its targets' failures: no single target should open it."""
+    consecutive = max(10, 2 * rules.consecutive_failures)
+    return replace(rules, consecutive_failures=consecutive, min_calls=max(50, 2 * rules.min_calls))
+
 
 BUCKETS = 12
 """The number of buckets in a window, which forgets one at a time."""

@@ -1,7 +1,7 @@
 """Limits as arithmetic: a bucket that refills all the time, a window that starts anew, slots that are held.
 
 Pure and sync; `now` comes in as monotonic seconds, and a clock that steps back changes nothing. It must not know
-headers, calls or queues (`table/limit_table.py` puts several of these together). A microsecond early counts as on time: without
+headers, calls or queues (`limit_table.py` puts several of these together). A microsecond early counts as on time: without
 it, a caller that waits exactly as told could be told to wait again because of rounding. The debt is kept, so it never
 adds up. Invariant: over any span a bucket grants at most its burst plus what refilled, a window at most its capacity.
 """

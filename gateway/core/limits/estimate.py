@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, exp, log
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 
 from gateway.core.health.times import DecayingHistogram
-from gateway.core.limits.table.rules import ChargeRule
 
 # How far estimates of a model's tokens are off, and how long its answers get, learned from what providers report.
 #
@@ -363,3 +362,7 @@ def _body_tokens(body: bytes) -> int:
     step = (len(body) - _SLICE) // (_SLICES - 1)
     sample = b"".join([body[start : start + _SLICE] for start in range(0, step * _SLICES, step)])
     return ceil(text_tokens(sample.decode("utf-8", "replace")) * len(body) / len(sample))
+
+
+ChargeRule = Literal["max", "sum", "input", "real"]
+"""What a provider charges for a call when it lets the call in: `charge` in `estimate.py` says what each means."""

@@ -1,23 +1,643 @@
-"""Learns limits that nobody wrote down: a cap that follows latency, a rate, a burst.
+"""Learns limits that nobody wrote down. In this order:
 
-Gradient control as in Netflix's concurrency-limits (Gradient2: tolerance, allowance of the root of the cap, smoothing) and
-Envoy's adaptive concurrency filter (minRTT windows): the cap shrinks by the ratio of the unloaded to the present time to
-the first byte, and grows while there is none. The unloaded time is measured again every so often with half of the cap.
+    Strays           refusals that come whatever the rate, told from those of a limit
+    RateSearch       a rate that nobody tells
+    RateDiscovery    whether a rate has to be searched for at all
+    AdaptiveCap      a cap on calls in flight that follows latency
+    UnwrittenBurst   how many requests a provider takes at once
 
-That time also depends on the prompt, over orders of magnitude. Nothing is divided by tokens for it, as the slope differs
-with every cached prefix; instead rounds of answers are compared by the means of logarithms, and only what is more than
-their spread explains counts as a queue. The least of several rounds is never used: it is lower the more they vary, and
-with such a goal the cap shrinks to nothing.
-
-It must not know calls. Invariants: the cap stays within its bounds; every step is O(1).
+All of it is arithmetic on outcomes and their times, in O(1) for each call. It must not know why an attempt failed, only that it
+was refused for its rate; nor limits, pauses or calls.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
+from typing import NamedTuple
 
-from gateway.core.limits.rate_search import SLOW_START, RateSearch, Strays
+# A limit refuses all that is too much: its refusals come thick, and stop as soon as the rate is lowered. Some providers
+# refuse one call in a hundred at any rate; such strays come one at a time, at a low rate, too. A cumulative sum of evidence
+# (Page, "Continuous inspection schemes", Biometrika 1954) tells the two apart: each refusal adds to it, each accepted call
+# takes a little of it away, and when it is full there is a limit. How much a refusal adds depends on how usual strays are,
+# which is learned while the rate is known to be low enough. Where none was ever seen, one refusal is proof enough near a rate
+# that was measured. Where no limit is known it takes two, one behind the other or within a few calls.
+
+_RAREST, _RARE = 0.00009, 0.002
+"""Where none was ever seen: one refusal is all the evidence that is needed, and two where no limit is known."""
+_MOST_USUAL = 0.06
+"""A higher share than this is never taken to be usual."""
+_FULL = 7.0
+"""Of the evidence: odds of a thousand to one."""
+_HEAD_START = 4.0
+"""What evidence begins with once the rate was lowered (Lucas and Crosier, 1982): often it was not lowered enough."""
+_BY_LIMIT = 0.10
+"""The least share of calls that a limit which matters refuses, beside the strays."""
+_MEMORY = 2000.0
+"""So many calls tell how usual strays are, then the older count half."""
+_DOUBT = 60.0
+"""So many calls without a stray are assumed beside those that were seen."""
+_PROVEN = 3.0
+"""So many strays are beyond doubt; before, one of them may have been a limit's."""
+_CLEAN, _CLEAN_PROVEN = 3.0, 5.0
+"""Half are forgotten after so many times the calls that usually bring one, without any: a chance of one in 20 (150)."""
+
+
+class Strays:
+    """The refusals of one target, and how many of them are usual whatever the rate."""
+
+    __slots__ = ("_calls", "_evidence", "_found", "_is_undecided", "_limits", "_suspects", "accepted")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """Calls since the last refusal; whoever sees one accepted counts it here."""
+        self._evidence = 0.0
+        self._calls = 0.0  # at a rate that is low enough, as far as somebody was refused there ...
+        self._found = 0.0  # ... and those of them that were refused
+        self._limits = 0.0  # how often several were too many for chance
+        self._suspects = 0.0  # of these, the ones that are evidence of a limit now
+        self._is_undecided = False  # the last one came while nobody knew of a limit, and counts as neither yet
+
+    def refused(self, *, has_room: bool, is_unknown: bool = False) -> bool:
+        """A call was refused: True when there is a limit, False for a stray. The former begins anew.
+
+        `has_room` says that no limit is thought to be near: then it tells how usual strays are. `is_unknown` says that nothing
+        is known of a limit: one refusal alone counts as a stray once enough calls were accepted behind it.
+        """
+        accepted, self.accepted = self.accepted, 0
+        rarest = _RARE if is_unknown else _RAREST
+        usual = max(rarest, self.usual)
+        evidence = self._evidence - accepted * log((1 - usual) / (1 - usual - _BY_LIMIT))
+        if evidence <= 0:
+            if self._is_undecided:  # so many were let in behind it that it was none of a limit
+                self._found += 1
+                self._calls += accepted + 1
+            evidence = self._suspects = 0.0
+        self._is_undecided = is_unknown
+        if is_unknown and evidence and not accepted and not self.are_usual:  # one behind the other
+            evidence = _FULL
+        if accepted * usual > (_CLEAN_PROVEN if self.are_proven else _CLEAN):
+            self._found /= 2
+        if has_room:
+            self._calls += accepted + 1
+            self._found += 1
+            self._suspects += 1
+            if self._calls > _MEMORY:
+                self._calls, self._found, self._suspects = self._calls / 2, self._found / 2, self._suspects / 2
+                self._limits /= 2
+            usual = max(rarest, self.usual)
+        self._evidence = evidence + log((usual + _BY_LIMIT) / usual)
+        if self._evidence < _FULL:
+            return False
+        if self._suspects > 1:  # a single one may well have been a stray
+            self._found = max(0.0, self._found - self._suspects)
+            self._limits += 1
+        self.lowered()
+        return True
+
+    def lowered(self) -> None:
+        """The rate was lowered."""
+        self._suspects = 0.0
+        self._is_undecided = False
+        self._evidence = _HEAD_START
+
+    def found(self, strays: float, calls: float) -> None:
+        """So many of these calls were strays, as it has turned out."""
+        self._found += strays
+        self._calls += calls
+
+    @property
+    def usual(self) -> float:
+        """The share of calls that is refused whatever the rate, as far as anybody knows."""
+        share = (self._found - (0.0 if self.are_proven else 1.0)) / (self._calls + _DOUBT)
+        return min(max(share, _RAREST), _MOST_USUAL)
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether more than one was seen."""
+        return self._found > 1.0
+
+    @property
+    def are_proven(self) -> bool:
+        """Whether they are usual beyond doubt, and not too many to be strays: then no pause follows from one."""
+        return max(_PROVEN, 2 * self._limits) <= self._found <= _MOST_USUAL * self._calls
+
+
+# The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
+# first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
+# empty bucket accepts is its rate. We stay a little below it and probe upwards, the faster the farther nothing is refused
+# (additive increase, multiplicative decrease: Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
+#
+# Invariants: a refusal never raises the rate; once the window is gone, any second sees at most 1.2 times the highest rate in
+# it (or that and one call); with nothing in flight somebody may go within a second and `1 / rate`.
+
+_EARLY_S = 1e-6
+_STEP_S = 0.01
+_SAMPLE_S = 0.25
+_LONGEST_HOLD_S = 1.0
+_MOST_SPARE = 30.0
+"""Of the accepted calls so many are remembered: as many more may be refused to find out whether calls are accepted again."""
+_SLOW_LEAP_PERCENT = 300.0
+"""The most that a rate grows by at once that nobody has measured, and at which less than one call is in flight."""
+_TIMED_PER_S = 1.0
+"""A provider that tells when to come back needs no rate below this: it is refused once for each pause."""
+_FAR = 2.0
+"""A rate so many times the measured one shows that the latter binds no more."""
+_ROOM = 0.95
+"""Of the measured rate: below it a limit has room."""
+_FLIGHT, _LARGE_FLIGHT = 3, 8
+"""So many calls accepted behind a refusal tell that it was a stray, and so many how usual they are."""
+_FLIGHT_STRAYS = 0.05
+"""So many of them may be refused, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPolicy:
+    """Rates are calls per second; the defaults did best over all providers of `tests/core/limits/storm.py` together."""
+
+    blind_rate: float = 12.5
+    """Until the first answer."""
+    first_rate: float = 50.0
+    """From the first answer on, if it is no refusal."""
+    min_rate: float = 1 / 60
+    max_rate: float = 10_000.0
+    burst_s: float = 0.2
+    """So many seconds of the rate may go at once (at least one call)."""
+    first_window: int = 16
+    """While searching, so many calls may be in flight whatever the rate."""
+    resume_window: int = 0
+    """The same right after a pause."""
+    window_percent: float = 2.0
+    """Of the accepted calls, added to the window: if all in it are refused, that is few compared with those."""
+    growth_percent: float = 40.0
+    """While searching, per second (or round trip, if longer), compounding; probing is never faster."""
+    leap_percent: float = 25.0
+    """The most that the rate grows by at once."""
+    cut: float = 0.5
+    """The least share of the rate that a refusal leaves, and all it leaves when too few calls tell the true rate."""
+    enough: int = 4
+    """So many calls accepted since a refusal tell the true rate."""
+    settle: float = 0.9
+    """Share of the measured rate to go on with after a refusal."""
+    probe_percent: float = 2.0
+    """Growth per round trip at the measured rate; at twice that rate sixteen times as much (256 among strays)."""
+    probe_call_percent: float = 0.1
+    """The same per call, if that is less: about a hundred calls pay for one refusal."""
+    floor_percent: float = 2.0
+    """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
+    spare_floor: float = 1 / 3
+    """The least of that, in calls per second, as long as less was refused than accepted."""
+
+    clean_s: float = inf
+    """After so many seconds without a refusal, and so many calls, it grows as before the first one."""
+    clean_calls: int = 8
+
+    def bounded(self, rate_per_s: float) -> float:
+        """The rate, within the least and the most."""
+        return min(max(rate_per_s, self.min_rate), self.max_rate)
+
+    def floor(self, measured: float, spare: float) -> float:
+        """The rate that no refusal cuts below; `measured` is infinite as long as nothing is, `spare` refusals cost little."""
+        floor = self.floor_percent / 100 * measured if measured < inf else 0.0
+        return max(floor, self.spare_floor if spare > 0 else self.min_rate)
+
+    def probe(self, trips: float, calls: float) -> float:
+        """By how many percent the measured rate grows in so many round trips and calls."""
+        return min(self.probe_percent * trips, self.probe_call_percent * max(1.0, calls))
+
+
+SLOW_START = SearchPolicy(
+    blind_rate=1.0,
+    first_rate=1.0,
+    first_window=1,
+    resume_window=1,
+    window_percent=100.0,
+    growth_percent=100.0,
+    clean_s=5.0,
+)
+"""One call at a time, and one more with each that is accepted: where refusals have shown that what is told is too much."""
+
+
+class _Before(NamedTuple):
+    """What was thought before a refusal."""
+
+    rate_per_s: float
+    measured: float
+    window: float
+    is_searching: bool
+
+
+class RateSearch:
+    """The request rate of one target, and the limit that enforces it.
+
+    The rate grows only while somebody waits for it: an idle target teaches nothing. One refusal cuts once, together with
+    all the others for calls that were sent before that cut.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_before",
+        "_behind",
+        "_bound_accepted",
+        "_bound_since",
+        "_credit_s",
+        "_cut_at",
+        "_gap_s",
+        "_grown_at",
+        "_is_guess",
+        "_is_searching",
+        "_latest",
+        "_measured",
+        "_next_at",
+        "_policy",
+        "_refused_at",
+        "_since",
+        "_spare",
+        "_wanted_at",
+        "_window",
+        "in_flight",
+        "rate_per_s",
+        "strays",
+    )
+
+    def __init__(self, now: float, policy: SearchPolicy | None = None, strays: Strays | None = None) -> None:
+        self._policy = policy or SearchPolicy()
+        self.strays = strays or Strays()
+        self.in_flight = 0
+        self._next_at = now
+        self._gap_s = 0.0
+        self._set(self._policy.blind_rate)
+        self._window: float = self._policy.first_window  # 0: only the rate counts
+        self._is_searching = True  # nothing was ever refused
+        self._is_guess = False  # the last cut had no measurement behind it
+        self._measured = inf
+        self._cut_at = -inf
+        self._grown_at = now  # in the future: not to grow before
+        self._wanted_at = -inf  # until when somebody is known to wait
+        # Accepted calls are counted by when they were sent: after one, up to the other.
+        self._since = self._latest = now
+        self._accepted = 0
+        self._behind = 0  # and refused of those, though sent before the cut
+        # The same over all refusals since the rate was measured last: where each comes before enough were accepted.
+        self._bound_since = now
+        self._bound_accepted = 0
+        self._spare = float(self._policy.enough)  # so many more may be refused before as many were accepted
+        self._before = _Before(self.rate_per_s, inf, self._window, True)  # what a guess has ended
+        self._refused_at = now
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until one more call may go; 0.0 now."""
+        wait_s = self._next_at - now
+        return 0.0 if self.in_flight < self._window or wait_s <= _EARLY_S else wait_s
+
+    def want(self, now: float) -> float:
+        """A call wants to go: as `wait_s`, but notes that somebody waits, without whom the rate does not grow."""
+        wait_s = self.wait_s(now)
+        if wait_s:
+            self._wanted_at = self._next_at
+        return wait_s
+
+    def is_binding(self, now: float, within_s: float) -> bool:
+        """Returns whether somebody had to wait for it within so many seconds."""
+        return now - self._wanted_at <= within_s
+
+    @property
+    def shown_per_s(self) -> float | None:
+        """The rate that refusals have shown; None: they have shown none, or far more has been accepted since."""
+        return self._measured if self.rate_per_s <= _FAR * self._measured < inf else None
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether refusals have told the rate; before, it is a guess, and nothing should be refused on its strength."""
+        return self._measured < inf and not self._is_guess
+
+    def ready_at(self, now: float, ahead: float = 0.0) -> float:
+        """When one more may go after `ahead` others: an estimate, at the present rate."""
+        ahead -= max(0.0, self._window - self.in_flight)
+        if ahead < 0:
+            return now
+        return max(now, max(self._next_at, now - self._credit_s) + ahead * self._gap_s)
+
+    def take(self, now: float) -> None:
+        """One call goes; only to be called when `wait_s` is 0.0."""
+        self.in_flight += 1
+        next_at = self._next_at
+        if next_at <= now + _EARLY_S:  # else it goes by the window
+            earliest = now - self._credit_s
+            self._next_at = (next_at if next_at > earliest else earliest) + self._gap_s
+
+    def give_back(self, now: float) -> None:
+        """It was never sent."""
+        self.left(now)
+        if not self._window:
+            self._next_at -= self._gap_s
+
+    def left(self, now: float) -> None:
+        """It ended with neither an answer nor a refusal, and teaches nothing."""
+        if self.in_flight:
+            self.in_flight -= 1
+
+    def succeeded(self, sent_at: float, now: float) -> None:
+        """The provider accepted the call that was sent at `sent_at`; while somebody waits the rate may grow."""
+        if self.in_flight:
+            self.in_flight -= 1
+        if sent_at > self._since:
+            self._accepted += 1
+            self.strays.accepted += 1
+            if sent_at > self._latest:
+                self._latest = sent_at
+        if sent_at > self._bound_since:
+            self._bound_accepted += 1
+            if self._spare < _MOST_SPARE:
+                self._spare += 1
+        grown_at = self._grown_at
+        if now < grown_at:
+            return
+        if self._is_searching:
+            self._widen()
+        elif self._is_guess:
+            self._measure_flight(sent_at, now)
+        if now - grown_at >= _STEP_S and now >= self._grown_at:
+            self._grown_at = now
+            if self._wanted_at >= grown_at and sent_at >= self._cut_at:
+                self._grow(now - grown_at, now - sent_at)
+
+    def refused(self, sent_at: float, now: float, *, is_timed: bool = False) -> bool:
+        """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate.
+
+        `is_timed` says that the provider has told when to come back.
+        """
+        self.left(now)
+        if sent_at < self._cut_at:
+            self._behind += sent_at > self._since
+            return True
+        self._spare = max(0.0, self._spare - 1)
+        is_first = self._cut_at == -inf and not self._policy.resume_window
+        is_slow = not self._accepted or self.rate_per_s <= _TIMED_PER_S
+        if is_timed and is_slow and not is_first and self._bound_accepted < self._policy.enough:
+            return True  # the pauses are slow enough: after them to be slower would only be later
+        if not self._judge(sent_at):
+            return False
+        before = _Before(self.rate_per_s, self._measured, self._window, self._is_searching)
+        accepted_per_s = self._accepted_per_s(sent_at)
+        if self._is_searching:
+            self._before = before
+            self._end_search(sent_at, now)
+        elif accepted_per_s is not None:
+            self._measured = accepted_per_s
+            share = self._policy.settle * min(1.0, self._measured / self.rate_per_s)
+            self._cut(max(self._policy.cut, share))
+            self._is_guess = False
+            self._count_from(sent_at)
+        else:
+            self._cut(self._policy.cut)
+            if not self._is_guess or self._accepted:
+                self._before = before
+                self._count_from(sent_at, is_measured=False)
+            self._is_guess = True
+        self._next_at = max(self._next_at, now + self._gap_s)
+        self._cut_at = now
+        self._grown_at = max(self._grown_at, now)
+        return True
+
+    def _accepted_per_s(self, sent_at: float) -> float | None:
+        """What was accepted since the last refusal, or since the rate was measured; None: too little, or nobody waited.
+
+        Where nobody waited it is what was asked for, and more may be accepted.
+        """
+        enough = self._policy.enough
+        if self._accepted >= enough and self._latest > self._since and self._wanted_at >= self._since:
+            return self._accepted / (self._latest - self._since)
+        span_s = max(sent_at, self._latest) - self._bound_since
+        if self._bound_accepted >= enough and span_s > 0 and self._wanted_at >= self._bound_since:
+            return self._bound_accepted / span_s
+        return None
+
+    def _judge(self, sent_at: float) -> bool:
+        """Counts a refusal; returns whether a limit is behind it. Refusals are fast: the calls in flight count as let in."""
+        strays = self.strays
+        between = self.rate_per_s * (sent_at - max(self._refused_at, self._cut_at))
+        self._refused_at = sent_at
+        strays.accepted = max(strays.accepted, int(min(between, strays.accepted + self.in_flight)))
+        were_proven = strays.are_proven
+        is_unknown = self._is_searching or self._measured == inf or self._wanted_at < self._since
+        has_room = self.rate_per_s <= _ROOM * self._measured and not is_unknown
+        if strays.refused(has_room=has_room, is_unknown=is_unknown):
+            return True
+        if strays.are_proven and not were_proven:  # what was measured before may have been by strays
+            self._is_searching, self._is_guess = True, False
+            if self._policy.resume_window:
+                self._measured = inf
+        return False
+
+    def resumed(self, now: float) -> None:
+        """A pause has ended: the first second sees no herd. Calls from before the pause neither raise nor cut the rate."""
+        self._window = min(self._window, self._policy.resume_window)
+        self._is_guess = False
+        self._count_from(now - _EARLY_S, is_measured=False)  # those that go at once count
+        self._cut_at = now
+        self._grown_at = now + 1.0
+
+    def _widen(self) -> None:
+        """While searching, the window grows, and the rate is at least what the provider takes."""
+        if self._window:
+            self._window += self._policy.window_percent / 100
+        if self._window and self.rate_per_s < self._policy.first_rate:
+            self._set(self._policy.first_rate)
+        span_s = self._latest - self._since
+        if self._accepted > self.rate_per_s * (span_s if span_s > _SAMPLE_S else _SAMPLE_S):
+            self._set(self._accepted / max(span_s, _SAMPLE_S))
+        if span_s >= 4 * _SAMPLE_S:
+            self._count_from(self._latest)
+
+    def _end_search(self, sent_at: float, now: float) -> None:
+        """The flight under way was sent at a rate that may be far too high: its answers come first."""
+        self._window = 0
+        self._is_searching = False
+        self._is_guess = True
+        self._cut(self._policy.cut)
+        self._next_at = max(self._next_at, now + min(now - sent_at, _LONGEST_HOLD_S))
+        self._count_from(sent_at)
+
+    def _measure_flight(self, sent_at: float, now: float) -> None:
+        """What is accepted of the flight behind a refusal tells the rate, once half of the flight is known."""
+        if sent_at >= self._cut_at:
+            self._is_guess = False
+            return
+        span_s = self._latest - self._since
+        if span_s <= 0 or span_s < (self._cut_at - self._since) / 2:
+            return
+        accepted, refused, before = self._accepted, self._behind, self._before
+        if accepted >= _FLIGHT and refused <= _FLIGHT_STRAYS * accepted:
+            self._restore(before)
+            self._grown_at = now + (now - sent_at)  # the next flight shows what this rate brings about
+        elif accepted >= self._policy.enough:
+            # By the share, where fewer went than might have.
+            self._measured = max(accepted / span_s, before.rate_per_s * accepted / (accepted + refused))
+            self._set(self._policy.settle * self._measured)
+        else:
+            most = max((accepted + 1) / span_s, before.rate_per_s * (accepted + 1) / (accepted + 1 + refused))
+            self._set(min(self.rate_per_s, self._policy.settle * most))
+
+    def _restore(self, before: _Before) -> None:
+        """All that went behind a refusal was let in: it was a stray."""
+        self._is_searching, self._is_guess = before.is_searching, False
+        self._window = before.window
+        self._measured = before.measured
+        self._set(before.rate_per_s)
+        if self._accepted >= _LARGE_FLIGHT:
+            self.strays.found(1 + self._behind, self._accepted)
+
+    def _grow(self, elapsed_s: float, latency_s: float) -> None:
+        policy, rate = self._policy, self.rate_per_s
+        goal = policy.settle * self._measured
+        if rate < goal < inf:
+            self._set(goal)
+            return
+        trips = elapsed_s / (latency_s + 1e-9)
+        # A rate neither measured nor searched for is low: even if it grows at each round trip few calls overshoot.
+        is_low = goal == inf and not self._is_searching
+        percent = policy.growth_percent * (trips if is_low or latency_s > 1 else elapsed_s)
+        if goal < inf:
+            far = (rate / self._measured) ** (8 if self.strays.are_usual else 4)
+            is_clean = self._accepted >= policy.clean_calls and self._grown_at - self._cut_at >= policy.clean_s
+            if not is_clean:
+                percent = min(percent, far * policy.probe(trips, rate * elapsed_s))
+        leap_percent = _SLOW_LEAP_PERCENT if is_low and rate * latency_s < 1 else policy.leap_percent
+        self._set(rate * (1 + min(percent, leap_percent) / 100))
+
+    def _cut(self, share: float) -> None:
+        self._set(min(self.rate_per_s, max(self.rate_per_s * share, self._policy.floor(self._measured, self._spare))))
+
+    def _set(self, rate_per_s: float) -> None:
+        self.rate_per_s = self._policy.bounded(rate_per_s)
+        gap_s = 1 / self.rate_per_s
+        self._next_at += gap_s - self._gap_s  # as if the last call had gone at this rate
+        self._gap_s = gap_s
+        self._credit_s = max(0.0, self._policy.burst_s - gap_s)
+
+    def _count_from(self, sent_at: float, *, is_measured: bool = True) -> None:
+        self._since = self._latest = sent_at
+        self._accepted = self._behind = 0
+        if is_measured:
+            self._bound_since = sent_at
+            self._bound_accepted = 0
+
+
+# Whether a target's rate has to be found out, because nobody tells one or the one told is not believed.
+#
+#     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
+#     the search comes above the rate that is told, or nobody has to wait for it any more -> none
+#
+# What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
+# rate that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
+
+
+_UNEXPLAINED = 0.1
+"""A greater share of refusals than this, and the rate that is told is not believed any more."""
+_FADE = 0.02
+"""The part of one call in that share."""
+LET_GO_S = 60.0
+"""A search beside a rate that is told ends once nobody has had to wait for it so long."""
+
+
+class RateDiscovery:
+    """What is found out about the rate of one target."""
+
+    __slots__ = (
+        "_distrusted_at",
+        "_let_in_per_s",
+        "_refused_at",
+        "_refused_share",
+        "_strays",
+        "is_distrusted",
+        "let_in",
+        "search",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.search: RateSearch | None = None
+        """The search for a rate; None: there is one that is told and believed, or nothing is to be learned."""
+        self._distrusted_at = -inf
+        self._refused_at = now
+        self._let_in_per_s = 0.0  # between the last two refusals, or moments of several
+        self.is_distrusted = False
+        """The rate that is told is not believed."""
+        self.let_in = 0
+        """Calls that were let in since the last refusal; whoever sees one counts it here."""
+        self._strays = Strays()
+        self._refused_share = 0.0
+
+    def review(self, now: float, *, learns: bool, is_known: bool) -> None:
+        """Begins or ends the search after what is known has changed: `is_known` says that there is a rate."""
+        if not learns or (is_known and not self.is_distrusted):
+            self.search = None
+        elif self.search is None:
+            self.search = RateSearch(now, strays=self._strays)
+
+    def refused(
+        self, sent_at: float, now: float, *, is_current: bool, is_explained: bool = False, is_timed: bool = False
+    ) -> bool:
+        """Notes a refusal; returns False for one that beyond doubt would have come at any rate.
+
+        `is_current` says that no other call of its epoch was refused before, `is_explained` that headers tell of a limit
+        of which nothing is left, `is_timed` that the provider has told when to come back.
+        """
+        let_in, self.let_in = self.let_in, 0
+        if let_in:
+            self._let_in_per_s = let_in / max(1.0, now - self._refused_at)
+        self._refused_at = now
+        self._refused_share *= (1 - _FADE) ** let_in
+        if self.search is not None:
+            is_limit = self.search.refused(sent_at, now, is_timed=is_timed)
+        elif is_explained:
+            return True
+        elif is_current:
+            self._strays.accepted = let_in
+            is_limit = self._strays.refused(has_room=True)  # by all that is known there was
+        else:
+            return True
+        return is_limit or is_explained or not self._strays.are_proven
+
+    def count_unexplained(self) -> None:
+        """Counts a refusal that a burst does not explain against the rate that is told."""
+        self._refused_share += (1 - self._refused_share) * _FADE
+
+    @property
+    def is_unexplained(self) -> bool:
+        """More is refused than a rate that is true would bring about."""
+        return self._refused_share > _UNEXPLAINED
+
+    def distrust(self, now: float) -> None:
+        """Begins a search for the rate that binds, below what was told."""
+        self.is_distrusted, self._refused_share = True, 0.0
+        rate_per_s = max(SLOW_START.blind_rate, self._let_in_per_s)
+        self.search = RateSearch(now, replace(SLOW_START, blind_rate=rate_per_s, first_rate=rate_per_s), self._strays)
+        self._distrusted_at = now
+
+    def trust(self) -> bool:
+        """Trusts a distrusted rate again; returns whether it was distrusted."""
+        was_distrusted, self.is_distrusted, self._refused_share = self.is_distrusted, False, 0.0
+        return was_distrusted
+
+    def trust_if_confirmed(self, reported_per_s: float, now: float) -> bool:
+        """Trusts a distrusted rate again once the search has come above it, or binds nobody; returns whether it does."""
+        if not self.is_distrusted or self.search is None:
+            return False
+        is_binding = now - self._distrusted_at <= LET_GO_S or self.search.is_binding(now, LET_GO_S)
+        if self.search.rate_per_s <= reported_per_s and is_binding:
+            return False
+        return self.trust()
+
+
+# Gradient control as in Netflix's concurrency-limits (Gradient2: tolerance, allowance of the root of the cap, smoothing) and
+# Envoy's adaptive concurrency filter (minRTT windows): the cap shrinks by the ratio of the unloaded to the present time to
+# the first byte, and grows while there is none. The unloaded time is measured again every so often with half of the cap.
+#
+# That time also depends on the prompt, over orders of magnitude. Nothing is divided by tokens for it, as the slope differs
+# with every cached prefix; instead rounds of answers are compared by the means of logarithms, and only what is more than
+# their spread explains counts as a queue. The least of several rounds is never used: it is lower the more they vary, and
+# with such a goal the cap shrinks to nothing. Invariant: the cap stays within its bounds.
 
 EPOCH_ROUNDS = 40
 """So many rounds the unloaded time is believed."""
@@ -145,112 +765,6 @@ class AdaptiveCap:
 
     def _set(self, cap: float) -> None:
         self._cap = min(max(cap, float(self._smallest)), float(self._largest))
-
-
-# Whether a target's rate has to be found out, because nobody tells one or the one told is not believed.
-#
-#     nobody tells a rate -> a search          someone does -> none          too many refusals all the same -> a search below it
-#     the search comes above the rate that is told, or nobody has to wait for it any more -> none
-#
-# What is told may be wrong: somebody else uses the account, or the config has a slip. It must not know limits or pauses: the
-# rate that is told comes in as an argument. Invariant: every refusal is judged by the strays, with a search or without.
-
-
-_UNEXPLAINED = 0.1
-"""A greater share of refusals than this, and the rate that is told is not believed any more."""
-_FADE = 0.02
-"""The part of one call in that share."""
-LET_GO_S = 60.0
-"""A search beside a rate that is told ends once nobody has had to wait for it so long."""
-
-
-class RateDiscovery:
-    """What is found out about the rate of one target."""
-
-    __slots__ = (
-        "_distrusted_at",
-        "_let_in_per_s",
-        "_refused_at",
-        "_refused_share",
-        "_strays",
-        "is_distrusted",
-        "let_in",
-        "search",
-    )
-
-    def __init__(self, now: float) -> None:
-        self.search: RateSearch | None = None
-        """The search for a rate; None: there is one that is told and believed, or nothing is to be learned."""
-        self._distrusted_at = -inf
-        self._refused_at = now
-        self._let_in_per_s = 0.0  # between the last two refusals, or moments of several
-        self.is_distrusted = False
-        """The rate that is told is not believed."""
-        self.let_in = 0
-        """Calls that were let in since the last refusal; whoever sees one counts it here."""
-        self._strays = Strays()
-        self._refused_share = 0.0
-
-    def review(self, now: float, *, learns: bool, is_known: bool) -> None:
-        """Begins or ends the search after what is known has changed: `is_known` says that there is a rate."""
-        if not learns or (is_known and not self.is_distrusted):
-            self.search = None
-        elif self.search is None:
-            self.search = RateSearch(now, strays=self._strays)
-
-    def refused(
-        self, sent_at: float, now: float, *, is_current: bool, is_explained: bool = False, is_timed: bool = False
-    ) -> bool:
-        """Notes a refusal; returns False for one that beyond doubt would have come at any rate.
-
-        `is_current` says that no other call of its epoch was refused before, `is_explained` that headers tell of a limit
-        of which nothing is left, `is_timed` that the provider has told when to come back.
-        """
-        let_in, self.let_in = self.let_in, 0
-        if let_in:
-            self._let_in_per_s = let_in / max(1.0, now - self._refused_at)
-        self._refused_at = now
-        self._refused_share *= (1 - _FADE) ** let_in
-        if self.search is not None:
-            is_limit = self.search.refused(sent_at, now, is_timed=is_timed)
-        elif is_explained:
-            return True
-        elif is_current:
-            self._strays.accepted = let_in
-            is_limit = self._strays.refused(has_room=True)  # by all that is known there was
-        else:
-            return True
-        return is_limit or is_explained or not self._strays.are_proven
-
-    def count_unexplained(self) -> None:
-        """Counts a refusal that a burst does not explain against the rate that is told."""
-        self._refused_share += (1 - self._refused_share) * _FADE
-
-    @property
-    def is_unexplained(self) -> bool:
-        """More is refused than a rate that is true would bring about."""
-        return self._refused_share > _UNEXPLAINED
-
-    def distrust(self, now: float) -> None:
-        """Begins a search for the rate that binds, below what was told."""
-        self.is_distrusted, self._refused_share = True, 0.0
-        rate_per_s = max(SLOW_START.blind_rate, self._let_in_per_s)
-        self.search = RateSearch(now, replace(SLOW_START, blind_rate=rate_per_s, first_rate=rate_per_s), self._strays)
-        self._distrusted_at = now
-
-    def trust(self) -> bool:
-        """Trusts a distrusted rate again; returns whether it was distrusted."""
-        was_distrusted, self.is_distrusted, self._refused_share = self.is_distrusted, False, 0.0
-        return was_distrusted
-
-    def trust_if_confirmed(self, reported_per_s: float, now: float) -> bool:
-        """Trusts a distrusted rate again once the search has come above it, or binds nobody; returns whether it does."""
-        if not self.is_distrusted or self.search is None:
-            return False
-        is_binding = now - self._distrusted_at <= LET_GO_S or self.search.is_binding(now, LET_GO_S)
-        if self.search.rate_per_s <= reported_per_s and is_binding:
-            return False
-        return self.trust()
 
 
 # How many requests a provider takes at once, where neither the config nor its headers say so.

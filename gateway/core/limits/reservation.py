@@ -16,12 +16,12 @@ from enum import Enum
 from math import inf, sqrt
 
 from gateway.core.error_tables import Diagnosis
-from gateway.core.health.target_health.target_health import UNHEALTHY, Permit
+from gateway.core.health.target_health import UNHEALTHY, Permit
+from gateway.core.limits import limit_table
 from gateway.core.limits.bucket import take_all
 from gateway.core.limits.estimate import NOTHING, Cost, charged_output
 from gateway.core.limits.headers import read_limit_headers
-from gateway.core.limits.table import limit_table
-from gateway.core.limits.target_limits.gate import (
+from gateway.core.limits.target_limits import (
     ESTIMATE_TOLERANCE,
     LONGEST_HOLD_S,
     MARGIN,

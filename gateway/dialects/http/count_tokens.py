@@ -11,7 +11,7 @@ import asyncio
 
 import orjson
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import JSON_TYPE, AttemptDeadlines, FirstAnswer, dispatch
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock

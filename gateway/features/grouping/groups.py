@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
-from gateway.core.admission.admission.admission import Admission
-from gateway.core.admission.admission.candidates import estimate_of
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.planner import estimate_of
 from gateway.core.answers import FirstAnswer
 from gateway.core.attempts import Attempts
 from gateway.core.call import Call

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines, FirstAnswer, clocks_of
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import DeadlineExceeded, GatewayError, ShuttingDown
-from gateway.core.health.target_health.target_health import CLIENT_GONE
+from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import cost_usd, streamed_usage, whole_usage
 from gateway.core.openai.sse import json_object
 from gateway.core.relay import SseRelay, StreamBroken
-from gateway.core.retry.retry import Step, Try
+from gateway.core.retry import Step, Try
 from gateway.core.snapshot import Model, Target, upstream_model
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.features.output.rules import (

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.ports import Later
-from gateway.drivers.redis.job import FOLDER, script_of
 from gateway.drivers.redis.link import BackgroundTasks, Link, Script, StoreGone
+from gateway.drivers.redis.wire import FOLDER, script_of
 from gateway.features.ownership.memory import MemoryObjects, warn_of_evictions
 from gateway.features.reuse.redis.lru import WallTime
 

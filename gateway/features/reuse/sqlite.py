@@ -15,9 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from gateway.core.ports import Claim, Later
 from gateway.core.types import Kept
-from gateway.drivers.sqlite import OWED_BYTES, FileThread
-from gateway.drivers.sqlite_store.eviction import Eviction, taken
-from gateway.features.reuse.memory import MemoryAnswers, about, moved, restored
+from gateway.drivers.sqlite import OWED_BYTES, FileThread, taken
+from gateway.features.reuse.memory import EarlyEvictions, MemoryAnswers, about, moved, restored
 from gateway.products.jobs.sqlite_rows import Rest
 
 # The exact cache: hot answers in memory, all answers in the file.
@@ -232,10 +231,10 @@ class SqliteRecords:
     """Implements `gateway.core.ports.Records`."""
 
     def __init__(
-        self, thread: FileThread, eviction: Eviction, wall: Callable[[], float], fences: Iterable[int], bound: int
+        self, thread: FileThread, early: EarlyEvictions, wall: Callable[[], float], fences: Iterable[int], bound: int
     ) -> None:
         self._thread = thread
-        self._eviction = eviction
+        self._early = early
         self._wall = wall
         self._fences = iter(fences)
         self._bound = bound
@@ -283,7 +282,7 @@ class SqliteRecords:
         size = taken(record[:ID_BYTES], fingerprint, known, kept.body)
         if size > self._bound:
             del self._held[record]
-            self._eviction.early.note()
+            self._early.note()
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._busy[record] = []

@@ -10,8 +10,8 @@ from typing import Final
 
 import orjson
 
-from gateway.drivers.redis.job import NoReply, StoreGone, load_script
 from gateway.drivers.redis.link import Link
+from gateway.drivers.redis.wire import NoReply, StoreGone, load_script
 from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, begun, decode_run, encode_run
 from gateway.features.runs.step import (
     Close,

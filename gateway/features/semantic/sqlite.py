@@ -9,8 +9,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.core.ports import Later, VectorRow
-from gateway.drivers.sqlite import FileThread
-from gateway.drivers.sqlite_store.eviction import taken
+from gateway.drivers.sqlite import FileThread, taken
 from gateway.features.reuse.sqlite import forget, matching
 from gateway.products.jobs.sqlite_rows import Rest
 

@@ -22,7 +22,7 @@ from gateway.core.errors import StoreUnusable
 from gateway.core.types import Lane
 from gateway.drivers.redis.link import BackgroundTasks, Link, StoreGone
 from gateway.features.runs.redis import RedisRuns
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.batches.redis import RedisJobFiles
 from gateway.products.jobs.dead_letters.redis.dead_letters import RedisDeadLetters
 from gateway.products.jobs.dead_letters.rules import DeadLetter

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.core.retry.balancing import Backoff, CostRule
+from gateway.core.balancing import Backoff, CostRule
 from gateway.core.types import Lane
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.responses.rules import StoreMode
 
 _BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from gateway.drivers.sqlite_store.opening import FileKind
+from gateway.drivers.sqlite_file import FileKind
 from gateway.features.runs.sqlite.sqlite_rows import MIGRATION as RUNS
 from gateway.products.jobs import transitions
 from gateway.products.jobs.model import (

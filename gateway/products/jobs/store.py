@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 
 from gateway.core.clock import Ahead, SharedClock, never_ahead
 from gateway.core.types import Lane
-from gateway.drivers.blobs.directory import DirectoryBlobs
+from gateway.drivers.blobs import DirectoryBlobs
 from gateway.features.runs.step import Runs
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.jobs.dead_letters.rules import DeadLetter, DeadLetters
 from gateway.products.jobs.model import (
     Accepted,
@@ -400,7 +400,7 @@ def has_jobs(path: str) -> bool:
 
 def no_jobs(wall: Callable[[], float]) -> JobStore:
     """Returns an empty store, to look into where there is no file yet."""
-    from gateway.drivers.sqlite_store.opening import IN_MEMORY  # as above
+    from gateway.drivers.sqlite_file import IN_MEMORY
     from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
 
     return SqliteJobStore(IN_MEMORY, wall)
@@ -408,7 +408,7 @@ def no_jobs(wall: Callable[[], float]) -> JobStore:
 
 def copier_of(store: JobStore) -> tuple[str, Callable[[str], Awaitable[str | None]]] | None:
     """Returns the path of the store's file, and what copies it to another path; None: it is in no file."""
-    from gateway.drivers.sqlite_store.opening import IN_MEMORY  # as above
+    from gateway.drivers.sqlite_file import IN_MEMORY
     from gateway.products.jobs.sqlite_store.store import SqliteJobStore  # as above
 
     if isinstance(store, SqliteJobStore) and store.path != IN_MEMORY:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.answers import FirstAnswer
 from gateway.core.attempts import Attempts
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
-from gateway.core.health.target_health.target_health import CLIENT_GONE
+from gateway.core.health.target_health import CLIENT_GONE
 from gateway.core.ledger import Accounts, answer_headers, cost_usd, usage_usd
 from gateway.core.limits.estimate import Cost
 from gateway.core.openai.headers import response_headers

@@ -24,7 +24,7 @@ from gateway.core.errors import (
 )
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.table.rules import Limits, Style
+from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.snapshot import Counting
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, QueueBounds, Usage
 from tests.support.flow import (

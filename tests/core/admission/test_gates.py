@@ -12,14 +12,14 @@ from typing import NoReturn
 import pytest
 
 from gateway.core.admission import gates as gates_module
-from gateway.core.admission.queue.queue import Held, Option, WaitingLine
+from gateway.core.admission.queue import Held, Option, WaitingLine
 from gateway.core.call import Reply
 from gateway.core.errors import CircuitOpen, GatewayError
-from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.detector import BreakerRules
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate import FIRST_BACKOFF_S
+from gateway.core.limits.limit_table import Limits
+from gateway.core.limits.target_limits import FIRST_BACKOFF_S
 from gateway.core.snapshot import LimitsAre, Target
 from gateway.core.types import LANES, ErrorClass, Outgoing, Usage
 from tests.support.flow import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.balancing import Retries
 from gateway.core.errors import WaitTooLong
 from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
+from gateway.core.limits.limit_table import Limits
 from tests.rows import rows
 from tests.support.flow import Script
 from tests.support.outage import City, Fate, Provider, answers, fails, streams

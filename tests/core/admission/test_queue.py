@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.admission.queue.queue import DelayQueue, Held, Left, Option, WaitingLine
+from gateway.core.admission.queue import DelayQueue, Held, Left, Option, WaitingLine
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate import CallTraits, Gate
+from gateway.core.limits.limit_table import Limits, Style
+from gateway.core.limits.target_limits import CallTraits, Gate
 from gateway.core.snapshot import Counting
 from gateway.core.types import LANES, Lane, QueueBounds
 from tests.rows import rows

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gateway.core.call import Reply
 from gateway.core.calllog import CallLog, JsonLines
 from gateway.core.errors import CircuitOpen, GatewayError, QuotaExhausted, WaitTooLong
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
 from gateway.core.telemetry import Telemetry
 from gateway.core.types import FIRST_SHOWN, LANES, LAST_SHOWN, Attempt, Skip, shown

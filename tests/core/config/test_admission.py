@@ -9,8 +9,7 @@ import pytest
 from gateway.core.config import prices
 from gateway.core.config.admission import BUILT_IN_RULES, KINDS, WINDOWS
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.table.limit_table import LimitSet
-from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits
+from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Limits, LimitSet
 from gateway.core.snapshot import Counting, Target
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies

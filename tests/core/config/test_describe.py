@@ -13,11 +13,11 @@ import yaml
 
 from gateway.admin import explain as call
 from gateway.admin.explain import explain
+from gateway.core.balancing import Choice
 from gateway.core.config.describe import describe
 from gateway.core.errors import NotFound
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import ChargeRule
-from gateway.core.retry.balancing import Choice
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.estimate import ChargeRule
 from gateway.core.snapshot import PolicySnapshot
 from tests.support.configs import ROOT, load_text
 

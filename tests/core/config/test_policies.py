@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from gateway.core.balancing import Retries
 from gateway.core.config.admission import KINDS, LaneEntry, QueueSet, ShedEntry
 from gateway.core.config.policies import FILES, read_policies, read_timeouts
 from gateway.core.config.retries import (
@@ -20,8 +21,7 @@ from gateway.core.config.retries import (
 )
 from gateway.core.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.core.config.source import Problem
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.retry.balancing import Retries
+from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Counting, Holding, Model
 from gateway.core.types import LANES, QueueBounds, StoreBounds
 from gateway.features.reuse.config import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry

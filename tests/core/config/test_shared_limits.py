@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.config.models import FIELDS, share_limits
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting, PolicySnapshot, Provider, Target
 from gateway.core.types import Clocks
 from tests.support.configs import ENVIRON, connect, load_text, with_policies

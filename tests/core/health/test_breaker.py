@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.core.health.breaker.breaker import LEAVE_S, Breaker
-from gateway.core.health.breaker.state_machine import BreakerRules, account_rules
-from gateway.core.health.target_health.target_health import FleetView
+from gateway.core.health.breaker import LEAVE_S, Breaker
+from gateway.core.health.detector import BreakerRules, account_rules
+from gateway.core.health.target_health import FleetView
 from tests.rows import rows
 from tests.sweeps import sampled
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.detector import BreakerRules
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies
 

@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from gateway.core.admission.admission.candidates import PROBED_AFTER_S
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
+from gateway.core.admission.planner import PROBED_AFTER_S
+from gateway.core.balancing import Retries
+from gateway.core.health.detector import BreakerRules
+from gateway.core.limits.limit_table import Limits
 from gateway.core.types import LANES, ErrorClass, Phase, UpstreamFailed
 from tests.support.flow import RATES, Broken, Script, streamed, whole
 from tests.support.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams

@@ -12,11 +12,10 @@ import pytest
 
 from gateway.admin.operations import show_targets
 from gateway.core.admission.outcomes import MISSING_REMEDY
+from gateway.core.balancing import Retries
 from gateway.core.call import Reply
 from gateway.core.errors import GatewayError, NotFound
-from gateway.core.health.breaker.state_machine import BreakerRules
-from gateway.core.health.detector import LOST_AFTER
-from gateway.core.retry.balancing import Retries
+from gateway.core.health.detector import LOST_AFTER, BreakerRules
 from gateway.core.snapshot import Model
 from gateway.core.types import LANES
 from tests.support.flow import Bench, Script, ScriptedUpstream, streamed, whole

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.core.retry.balancing import Retries
+from gateway.core.balancing import Retries
 from tests.support.flow import Bench, ScriptedUpstream, whole
 
 REFUSED = whole(b'{"error":{"message":"no","type":"invalid_request_error","code":"invalid_api_key"}}', 401)

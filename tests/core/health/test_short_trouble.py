@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import CacheOutcome
-from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine import ANSWERING_S, FIRST_PAUSE_S, LASTING_S, MOST_OUT, BreakerRules
+from gateway.core.health.breaker import ANSWERING_S, FIRST_PAUSE_S, LASTING_S, MOST_OUT, Breaker
+from gateway.core.health.detector import BreakerRules
 from gateway.core.types import Kept, Outgoing
 from tests.rows import rows
 from tests.support.flow import Script, ScriptedAnswer, whole

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from gateway.admin.operations import spent_quotas
+from gateway.core.balancing import Retries
 from gateway.core.errors import GatewayError
-from gateway.core.retry.balancing import Retries
 from tests.support.flow import Bench, ScriptedUpstream, streamed, whole
 
 SPENT = whole(b'{"error":{"message":"no credit","code":"insufficient_quota"}}', 429)

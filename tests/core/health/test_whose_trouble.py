@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.admission.queue.queue import WaitingLine
+from gateway.core.admission.queue import WaitingLine
 from gateway.core.health.detector import is_shared
 from gateway.core.types import Outgoing
 from tests.support.flow import ScriptedAnswer, whole

@@ -18,7 +18,7 @@ from random import Random
 from typing import Literal
 
 from gateway.core.limits.bucket import Bucket, Window
-from gateway.core.limits.rate_search import RateSearch, SearchPolicy
+from gateway.core.limits.learning import RateSearch, SearchPolicy
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.estimate import Calibration, Cost, charge, estimate_input_tokens
-from gateway.core.limits.table.rules import ChargeRule
+from gateway.core.limits.estimate import Calibration, ChargeRule, Cost, charge, estimate_input_tokens
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

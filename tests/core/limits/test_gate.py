@@ -12,9 +12,9 @@ from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.limits.headers import Learned, never_fits, retry_delay_s
+from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.limits.reservation import Refusal, Reservation, refused
-from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
+from gateway.core.limits.target_limits import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
 from gateway.core.snapshot import Counting
 from gateway.core.types import LANES, ErrorClass, Usage
 from tests.rows import rows

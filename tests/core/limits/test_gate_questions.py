@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
 from gateway.core.limits.estimate import Cost
+from gateway.core.limits.limit_table import Limits, Shared
 from gateway.core.limits.reservation import Reservation, refused
-from gateway.core.limits.table.limit_table import Shared
-from gateway.core.limits.table.rules import Limits
-from gateway.core.limits.target_limits.gate import Gate
+from gateway.core.limits.target_limits import Gate
 from gateway.core.snapshot import Counting
 from gateway.core.types import ErrorClass, Usage
-from gateway.fleet.parts.leased_part import Share
+from gateway.fleet.leased_part import Share
 
 WALL = 1_800_000_000.0
 TIMES = 100

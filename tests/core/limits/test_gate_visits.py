@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.core.error_tables import Diagnosis
 from gateway.core.limits import reservation
+from gateway.core.limits.limit_table import Limits, Style
 from gateway.core.limits.reservation import Reservation, refused
-from gateway.core.limits.table.rules import Limits, Style
-from gateway.core.limits.target_limits.gate import Gate, GateState
+from gateway.core.limits.target_limits import Gate, GateState
 from gateway.core.snapshot import Counting
 from gateway.core.types import ErrorClass, Usage
 

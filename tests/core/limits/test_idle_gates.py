@@ -8,7 +8,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.target_limits.idle_gates import MOST_REMEMBERED, IdleGateState, Remembered, Used
+from gateway.core.limits.limit_table import Used
+from gateway.core.limits.target_limits import MOST_REMEMBERED, IdleGates, IdleGateState
 
 SALT = b"0123456789abcdef"
 MOST_BYTES = 256
@@ -20,7 +21,7 @@ USED = st.builds(Used, st.integers(0, 5), st.floats(-1e6, 1e6, width=32), TIMES)
 @given(at=TIMES, pause_s=st.floats(0, 3600), refusals=st.integers(0, 1000), used=st.lists(USED, max_size=5))
 def test_what_is_kept_comes_back_once(at: float, pause_s: float, refusals: int, used: list[Used]) -> None:
     """To within a hundredth of a second a day, for the name it was kept under alone."""
-    remembered = Remembered(SALT)
+    remembered = IdleGates(SALT)
     used = [one._replace(full_at=at + one.full_at % 86_400) for one in used]
 
     remembered.keep("p/m@1", IdleGateState(at, at + pause_s, -inf, refusals, tuple(used)))
@@ -39,7 +40,7 @@ def test_what_is_kept_comes_back_once(at: float, pause_s: float, refusals: int, 
 
 def test_the_longest_unused_goes_first() -> None:
     """And begins anew; whatever else is kept stays."""
-    remembered = Remembered(SALT, most=3)
+    remembered = IdleGates(SALT, most=3)
     for name in ("a", "b", "a", "c", "d"):
         remembered.keep(name, IdleGateState(1.0, 2.0, -inf, 1))
 
@@ -49,7 +50,7 @@ def test_the_longest_unused_goes_first() -> None:
 
 def test_thousands_take_little_room() -> None:
     """At most 256 bytes each, with every limit of theirs used up in part."""
-    remembered = Remembered(SALT)
+    remembered = IdleGates(SALT)
     names = [f"openai/gpt-4o@{number:032x}" for number in range(MOST_REMEMBERED // 8)]
     tracemalloc.start()
     try:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import KeyRateLimited
-from gateway.core.limits.table.limit_table import LimitSet
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits, LimitSet
 from gateway.core.snapshot import Key
 from gateway.core.types import ErrorClass, Usage
 from tests.support.flow import Bench, ScriptedUpstream, failed, streamed, whole

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.errors import KeyRateLimited
-from gateway.core.limits.table.rules import CONTINUOUS, Limits, Style
+from gateway.core.limits.limit_table import CONTINUOUS, Limits, Style
 from gateway.core.snapshot import Key
 from tests.core.fleet import Replica, SharedPools, admitted, fleet
 from tests.support.virtual import LoopClock, run

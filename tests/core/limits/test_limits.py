@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.limits import limit_table
 from gateway.core.limits.bucket import Bucket
 from gateway.core.limits.estimate import NOTHING, Cost
 from gateway.core.limits.headers import Learned, Reading
-from gateway.core.limits.table import limit_table
-from gateway.core.limits.table.limit_table import LimitSet
-from gateway.core.limits.table.rules import AZURE, CONTINUOUS, Limits, Style
+from gateway.core.limits.limit_table import AZURE, CONTINUOUS, Limits, LimitSet, Style
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.target_limits.gate import (
+from gateway.core.limits.target_limits import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     LONGEST_TRUSTED_S,

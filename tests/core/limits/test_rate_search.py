@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.rate_search import SLOW_START, RateSearch, SearchPolicy
+from gateway.core.limits.learning import SLOW_START, RateSearch, SearchPolicy
 from tests.core.limits.storm import Provider, Storm
 from tests.sweeps import sampled
 

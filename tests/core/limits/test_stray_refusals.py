@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits.rate_search import Strays
+from gateway.core.limits.learning import Strays
 from tests.rows import rows
 
 

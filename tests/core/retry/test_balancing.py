@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.balancing import Choice, Tiers, arrange
 from gateway.core.health.times import FORGET_S, Latency
-from gateway.core.retry.balancing import Choice, Tiers, arrange
 from gateway.core.snapshot import Target
 from gateway.core.types import Clocks, Upstream
 from tests.rows import rows

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from gateway.core.admission.keys import token_cost
+from gateway.core.balancing import CostRule, Retries
 from gateway.core.errors import BudgetExceeded
-from gateway.core.retry.balancing import CostRule, Retries
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Attempt, Endpoint, ErrorClass, Phase
 from tests.support.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from gateway.core.config.retries import CLASSES
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from gateway.core.types import ErrorClass
 from tests.rows import rows
 from tests.support.configs import load_text, problems_of, with_policies

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, Retries
-from gateway.core.retry.retry import (
+from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, Retries
+from gateway.core.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
     LAST_TRY_S,

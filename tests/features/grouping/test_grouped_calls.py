@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.balancing import Retries
 from gateway.core.call import Call, Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, KeyRateLimited, NoTargetAvailable, WaitTooLong
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.features.grouping.bodies import GroupRules

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.balancing import Backoff, Hedging, Retries
 from gateway.core.call import Reply
 from gateway.core.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.core.limits.estimate import Cost
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Backoff, Hedging, Retries
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Key, Model, Rates, Target
 from gateway.features.degrade.lower import LoweredCall
 from gateway.features.output.rules import AtLast, OutputRule

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
-from gateway.core.health.breaker.state_machine import BreakerRules
+from gateway.core.health.detector import BreakerRules
 from gateway.core.snapshot import Key
 from gateway.core.types import Endpoint, ErrorClass, Outgoing, Phase, UpstreamFailed
 from gateway.features.reuse.rules.rules import Caching, ExactRule, SemanticRule

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.drivers.redis_store.store import RedisStore
+from gateway.drivers.redis_store import RedisStore
 from gateway.features.reuse.redis.answers import (
     MOST_PENDING,
     MOST_SHARDS,

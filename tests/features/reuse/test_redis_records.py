@@ -16,7 +16,7 @@ from redis import Redis
 
 from gateway.core.ports import Claim, Store
 from gateway.core.types import Kept
-from gateway.drivers.redis_store.store import RedisStore
+from gateway.drivers.redis_store import RedisStore
 from gateway.features.reuse.redis_records import records as record_answers
 from gateway.features.reuse.redis_records.records import FIRST_SHARED_FENCE, OfflineRecords
 from tests.drivers.test_conformance import record_steps

@@ -23,7 +23,6 @@ from gateway.core.errors import NoTargetAvailable
 from gateway.core.http.server import HttpServer, bind
 from gateway.core.snapshot import Policies, PolicySnapshot
 from gateway.core.types import Upstream
-from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.products.batches.files_http import FileRoutes
 from gateway.products.batches.finish import PartialFiles
 from gateway.products.batches.http import BatchRoutes, MergedLists
@@ -35,6 +34,7 @@ from gateway.products.jobs.upkeep import Watchers
 from gateway.routes import build_app
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
 from tests.loopback import plain_http
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 
 OTHER_KEY = NIGHTLY_KEY

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
+from gateway.core.balancing import Retries
 from gateway.core.call import Call, Reply
-from gateway.core.limits.table.rules import Limits
-from gateway.core.retry.balancing import Retries
+from gateway.core.limits.limit_table import Limits
 from gateway.core.snapshot import Counting
 from gateway.core.types import Outgoing, UpstreamFailed
 from gateway.products.jobs.calls.ports import StoredRequest

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.core.call import Call
-from gateway.core.limits.table.rules import Limits
+from gateway.core.limits.limit_table import Limits
 from gateway.core.types import Endpoint
 from gateway.products.jobs.calls.ports import StoredRequest
 from gateway.products.jobs.model import JobFlag, JobState

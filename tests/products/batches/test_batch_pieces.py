@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from gateway.core.snapshot import Policies
 from gateway.core.types import Usage
-from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.products.batches import finish
 from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchEnds, write_chunk
@@ -48,6 +47,7 @@ from tests.products.batches.edge import snapshot
 from tests.products.batches.test_batch_lines import jsonl, line
 from tests.products.batches.test_batch_output import batch
 from tests.support.flow import FakeClock
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 
 RULES = JobRules(batches=BatchRules(parallel_chunks=2))

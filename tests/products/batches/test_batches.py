@@ -17,7 +17,6 @@ from gateway.core.call import Call, Reply
 from gateway.core.clock import SystemClock
 from gateway.core.errors import DeadlineExceeded
 from gateway.core.types import Usage
-from gateway.drivers.blobs.memory import MemoryBlobs
 from gateway.products.batches import output as marks
 from gateway.products.batches.finish import BatchChecks, BatchEnds, PartialFile, PartialFiles, write_chunk
 from gateway.products.batches.input import lines_of
@@ -41,6 +40,7 @@ from gateway.products.jobs.worker import RunningWork
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
 from tests.products.batches.edge import FEW_KEY, OTHER_KEY, JobEdge, job_edge
 from tests.products.batches.test_batch_lines import jsonl, line
+from tests.support.memory_blobs import MemoryBlobs
 from tests.support.memory_store.store import MemoryJobStore
 
 AUTH = f"authorization: Bearer {WEB_KEY}"

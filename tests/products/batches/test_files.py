@@ -11,12 +11,12 @@ import openai
 import orjson
 import pytest
 
-from gateway.drivers.blobs.directory import DirectoryBlobs
-from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.drivers.blobs import DirectoryBlobs
 from gateway.products.jobs.model import FILE, JobsUnavailable, NewJob, TenantStorageFull, is_ours, new_id
 from tests.e2e.harness import WEB_KEY, Response, connect, get, until
 from tests.products.batches.edge import OTHER_KEY, JobEdge, job_edge
 from tests.products.batches.test_batch_output import batch
+from tests.support.memory_blobs import MemoryBlobs
 
 LINES = b'{"custom_id":"a"}\r\n' * 20_000
 AUTH = f"authorization: Bearer {WEB_KEY}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.drivers.blobs.memory import MemoryBlobs
+from gateway.drivers.blobs import MemoryBlobs
 from gateway.products.jobs.model import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
 from gateway.products.jobs.upkeep import AT_ONCE, MOST_STEPS, JobCleaning
 from tests.products.batches.test_batch_output import batch

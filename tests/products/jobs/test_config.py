@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.describe import describe
 from gateway.core.config.state import SCHEMES
-from gateway.core.retry.balancing import Backoff, CostRule
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.jobs.config.sections_jobs import FILE
 from gateway.products.jobs.rules import (
     IN_REDIS,

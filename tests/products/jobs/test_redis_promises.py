@@ -14,7 +14,7 @@ from gateway.core.errors import StoreUnusable
 from gateway.drivers.redis.link import Link, StoreGone
 from gateway.features.runs.rules import label_change
 from gateway.features.runs.step import RunToChange
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.jobs import redis
 from gateway.products.jobs.model import ClaimAsk, JobFlag, JobState, JobsUnavailable, NotDurable, OutcomeUnknown
 from gateway.products.jobs.redis import CHECK_S, RECHECK_S, RedisJobStore

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.drivers.sqlite_store.eviction import STATE_FILE
-from gateway.drivers.sqlite_store.opening import FileKind
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_file import FileKind
+from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
 from gateway.products.jobs.model import JobState
 from gateway.products.jobs.sqlite_rows import JOBS_FILE
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.drivers.sqlite import LOG_S
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_store import SqliteStore
 from gateway.products.jobs.model import JobEnd, JobState, StoredAnswer
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore
 from tests.features.runs.test_run_store import step

@@ -19,9 +19,8 @@ import pytest
 
 from gateway.core.errors import StoreUnusable
 from gateway.core.types import StoreBounds
-from gateway.drivers.sqlite_store.eviction import STATE_FILE
-from gateway.drivers.sqlite_store.opening import open_file
-from gateway.drivers.sqlite_store.store import SqliteStore
+from gateway.drivers.sqlite_file import open_file
+from gateway.drivers.sqlite_store import STATE_FILE, SqliteStore
 from gateway.products.jobs.model import FINALISE, JobFlag, JobQuery, JobState
 from gateway.products.jobs.sqlite_rows import APPLICATION_ID, JOBS_FILE
 from gateway.products.jobs.sqlite_store.store import SqliteJobStore

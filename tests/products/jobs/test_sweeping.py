@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.drivers.blobs.directory import DirectoryBlobs
+from gateway.drivers.blobs import DirectoryBlobs
 from gateway.products.batches.output import chunk_blob, index_blob
 from gateway.products.batches.service import blob_of
 from gateway.products.jobs.model import BATCH, CHECK, FILE, ClaimAsk, JobEnd, JobState, NewJob, StoredFile, new_id

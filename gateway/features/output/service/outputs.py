@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.admission.admission.admission import Admission
+from gateway.core.admission.admission import Admission
 from gateway.core.admission.outcomes import CALLERS_DEADLINE
 from gateway.core.answers import AttemptDeadlines, FirstAnswer
 from gateway.core.attempts import Attempts
@@ -28,7 +28,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.ports import Meter
 from gateway.core.racing import CANCELLED
 from gateway.core.relay import SseRelay
-from gateway.core.retry.retry import TryLater
+from gateway.core.retry import TryLater
 from gateway.core.snapshot import Target
 from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
 from gateway.dialects.conversion.convert import as_stream, as_whole

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from gateway.drivers.redis.job import FOLDER, script_of
 from gateway.drivers.redis.link import Link, Script
+from gateway.drivers.redis.wire import FOLDER, script_of
 
 WallTime: TypeAlias = Callable[[], str]
 """Returns the time that scripts use; empty: the server's own."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
+from gateway.core import retry
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.errors import (
@@ -27,7 +28,6 @@ from gateway.core.errors import (
     drop_frames,
 )
 from gateway.core.ledger import known_usd
-from gateway.core.retry import retry
 from gateway.core.retry_budgets import attempts_by_cost
 from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gateway.core.balancing import Backoff, CostRule
 from gateway.core.config.fields import (
     Attempts,
     Count,
@@ -30,7 +31,6 @@ from gateway.core.config.fields import (
 from gateway.core.config.retries import CostEntry
 from gateway.core.config.schema import Entry, check, check_part, check_sets
 from gateway.core.config.source import Document, Path, did_you_mean
-from gateway.core.retry.balancing import Backoff, CostRule
 from gateway.core.types import LANES, ErrorClass
 from gateway.products.jobs.rules import (
     DEGRADING,

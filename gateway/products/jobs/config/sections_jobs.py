@@ -14,7 +14,7 @@ from gateway.core.config.schema import ConfigFile, Entry, check
 from gateway.core.config.source import Document, Path, beside, did_you_mean, kind_of
 from gateway.core.config.state import SCHEMES, redis_at
 from gateway.core.snapshot import Model, Provider
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.products.batches.native.rules import has_batch_api, may_take
 from gateway.products.jobs.rules import IN_REDIS, Accept, JobRules, JobSettings
 

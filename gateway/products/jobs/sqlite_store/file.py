@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.core.clock import Ahead
 from gateway.drivers.sqlite import File, FileThread, Total, Trouble
-from gateway.drivers.sqlite_store.opening import Connect
+from gateway.drivers.sqlite_file import Connect
 from gateway.products.jobs.model import JobsUnavailable
 from gateway.products.jobs.sqlite import SqlitePieces
 from gateway.products.jobs.sqlite_rows import JOBS_FILE, Effort, Rest

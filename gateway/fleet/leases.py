@@ -17,15 +17,14 @@ from math import inf
 from typing import TypeAlias
 from weakref import WeakSet
 
-from gateway.core.admission.queue.queue import DelayQueue
+from gateway.core.admission.queue import DelayQueue
 from gateway.core.clock import Clock, Timer
 from gateway.core.limits.estimate import NOTHING, Cost, parts_of
-from gateway.core.limits.table.limit_table import Shared, ShareOut
+from gateway.core.limits.limit_table import Shared, ShareOut
 from gateway.core.ports import Leases
 from gateway.core.types import LANES
-from gateway.fleet.lease.lease import LeaseReply, LimitKind
-from gateway.fleet.parts.leased_part import Share
-from gateway.fleet.parts.shared_sum import FleetSum
+from gateway.fleet.lease import LeaseReply, LimitKind
+from gateway.fleet.leased_part import FleetSum, Share
 
 TICK_S = 0.25
 """Seconds between two looks for what has to be told although nothing is needed."""

@@ -10,19 +10,10 @@ from collections.abc import Callable
 from math import exp, inf
 from typing import NamedTuple
 
-from gateway.core.health.breaker.breaker import Breaker
-from gateway.core.health.breaker.state_machine import (
-    AwaitingLeave,
-    BreakerRules,
-    ByHand,
-    Closed,
-    HalfOpen,
-    Open,
-    account_rules,
-)
-from gateway.core.health.detector import Responsiveness
+from gateway.core.health.breaker import AwaitingLeave, Breaker, ByHand, Closed, HalfOpen, Open
+from gateway.core.health.detector import BreakerRules, Responsiveness, account_rules
 from gateway.core.health.times import Latency
-from gateway.core.retry.retry import Doubt
+from gateway.core.retry import Doubt
 from gateway.core.retry_budgets import RetryBudget, RetryTokens
 from gateway.core.types import ErrorClass
 

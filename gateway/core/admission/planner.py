@@ -12,12 +12,13 @@ from math import inf
 from typing import Any
 
 from gateway.core.admission.gates import Gates
+from gateway.core.balancing import Tiers
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.core.health.times import USUAL_TIMES_MIN_SAMPLES, needed_s
 from gateway.core.limits.estimate import estimate_input_tokens
-from gateway.core.limits.target_limits.gate import Gate, GateState
+from gateway.core.limits.target_limits import Gate, GateState
 from gateway.core.openai.sse import json_object
 from gateway.core.openai.usage import (
     CONTEXT_WINDOW,
@@ -27,8 +28,7 @@ from gateway.core.openai.usage import (
     lacks,
     needs_of,
 )
-from gateway.core.retry.balancing import Tiers
-from gateway.core.retry.retry import Plan
+from gateway.core.retry import Plan
 from gateway.core.snapshot import Target, upstream_model
 from gateway.core.types import LANES, ErrorClass, How, Skip, SkipReason
 

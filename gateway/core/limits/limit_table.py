@@ -1,12 +1,15 @@
 """Which limits one target or key has, and how large each of them is: the operator's numbers, and those that were learned.
 
-It must not know what calls take, nor why a level moves. Invariants: an operator's number is only ever narrowed by what a
-provider tells; a limit keeps its level when its numbers change.
+First what the config says (`Limits`, and the provider's `Style` of counting), then the table that unites it with what headers
+and refusals have shown, then the set of buckets that the table makes. It must not know what calls take, nor why a level moves.
+Invariants: an operator's number is only ever narrowed by what a provider tells; a limit keeps its level when its numbers
+change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import floor, inf
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
@@ -14,9 +17,42 @@ from gateway.core.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.core.limits.estimate import INPUT, NOTHING, OUTPUT, REQUESTS, SLOT, TOKEN_PARTS, TOKENS, Cost, parts_of
 from gateway.core.limits.headers import Learned, Reading
 from gateway.core.limits.learning import UnwrittenBurst
-from gateway.core.limits.table.rules import CONTINUOUS, Limits, Style
-from gateway.core.limits.target_limits.idle_gates import Used
-from gateway.fleet.parts.leased_part import Share
+from gateway.fleet.leased_part import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a target or a key may use; None: not limited."""
+
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    requests_per_day: float | None = None
+    max_concurrency: int | None = None
+    input_tokens_per_min: float | None = None
+    output_tokens_per_min: float | None = None
+    request_burst: float | None = None
+    """So many requests may go at once under continuous refill; None: what the provider's style says."""
+    untold_burst_s: float | None = None
+    """Up to so many seconds' worth of requests may go at once, where neither that nor the provider's headers say how many."""
+    fail_closed: frozenset[str] = frozenset()
+    """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a provider counts: in windows of so many seconds, or (None) by continuous refill.
+
+    `request_burst` is the share of a minute's requests that may go at once under continuous refill; the default is all
+    of them, as OpenAI and Anthropic document. Tokens always have one minute's worth.
+    """
+
+    request_window_s: float | None = None
+    token_window_s: float | None = None
+    request_burst: float = 1.0
+
+
+CONTINUOUS = Style()
+AZURE = Style(request_window_s=10.0, token_window_s=60.0)
 
 Source = Literal["configured", "learned"]
 
@@ -706,3 +742,11 @@ def _may_raise(one: KnownLimit, reading: Reading) -> bool:
         reading.limit is not None and reading.limit * (period_s(one.name) / reading.period_s) <= one.configured
     )
     return is_same and (reading.remaining or 0.0) <= one.limit.capacity
+
+
+class Used(NamedTuple):
+    """Some of a limit is used up: which limit, what is left of it, and when all of it is there again (monotonic seconds)."""
+
+    limit: int
+    level: float
+    full_at: float

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from gateway.core.retry.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, Retries
+from gateway.core.balancing import BUILT_IN_RULES, Action, Backoff, ClassRule, Retries
 from gateway.core.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, Phase
 

@@ -1,4 +1,6 @@
-"""The order in which a call tries its model's targets: tier by tier, and within a tier as the model's `choice` says.
+"""The order in which a call tries its model's targets, and the rules of `retries.yaml`.
+
+Targets are tried tier by tier, and within a tier as the model's `choice` says:
 
     in_order      as they are listed
     weighted      at random; each comes first in the share of its weight, a target that is out drops out of the sum

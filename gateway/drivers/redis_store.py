@@ -21,7 +21,7 @@ from gateway.features.reuse.redis.answers import RedisAnswers
 from gateway.features.reuse.redis_records.records import RedisRecords
 from gateway.features.runs.redis import SharedRunRecords
 from gateway.features.semantic.redis import RedisVectors
-from gateway.fleet.lease.lease import SharedState
+from gateway.fleet.lease import SharedState
 from gateway.fleet.redis import RedisLeases, RedisNews
 
 Work = Callable[[], Awaitable[object]]

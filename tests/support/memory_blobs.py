@@ -1,10 +1,10 @@
-"""Blobs in memory, for tests and demonstrations: they are lost with the process."""
+"""Blobs in memory, in place of a directory: they are lost with the test."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from gateway.drivers.blobs.directory import check_name
+from gateway.drivers.blobs import check_name
 from gateway.products.jobs.model import JobsUnavailable
 
 PIECE_BYTES = 262_144

@@ -20,7 +20,7 @@ from gateway.core.admission.fair_queue import FairQueue, Occupancy, Ticket, Wait
 from gateway.core.clock import Clock, Timer
 from gateway.core.limits.estimate import Cost
 from gateway.core.limits.reservation import Reservation, admit, ready_at, take
-from gateway.core.limits.target_limits.gate import CallTraits, Gate
+from gateway.core.limits.target_limits import CallTraits, Gate
 from gateway.core.types import Lane, QueueBounds
 
 # A call that waits: what it may use, where it stands, and how its waiting ends.

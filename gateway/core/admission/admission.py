@@ -1,0 +1,378 @@
+"""Admission: which target a call may go to now, and what becomes of it when there is none.
+
+    admit -> (an attempt) -> outcomes: answered | refused | failed -> … -> settle
+
+The usual case, a target with room and nobody waiting, is settled without an await in `admit`; for the others `Waiting` finds a
+fallback, a place in the delay queue, or the reason of a refusal. What an attempt took is given back in `outcomes.py`. Runtime
+state (gates, lines, the levels of keys) lives here under stable names, so a reload changes numbers and nothing else.
+Invariant: `call.grant` is all that a call has of its target's limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import inf
+from typing import Any
+
+from gateway.core.admission.fair_queue import Verdict, decide
+from gateway.core.admission.gates import Gates
+from gateway.core.admission.keys import KeyBudgets, KeyLimits, RetryBudgets
+from gateway.core.admission.outcomes import AttemptOutcomes, HealthPropagation, refusal_after_wait, too_late, traits_of
+from gateway.core.admission.planner import RANKS, Planner, estimate_of, opens_at
+from gateway.core.admission.queue import DelayQueue, Held, Left, Option
+from gateway.core.call import Call
+from gateway.core.clock import Clock
+from gateway.core.errors import MAX_RETRY_AFTER_S, CircuitOpen, DeadlineExceeded, GatewayError, QueueFull
+from gateway.core.ledger import CostEstimates
+from gateway.core.limits.headers import SUMMED_LIMITS
+from gateway.core.limits.reservation import Reservation, enter
+from gateway.core.limits.target_limits import LONGEST_BACKOFF_S
+from gateway.core.openai.usage import costs_nothing
+from gateway.core.ports import Leases, Meter
+from gateway.core.snapshot import PolicySnapshot, Target
+from gateway.core.types import RawHeaders, SkipReason
+from gateway.core.waiting import waiting_for
+from gateway.fleet.leases import Sharing
+
+_INTERACTIVE = RANKS["interactive"]
+
+
+BACK_AFTER_S, LONGEST_BACK_AFTER_S = 0.5, 8.0
+"""Seconds after which a call comes back, doubled with each of its SDK's retries: openai-python's own pauses."""
+
+
+class Admission:
+    """Lets calls through to their targets, each at the first moment it fits."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        policy: PolicySnapshot,
+        draw: Callable[[], float],
+        leases: Leases | None = None,
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); with `leases` other replicas use the same limits."""
+        self._clock = clock
+        self.queue = DelayQueue(clock, policy.queue)
+        self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
+        self.gates = Gates(clock, self.queue, self.sharing)
+        self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
+        self.gates.on_change = self.health.changed
+        self.gates.on_rate = self.health.rate_found
+        self.gates.install(policy)
+        self.planner = Planner(clock, self.gates, draw)
+        self.keys = KeyLimits(self.sharing)
+        self.budgets = KeyBudgets(clock, self.sharing)
+        self.keys.install(policy, clock.monotonic())
+        self.costs = CostEstimates(self.gates)
+        self.retries = RetryBudgets(clock, self.gates, self.budgets, self.costs)
+        self.outcomes = AttemptOutcomes(clock, self.gates, self.health, self.keys, self.retries, draw)
+        self.waiting = Waiting(clock, meter, self.gates, self.queue, self.planner, self.health, self.retries)
+
+    def install(self, policy: PolicySnapshot) -> None:
+        """Puts a policy's numbers in force; levels, pauses and who waits stay."""
+        self.queue.configure(policy.queue)
+        self.gates.install(policy)
+        self.keys.install(policy, self._clock.monotonic())
+        self.queue.freed_all()
+
+    def back_in_s(self, call: Call) -> float:
+        """Returns after how many seconds a call that failed may find its targets well, spread so that not all come at once.
+
+        That is behind the next probe of the target that is probed first, and no sooner than the SDK would come by itself;
+        the last digits of the time serve as the draw.
+        """
+        now = self._clock.monotonic()
+        out = {attempt.target for attempt in call.attempts if attempt.never_again}
+        left = [one for one in call.model.plan if one.name not in out] or call.model.plan
+        probed_s = min([self.gates.line(one, call).gate.health.probe_at(now) for one in left]) - now
+        probed_s = max(probed_s, 0.0) if probed_s < inf else MAX_RETRY_AFTER_S
+        back_after_s = min(BACK_AFTER_S * 2.0 ** min(call.sdk_retry, 10), LONGEST_BACK_AFTER_S)
+        return max(probed_s + BACK_AFTER_S, back_after_s) + BACK_AFTER_S * (now * 1e4 % 1.0)
+
+    def limits_together(self, call: Call, headers: RawHeaders) -> Iterator[tuple[bytes, bytes]]:
+        """Yields each header of an answer that tells a limit with the sum of that limit of all targets, where all have one.
+
+        Who paces calls by what one target tells would use that one alone. What is left, and when more is, has no sum that
+        holds: a call waits here, or goes where there is room.
+        """
+        for name, _ in headers:
+            limit = SUMMED_LIMITS.get(name)
+            if limit is not None:
+                tables = [self.gates.line(target, call).gate.limits.table for target in call.model.plan]
+                found = [known.amount for table in tables if (known := table.find(limit)) is not None]
+                if len(found) == len(tables):
+                    yield name, b"%d" % sum(found)
+
+    async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
+        """Does what `admit` does, and waits for what that returns."""
+        entered = self.admit(call, targets)
+        return entered if isinstance(entered, Target) else await entered
+
+    def admit(self, call: Call, targets: Sequence[Target] | None = None) -> Target | Coroutine[Any, Any, Target]:
+        """The target that the call may go to now, reserved as `call.grant`: the first of `targets` that has room.
+
+        None: of its plan. Where none has, or the call's key has to be asked, what leads to one is to be awaited: in the
+        delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
+        """
+        now = self._clock.monotonic()
+        if call.seq <= 0:
+            if now >= call.deadline:
+                raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+            call.seq = -call.seq or self.queue.next_seq()
+            if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+                return self._enter_with_key(call, targets, now)
+        model = call.model
+        if call.endpoint.request == "any":
+            return model.plan[0]  # of another kind: no model's limits
+        if targets is None:
+            is_restricted = model.restricts or call.endpoint.name in model.converted
+            if is_restricted or (model.tiers.has_choice and model.choice != "in_order"):
+                targets = self.planner.own_targets(call, now)
+            else:  # whatever it asks for
+                targets = model.tiers.listed
+        rank = RANKS[call.lane]
+        keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
+        own = model.targets
+        for target in targets:
+            line = self.gates.line(target, call)
+            gate = line.gate
+            if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (
+                not call.attempts
+                or (target in own and opens_at(call, target) <= now <= self.planner.latest_start(call, gate))
+            ):
+                if gate.has_token_limit and call.estimate < 0:
+                    estimate_of(call)
+                grant = enter(
+                    gate,
+                    call.estimate,
+                    call.max_tokens,
+                    now,
+                    keep_percent,
+                    rank,
+                    answers=call.endpoint.tokens == "both",
+                )
+                if grant is not None:
+                    call.grant = grant
+                    if call.attempts or call.retry is not None:
+                        self.retries.hand_over(call, grant, target)
+                    call.parsed = None
+                    return target
+            if target is not targets[-1]:
+                self.planner.note_skips(call, (target,))
+        if not call.attempts:
+            targets = [*targets, *self.planner.plan(call).others]
+        return self.waiting.find_room(call, targets, keep_percent, now)
+
+    async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Target:
+        """`admit`, once the call's key has let it in. Raises KeyRateLimited, BudgetExceeded, BudgetReserved."""
+        await self._take_of_key(call, now)
+        return await self.enter(call, targets)
+
+    async def ask_key(self, call: Call) -> None:
+        """Lets a call in as far as its key is concerned; `admit` does not ask that again.
+
+        Raises DeadlineExceeded, KeyRateLimited, BudgetExceeded, BudgetReserved.
+        """
+        now = self._clock.monotonic()
+        if call.seq > 0:
+            return
+        if now >= call.deadline:
+            raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+        call.seq = -call.seq or self.queue.next_seq()
+        if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+            await self._take_of_key(call, now)
+
+    async def _take_of_key(self, call: Call, now: float) -> None:
+        if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+            self.costs.refuse_unpriced(call)
+            await self.budgets.reserve(call, self.costs.price(call, call.key.budget_usd_per_day))
+        if call.key.name in self.keys.sets:
+            cost = self.keys.cost_of(call, estimate_of(call))
+            # What the key lacks here, other replicas may have left.
+            if not self.keys.try_enter(call, cost, now) and not await self.keys.fetch(call, cost, self._clock):
+                self.keys.refuse(call, cost, self._clock.monotonic())
+
+
+# A call that no target has room for at once:
+#
+#     targets in service -> when each is free -> decide -> served | held -> its turn, or the reason why there is none
+#                                                       | refused, with the time at which another try will succeed
+#
+# `decide` of `fair_queue.py` decides, this acts.
+
+MOST_SHOWN = 10
+"""Of the targets that could not take a call, in the message of its refusal."""
+
+
+class Waiting:
+    """Finds room for calls that cannot go at once. Holds no state of any call."""
+
+    __slots__ = ("_clock", "_gates", "_health", "_meter", "_planner", "_queue", "_retries")
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        gates: Gates,
+        queue: DelayQueue,
+        planner: Planner,
+        health: HealthPropagation,
+        retries: RetryBudgets,
+    ) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._gates = gates
+        self._queue = queue
+        self._planner = planner
+        self._health = health
+        self._retries = retries
+
+    def describe(self, call: Call) -> bytes:
+        """Returns what the client of a stream that waits is told: one line, a comment's text."""
+        held = call.held
+        if held is not None:
+            eta_s = held.eta_s(self._clock.monotonic())
+            eta = b" eta_ms=%d" % (eta_s * 1000) if eta_s < inf else b""
+            return b"queued position=%d%b" % (held.position(), eta)
+        return waiting_for(call)
+
+    async def find_room(self, call: Call, targets: Sequence[Target], keep_percent: float, now: float) -> Target:
+        """Returns the target that the call may go to, once there is room, reserved as `call.grant`.
+
+        Raises GatewayError when there is none in time, or none at all.
+        """
+        everything, rank = targets, RANKS[call.lane]
+        try:
+            while True:
+                targets, patience_s = self._planner.usable(call, everything, now)
+                options = self._options(call, targets, keep_percent)
+                own = sum([target in call.model.targets for target in targets])
+                ready_at = [_ready_at(call, option, now) for option in options]
+                in_time = [at if at <= option.latest else inf for at, option in zip(ready_at, options, strict=True)]
+                gives_up_at = min(call.deadline, now + patience_s)
+                prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
+                if not any(option.line.gate.health.is_clear for option in options[:own]):
+                    prefer_until = now  # a target that is only just being tried again is nothing to wait for
+                decision = decide(in_time, own, now, gives_up_at, prefer_until)
+                if decision.verdict is Verdict.REFUSE:
+                    raise too_late(call, options, ready_at, now)
+                if decision.verdict is Verdict.SERVE:
+                    option = options[decision.choice]
+                    is_free = option.line.waiters.is_free_for(rank)
+                    grant = option.reserve(now, rank, traits_of(call)) if is_free else None
+                    if grant is not None:
+                        return self._let_go(call, grant, targets[decision.choice], everything)
+                # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
+                is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
+                near = options[:own] if is_narrow else options
+                likely = min(near, key=lambda option: in_time[option.index])
+                until = min(gives_up_at, max([option.latest for option in options]))
+                held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
+                if held.grant is not None and held.option is not None:
+                    return self._let_go(call, held.grant, targets[held.option.index], everything)
+                now = self._clock.monotonic()
+                if held.left is Left.SHUT:
+                    continue  # its targets went out of service; they may be back by now, else this says what keeps them
+                if held.left is Left.EXPIRED and until < gives_up_at:
+                    raise too_late(call, options, [_ready_at(call, option, now) for option in options], now)
+                if held.left is Left.EXPIRED and until < call.deadline:
+                    self._planner.usable(call, targets, now)  # which may say why
+                raise refusal_after_wait(held, call)
+        except GatewayError as refusal:
+            self._planner.note_skips(call, everything)
+            if not isinstance(refusal, CircuitOpen):  # which tells more of each
+                refusal.message += _skipped(call)
+            raise
+
+    def _options(self, call: Call, targets: Sequence[Target], keep_percent: float) -> list[Option]:
+        """Returns the targets as the queue sees them: their lines, and what the call costs each."""
+        estimate = estimate_of(call)  # even where no limit counts tokens: the shares of tenants do
+        call.parsed = None
+        options = []
+        for index, target in enumerate(targets):
+            line = self._gates.line(target, call)
+            cost = line.gate.cost_of(estimate, call.max_tokens, answers=call.endpoint.tokens == "both")
+            latest = self._planner.latest_start(call, line.gate)
+            at = opens_at(call, target)
+            is_again = at > 0.0 and sum([one.retry_at > 0.0 for one in call.attempts if one.target == target.name]) > 1
+            yields_until = at + LONGEST_BACKOFF_S if is_again else at
+            option = Option(index, line, cost, keep_percent, estimate, call.max_tokens, latest, at, yields_until)
+            options.append(option)
+        return options
+
+    def _let_go(self, call: Call, grant: Reservation, target: Target, everything: Sequence[Target]) -> Target:
+        call.grant = grant
+        at, planner = everything.index(target), self._planner
+        planner.forget_skips(call, everything[at:])
+        planner.note_skips(call, everything[:at])
+        if not call.attempts and target not in call.model.targets:
+            planner.note_left_out(call, everything, target, SkipReason.UNSUPPORTED)
+        if call.attempts or call.retry is not None:
+            self._retries.hand_over(call, grant, target)
+        return target
+
+    async def _hold(
+        self,
+        call: Call,
+        options: Sequence[Option],
+        likely: Option,
+        fallback_options: Sequence[Option],
+        widen_at: float,
+        until: float,
+    ) -> Held:
+        """Waits until the queue lets the call through, or gives it up; `left` of the result says which."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        since = self._clock.monotonic()
+        held = Held(
+            call.seq,
+            call.lane,
+            call.tenant,
+            call.received_at,
+            model=call.model.name,
+            size=len(call.body),
+            deadline=until,
+            wake=lambda: None if turn.done() else turn.set_result(None),
+        )
+        is_back = bool(call.attempts)  # it was let in before: there is room for it
+        if not is_back and not self._queue.make_room(held):
+            wait_s = likely.line.ready_at(likely, held.rank, held.tenant, since) - since
+            raise QueueFull(
+                "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",
+                retry_after_s=min(30.0, max(1.0, wait_s)),
+            )
+        held.has_tried = is_back and call.attempts[-1].is_trial
+        is_back = is_back and not held.has_tried
+        self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
+        call.held = held
+        try:
+            await turn
+        except BaseException:  # cancelled, perhaps just when its turn had come
+            self._queue.leave(held)
+            if held.grant is not None:
+                held.grant.cancel(self._clock.monotonic())
+                self._health.freed(held.grant.gate.name)
+            raise
+        finally:
+            call.held = None
+            waited_s = self._clock.monotonic() - since
+            call.queue_s += waited_s
+            self._meter.waited(call.lane, waited_s)
+        return held
+
+
+def _skipped(call: Call) -> str:
+    """Returns a sentence on the targets that could not take the call, where there are several; else nothing."""
+    skips = [*(call.skips or {}).values()]
+    if len(skips) < 2:
+        return ""
+    shown = [f"{one.target} ({one.reason})" for one in skips[:MOST_SHOWN]]
+    more = [f"+{len(skips) - MOST_SHOWN} more"] if len(skips) > MOST_SHOWN else []
+    return f" Skipped: {', '.join([*shown, *more])}."
+
+
+def _ready_at(call: Call, option: Option, now: float) -> float:
+    rank, is_back = RANKS[call.lane], bool(call.attempts)
+    return option.line.ready_at(option, rank, call.tenant, now, call=call.seq, is_back=is_back)

@@ -1,1 +1,0 @@
-"""Which target a call may go to now, among its candidates in order."""

@@ -1,1 +1,0 @@
-"""The circuit breaker: closed, open, half-open, with pybreaker holding the state."""

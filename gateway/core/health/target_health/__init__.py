@@ -1,1 +1,0 @@
-"""The health of one target: what was seen here, and what peers report."""

@@ -1,1 +1,0 @@
-"""Which limits a target or key has, and how large each is."""

@@ -1,1 +1,0 @@
-"""The limits, pauses and breaker of one target, and what stays of targets that nobody uses."""

@@ -1,0 +1,441 @@
+"""One connection to a Redis: the address that the config names, one command, and the wire that carries commands in order.
+
+The first part parses addresses, asks sentinels for the master and connects. Then comes what is sent: a command with the future
+of its reply, the scripts that run inside the server, and the errors of a command without a reply. The last is the connection
+itself: the commands that arrive during a round trip go out together in the next.
+
+Invariants: no message and no repr of this module shows a credential; sentinels are asked anew after every failure, and a
+former master is recognised because the probe writes to it. A command ends once, with a reply or an error; its future may be
+left unread. A script does only what its text says, and two runs differ in keys and arguments only. Replies are matched to
+commands in the order of sending, cancelled ones included; a connection on which that order could be lost is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import unquote, urlsplit
+
+from hiredis import pack_command
+from redis.asyncio import Connection, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gateway.fleet.lease import SharedState
+
+Node = tuple[str, int]
+"""Host and port."""
+Kind = Literal["single", "sentinel", "cluster"]
+
+TROUBLE = (RedisError, OSError, asyncio.TimeoutError)
+"""The exceptions that a server which cannot be used may raise."""
+SCHEMES: dict[str, tuple[Kind, bool]] = {
+    "redis": ("single", False),
+    "rediss": ("single", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+PATIENCE_S = 1.0
+"""Seconds that a client of `client_of` waits for a connection, or for a reply."""
+PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """A store url, parsed."""
+
+    kind: Kind
+    nodes: tuple[Node, ...]
+    """The named servers: of a cluster some of them, of a sentinel url the sentinels."""
+    is_tls: bool = False
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+    service: str = ""
+    ca_file: str | None = None
+
+    def __str__(self) -> str:
+        """Returns the url without its login, for log lines."""
+        scheme = next(name for name, means in SCHEMES.items() if means == (self.kind, self.is_tls))
+        who = "***@" if self.username or self.password else ""
+        path = f"/{self.service}/{self.db}" if self.service else f"/{self.db}"
+        return f"{scheme}://{who}{','.join(named(node) for node in self.nodes)}{path}"
+
+
+def named(node: Node) -> str:
+    host, port = node
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_of(shared: SharedState) -> StoreAddress:
+    """Parses the url, which the config has checked; raises a ValueError that does not quote it."""
+    try:
+        return _address_of(shared)
+    except (ValueError, KeyError):  # its message may quote a part of the password
+        raise ValueError(
+            f"the store's url is not {', '.join(SCHEMES)}://host:port/database (for sentinels: /service/database) or has "
+            "options; odd characters of a password are written as %xx"
+        ) from None
+
+
+def _address_of(shared: SharedState) -> StoreAddress:
+    parts = urlsplit(shared.url)
+    kind, is_tls = SCHEMES[parts.scheme]
+    login, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    service, _, db = parts.path.strip("/").rpartition("/") if kind == "sentinel" else ("", "", parts.path.strip("/"))
+    if kind == "sentinel" and not service:  # no database is given
+        service, db = db, ""
+    if parts.query or parts.fragment or (kind == "sentinel" and not service) or not (db or "0").isdecimal():
+        raise ValueError
+    return StoreAddress(
+        kind=kind,
+        nodes=tuple(_node(host, PORTS[kind]) for host in hosts.split(",")),
+        is_tls=is_tls,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        db=int(db or 0),
+        service=unquote(service),
+        ca_file=shared.ca_file,
+    )
+
+
+def _node(text: str, port: int) -> Node:
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "localhost", parts.port or port
+
+
+def _options(address: StoreAddress, node: Node) -> dict[str, Any]:
+    """Returns what redis-py needs for a connection. RESP2: each reply has one form, and older servers speak it, too."""
+    tls = {"ssl_ca_certs": address.ca_file, "ssl_check_hostname": True} if address.is_tls else {}
+    return {
+        "host": node[0],
+        "port": node[1],
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "protocol": 2,
+        "driver_info": None,
+        "client_name": "gateway",
+        "retry": Retry(NoBackoff(), 0),
+        **tls,
+    }
+
+
+def always(node: Node) -> Callable[[], Awaitable[Node]]:
+    """Returns a function that finds a server which is always at this address."""
+
+    async def find() -> Node:
+        return node
+
+    return find
+
+
+async def connect(address: StoreAddress, node: Node) -> Connection:
+    """Returns a connection after its handshake; has no timeout, the caller sets one."""
+    kind = SSLConnection if address.is_tls else Connection
+    connection = kind(**_options(address, node), socket_timeout=None, socket_connect_timeout=None)
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has no type for it
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection
+
+
+def client_of(address: StoreAddress, node: Node) -> Redis:
+    """Returns redis-py's client of one server, which connects when it is used and tries nothing twice."""
+    return Redis(
+        **_options(address, node),
+        ssl=address.is_tls,
+        socket_timeout=PATIENCE_S,
+        socket_connect_timeout=PATIENCE_S,
+    )
+
+
+async def master_of(address: StoreAddress) -> Node:
+    """Asks all sentinels at once and returns the first master that one names: a sentinel that hangs delays nothing.
+
+    Raises as a connection does when no sentinel knows it; has no timeout, the caller sets one.
+    """
+    tasks = [asyncio.create_task(_ask(address, sentinel)) for sentinel in address.nodes]
+    trouble: BaseException | None = None
+    try:
+        for first in asyncio.as_completed(tasks):
+            try:
+                return await first
+            except TROUBLE as error:
+                trouble = error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    raise RedisConnectionError(f"no sentinel knows the master of {address.service}: {trouble}")
+
+
+async def _ask(address: StoreAddress, sentinel: Node) -> Node:
+    try:
+        return await _master_of(replace(address, db=0), sentinel)
+    except AuthenticationError:  # the url's login may be one of the servers only
+        return await _master_of(replace(address, db=0, username=None, password=None), sentinel)
+
+
+async def _master_of(address: StoreAddress, sentinel: Node) -> Node:
+    async with client_of(address, sentinel) as client:
+        match await client.sentinel_get_master_addr_by_name(address.service):
+            case [bytes(host), int(port)]:
+                return host.decode(), port
+    raise RedisConnectionError("it does not know the service")
+
+
+# One command.
+
+Part = bytes | str | int | float
+
+GRACE_S = 0.002
+"""Seconds after a deadline in which a reply that arrived while this process was busy is still read."""
+FOLDER = Path(__file__).parent / "lua"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script with the prelude in front, which the server runs atomically."""
+
+    name: str
+    text: bytes
+    sha: bytes
+    """The digest by which EVALSHA names it once the server has seen the text."""
+
+
+def load_script(name: str) -> Script:
+    """Returns the script in `lua/<name>.lua`."""
+    return script_of(name, (FOLDER / f"{name}.lua").read_text())
+
+
+def script_of(name: str, body: str) -> Script:
+    """Returns a script of the given text, for one that has no file of its own."""
+    text = ((FOLDER / "prelude.lua").read_text() + body).encode()
+    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+class StoreGone(Exception):
+    """The store did not answer in time, or is known to be gone; the message says why."""
+
+
+class StoreRefused(StoreGone):
+    """The store rejected this one command; others work."""
+
+
+class NoReply(StoreGone):
+    """The command was sent, and its answer did not come: it may have been carried out, or be so yet."""
+
+
+class OperationCounts:
+    """The number of commands sent, of those that ended without a reply, and of connections made for them."""
+
+    __slots__ = ("connections", "failures", "operations")
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.operations = 0
+        self.failures = 0
+
+
+class StoreCommand:
+    """One command and the future of its reply, which may be cancelled at any time: the reply is then read and discarded."""
+
+    __slots__ = (
+        "_tally",
+        "_timer",
+        "future",
+        "hops",
+        "is_over",
+        "is_quiet",
+        "key",
+        "late",
+        "packed",
+        "parts",
+        "script",
+        "stays",
+    )
+
+    def __init__(
+        self,
+        parts: tuple[Part, ...],
+        key: bytes = b"",
+        tally: OperationCounts | None = None,
+        script: Script | None = None,
+    ) -> None:
+        """Packs the command; raises redis's DataError when a part is none of bytes, str, int and float."""
+        self.parts = parts
+        self.packed = pack(parts)
+        self.key = key
+        """Selects server and connection, so that the commands of one key run in the order in which they were given."""
+        self.script = script
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.late: Callable[[StoreCommand], None] | None = None
+        """Is called when the deadline has passed; None: no server has taken the command yet."""
+        self.is_over = False
+        self.hops = 0
+        """The number of times it was sent again: to another server, or with the script's text."""
+        self.stays = False
+        """It is for one connection, and sent nowhere else."""
+        self.is_quiet = False
+        """Whoever sent it tells of its refusal."""
+        self._tally = tally
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expire_after(self, timeout_s: float) -> None:
+        """Sets the deadline: the command ends by then, wherever it is."""
+        if not self.is_over:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._allow_grace)
+
+    def _allow_grace(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire)
+
+    def _expire(self) -> None:
+        if self.late is not None:
+            self.late(self)
+
+    @property
+    def name(self) -> str:
+        """Returns the name for log lines, without keys and arguments."""
+        first = self.parts[0]
+        return self.script.name if self.script else first.decode() if isinstance(first, bytes) else str(first)
+
+    def answer(self, reply: Any) -> None:
+        """Ends the command with the server's reply."""
+        self._end()
+        if not self.future.done():
+            self.future.set_result(reply)
+
+    def fail(self, error: StoreGone) -> None:
+        """Ends the command with an error."""
+        if not self.is_over:
+            self._end()
+            if self._tally is not None and self.late is not None:  # without a server it counts as no operation
+                self._tally.failures += 1
+            if not self.future.done():
+                self.future.set_exception(error)
+                self.future.exception()  # is read once, so that asyncio does not log it as never retrieved
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def bring(self, text: bytes) -> None:
+        """Turns EVALSHA into EVAL with the script's text, which the server then keeps."""
+        self.packed = pack((b"EVAL", text, *self.parts[2:]))
+
+
+def pack(parts: tuple[Part, ...]) -> bytes:
+    """Returns the command in RESP; floats are written as by `repr`."""
+    packed: bytes = pack_command(parts)  # type: ignore[arg-type]  # its hint allows one part only
+    return packed
+
+
+# One connection.
+
+Dial = Callable[[Node], Awaitable[Connection]]
+
+
+class WireOwner(Protocol):
+    """Handles the failures of a connection."""
+
+    def refused(self, job: StoreCommand, error: ResponseError) -> None:
+        """Handles the server's error reply to a command."""
+        ...
+
+    def broke(self, error: BaseException) -> str:
+        """Handles a broken connection; returns the reason with which its commands fail."""
+        ...
+
+
+class StoreWire:
+    """One connection; commands are sent in the order in which they were given."""
+
+    __slots__ = ("_dial", "_in_flight", "_owner", "_pending", "_task", "_wake", "node")
+
+    def __init__(self, dial: Dial, owner: WireOwner) -> None:
+        self._dial = dial
+        self._owner = owner
+        self._pending: list[StoreCommand] = []
+        self._in_flight: deque[StoreCommand] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.node: Node = ("", 0)
+        """The server of the present or last connection."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None
+
+    async def open(self, node: Node) -> None:
+        """Connects; raises as the connection does, and has no timeout of its own."""
+        connection = await self._dial(node)
+        self.node = node
+        self._task = asyncio.create_task(self._run(connection), name="store wire")
+        await asyncio.sleep(0)  # a task that has begun closes its connection however it ends
+
+    def ask(self, *jobs: StoreCommand) -> None:
+        """Sends the commands, with nothing in between, as soon as the round trip under way is complete."""
+        self._pending.extend(jobs)
+        self._wake.set()
+
+    def cut(self, reason: str) -> asyncio.Task[None] | None:
+        """Closes the connection and fails its commands; the returned task, if any, ends when the connection is closed."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        sent, unsent = [*self._in_flight], [*self._pending]
+        self._in_flight.clear()
+        self._pending.clear()
+        for job in sent:
+            job.fail(NoReply(reason))
+        for job in unsent:
+            job.fail(StoreGone(reason))
+        return task
+
+    async def _run(self, connection: Connection) -> None:
+        """Is the only reader and writer of the connection; a caller that is cancelled does not cancel it."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._pending:
+                    connection = await self._alive(connection)
+                    await self._round_trip(connection)
+        except Exception as error:  # noqa: BLE001 - the task ends: its owner handles any error
+            self._task = None
+            self.cut(self._owner.broke(error))
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _alive(self, connection: Connection) -> Connection:
+        """Returns this connection, or a new one if the server closed it while it was idle."""
+        if not await connection.can_read():
+            return connection
+        await connection.disconnect(nowait=True)
+        return await self._dial(self.node)
+
+    async def _round_trip(self, connection: Connection) -> None:
+        self._in_flight.extend(self._pending)
+        self._pending.clear()
+        await connection.send_packed_command([job.packed for job in self._in_flight], check_health=False)
+        while self._in_flight:
+            try:
+                reply = await connection.read_response()
+            except ResponseError as error:
+                self._owner.refused(self._in_flight.popleft(), error)
+            else:
+                self._in_flight.popleft().answer(reply)

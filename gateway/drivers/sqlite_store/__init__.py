@@ -1,1 +1,0 @@
-"""The store of state in one SQLite file: opening, migration, eviction."""
