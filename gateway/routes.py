@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.core import call_headers as parse
-from gateway.core import peek
+from gateway.core import request_head
 from gateway.core.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.core.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.core.http.connection import HotEndpoints
@@ -145,7 +144,7 @@ class PassThrough(Route):
         self._policies = policies
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if not peek.is_relayed(self._policies.current, scope["path"]):
+        if not request_head.is_relayed(self._policies.current, scope["path"]):
             return Match.NONE, {}
         return super().matches(scope)
 
@@ -166,7 +165,7 @@ def build_front(
         routes += [Route(path, sockets.realtime, methods=["GET"]) for path in PATHS]
         routes = [*(Upgrade(path, sockets.responses, methods=["GET"]) for path in SOCKET_PATHS), *routes]
     routes += generate_routes(GenerateDoor(edge, meter), policies)
-    routes.append(PassThrough(policies, Served(edge, peek.OTHER)))
+    routes.append(PassThrough(policies, Served(edge, request_head.OTHER)))
     return Front(edge, hot, build_app(routes, meter), session_paths)
 
 
@@ -186,7 +185,7 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
         policy = policies.current
         if is_googles(request):
             return googles_page(request, policy)
-        key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
+        key, _ = request_head.authenticate(policy, request_head.index_headers(request.scope["headers"]))
         if is_anthropics(request):
             names = [*policy.models, *(plan.model_name for plan in policy.pipelines.values())]
             return json_response(models_page(request, [n for n in names if _may_use(key, n)], policy.loaded_at))
@@ -202,9 +201,9 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
         policy = policies.current
         if is_googles(request):
             return googles_model(request, policy)
-        key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
+        key, _ = request_head.authenticate(policy, request_head.index_headers(request.scope["headers"]))
         name = request.path_params["name"]
-        model = parse.find_model(policy, key, name)
+        model = request_head.find_model(policy, key, name)
         if is_anthropics(request):
             return json_response(shapes.model_page([(name, policy.loaded_at)])["data"][0])
         return json_response(_model_object(name, model, policy.loaded_at))
@@ -233,7 +232,7 @@ def _may_use(key: Key, name: str) -> bool:
 
 
 def _error_response(request: Request, error: GatewayError) -> Response:
-    request_id = parse.request_id(dict(request.scope["headers"])) or new_request_id()
+    request_id = request_head.request_id(dict(request.scope["headers"])) or new_request_id()
     is_message = is_anthropics(request)
     body = message_error_body(error, request_id) if is_message else error_body(error)
     if is_googles(request):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import BaseRoute
 
 from gateway.admin.operations import KeptFile, backup_routes, forget_copies
-from gateway.core import peek
+from gateway.core import request_head
 from gateway.core.admission.admission import Admission
 from gateway.core.clock import Clock, SharedClock
 from gateway.core.config.fields import SQLITE
@@ -244,7 +244,7 @@ def caller_routes(
 ) -> list[BaseRoute]:
     """Returns the routes of what callers keep here: jobs, files, batches, responses, runs; `edge` serves their calls."""
     readers = EventReaders() if edge.responses is None else edge.responses.readers
-    relay, read_body = Served(edge, peek.OTHER), edge.intake.read_counted
+    relay, read_body = Served(edge, request_head.OTHER), edge.intake.read_counted
     durable = durable_routes(policies, jobs, make_call, pipeline.handle, readers, relay, read_body)
     return [*durable, *RunRoutes(policies, runs, clock).routes()]
 

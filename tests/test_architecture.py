@@ -82,7 +82,6 @@ PURE = (
     "gateway.core.health.detector",
     "gateway.core.health.target_health",
     "gateway.core.health.times",
-    "gateway.core.http.descriptors",
     "gateway.core.patience",
     "gateway.core.limits.bucket",
     "gateway.core.limits.estimate",

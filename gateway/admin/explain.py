@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.core import call_headers as parse
-from gateway.core import peek as passthrough
+from gateway.core import request_head
 from gateway.core.balancing import Action, Choice, ClassRule, Retries
 from gateway.core.error_tables import Diagnosis, ErrorAnswer, ErrorRule, ErrorTable, answer_of, read_body
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
@@ -36,7 +35,7 @@ from gateway.features.runs.step import part_of, run_words
 from gateway.products.jobs.admin.explaining_jobs import attempt_usd, explain_job
 from gateway.products.jobs.model import RESPONSE, is_ours
 from gateway.products.responses.keeping import RESPONSES, keeping_of
-from gateway.products.responses.rules import Keeping, ResponseOptions, keeps, read_response_options
+from gateway.products.responses.rules import Keeping, keeps, read_response_options
 from gateway.routes import ENDPOINTS
 
 _CHARGES = {
@@ -67,7 +66,9 @@ def explain(
     endpoint, body = door.endpoint_at(path, body) or (_endpoint(path), body)
     key = _key(policy, key_name)
     peeked = peek(endpoint, body, {})
-    model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
+    model = (
+        request_head.find_model(policy, key, peeked.model) if peeked.model else request_head.unnamed_model(policy, key)
+    )
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
     shown = explain_sent(policy, endpoint, model, body) if shows_upstream else ()
@@ -464,21 +465,18 @@ def explain_keeping(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked
     if keeping is None:
         return "by the provider, as the request says: this gateway takes no jobs (jobs.store)"
     if options.in_background:
-        return _in_background(policy, model, options, keeping)
+        if keeping == "never":
+            kept = "responses.store, or keeps_responses of the key"
+            return f"by nobody: refused, as one in the background has to be kept ({kept})"
+        if keeping == "provider" and not policy.jobs.settings.takes_files:
+            return "by the provider, which runs it in the background (jobs is not set, and there is a passthrough)"
+        keep_s = model.jobs.keep_responses_s if options.stores else model.jobs.keep_background_s
+        return f"here, where it runs in the background, and for {keep_s:g} s after its end"
     if keeping == "provider" and all(RESPONSES in target.gaps for target in model.plan):
         keeping = "asked"
     if not keeps(keeping, options, goes_on_from_ours=is_ours(RESPONSE, options.previous_id)):
         return _NOT_HERE[keeping]
     return f"here, for {model.jobs.keep_responses_s:g} s; the provider is asked to keep nothing"
-
-
-def _in_background(policy: PolicySnapshot, model: Model, options: ResponseOptions, keeping: Keeping) -> str:
-    if keeping == "never":
-        return "by nobody: refused, as one in the background has to be kept (responses.store, or keeps_responses of the key)"
-    if keeping == "provider" and not policy.jobs.settings.takes_files:
-        return "by the provider, which runs it in the background (jobs is not set, and there is a passthrough)"
-    keep_s = model.jobs.keep_responses_s if options.stores else model.jobs.keep_background_s
-    return f"here, where it runs in the background, and for {keep_s:g} s after its end"
 
 
 _CALLED: Final = {

@@ -35,7 +35,6 @@ from gateway.core.admission.keys import KeyBudgets
 from gateway.core.admission.outcomes import MISSING_REMEDY, missing_model
 from gateway.core.admission.queue import WaitingLine
 from gateway.core.balancing import Retries
-from gateway.core.call_headers import refuse_pages
 from gateway.core.clock import Clock
 from gateway.core.errors import BackupFailed, InvalidRequest, NotFound, Unauthorised
 from gateway.core.health.breaker import Breaker
@@ -48,6 +47,7 @@ from gateway.core.limits.limit_table import LimitRow, LimitSet
 from gateway.core.limits.reservation import ready_at
 from gateway.core.patience import ClientPatience
 from gateway.core.ports import StoreHealth
+from gateway.core.request_head import refuse_pages
 from gateway.core.serving import InFlight
 from gateway.core.snapshot import Key, Model, Policies, PolicySnapshot
 from gateway.core.telemetry import CostTotals
@@ -448,24 +448,21 @@ def health_routes(
             answer["emulated"] = list(made_up)
             answer["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
         if health is not None:
-            answer["state"] = _store_health(health, wall())
+            # Without the reason, which may name hosts: anybody may ask.
+            now_wall = wall()
+            news = {"news": "not heard"} if health.is_deaf else {}
+            answer["state"] = {
+                "status": "up" if health.is_up else "gone",
+                "since_s": round(max(now_wall - health.since, 0.0), 1),
+                "replicas": health.replicas,
+                "limits": "shared" if health.is_up else f"1/{health.replicas} of each",
+                **news,
+            }
         if jobs is not None:
             answer["jobs"] = jobs()
         return json_response(answer, status=200 if is_ready else 503)
 
     return [*(Route(path, live) for path in LIVE_PATHS), *(Route(path, ready) for path in READY_PATHS)]
-
-
-def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
-    """Shows the store's health without the reason, which may name hosts: anybody may ask."""
-    news = {"news": "not heard"} if health.is_deaf else {}
-    return {
-        "status": "up" if health.is_up else "gone",
-        "since_s": round(max(now_wall - health.since, 0.0), 1),
-        "replicas": health.replicas,
-        "limits": "shared" if health.is_up else f"1/{health.replicas} of each",
-        **news,
-    }
 
 
 def metrics_route(

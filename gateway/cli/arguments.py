@@ -144,7 +144,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         )
     )
     _add_backup(jobs, "jobs", "jobs.store")
-    _add_job_flags(jobs)
+    for name, does in (("pause", "have jobs and batches stand still"), ("resume", "let them go on")):
+        action = jobs.add_parser(name, help=f"{does}, whosever they are")
+        action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+        _add_admin(action)
+        action.set_defaults(command="gateway.cli.operate:flag_jobs", flag=name)
+    action = jobs.add_parser(
+        "retry",
+        help="try jobs again that failed for good, and the dead lines of batches",
+        description="Run jobs again that are dead letters, and lines of batches that are; each becomes a job of its own. What"
+        " failed by its own request is no dead letter: that has to be mended by who sent it, and sent again.",
+    )
+    action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+    _add_admin(action)
+    action.set_defaults(command="gateway.cli.operate:retry_jobs")
     add_dead_letters(
         commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
     )
@@ -321,23 +334,6 @@ def _add_backup(actions: Actions[argparse.ArgumentParser], name: str, setting: s
     action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
     _add_admin(action)
     action.set_defaults(command=f"gateway.cli.operate:{name}_backup")
-
-
-def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
-    for name, does in (("pause", "have jobs and batches stand still"), ("resume", "let them go on")):
-        action = actions.add_parser(name, help=f"{does}, whosever they are")
-        action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
-        _add_admin(action)
-        action.set_defaults(command="gateway.cli.operate:flag_jobs", flag=name)
-    action = actions.add_parser(
-        "retry",
-        help="try jobs again that failed for good, and the dead lines of batches",
-        description="Run jobs again that are dead letters, and lines of batches that are; each becomes a job of its own. What"
-        " failed by its own request is no dead letter: that has to be mended by who sent it, and sent again.",
-    )
-    action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
-    _add_admin(action)
-    action.set_defaults(command="gateway.cli.operate:retry_jobs")
 
 
 def _add_objects(command: argparse.ArgumentParser) -> None:

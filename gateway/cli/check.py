@@ -95,18 +95,14 @@ def _about_code(code: str) -> str | None:
     if (error := _error_of(code)) is not None:
         return _about(error)
     if code not in CODES:
-        return _about_word(code)
+        # No error code: a word of `x-gateway-attempts`?
+        if code in {*ErrorClass}:
+            return f"{code}: a class of errors of providers\nsee docs/reference/errors.md#error-classes"
+        if code in {*SkipReason}:
+            return f"{code}: why a call went past a target\nsee docs/reference/errors.md#skipped-targets"
+        return None
     status, meaning = CODES[code]
     return f"{code}: status {status}\n{meaning}\nclients may try again: no\nsee docs/reference/errors.md"
-
-
-def _about_word(word: str) -> str | None:
-    """Returns where a word of `x-gateway-attempts` is explained; None: it is none."""
-    if word in {*ErrorClass}:
-        return f"{word}: a class of errors of providers\nsee docs/reference/errors.md#error-classes"
-    if word in {*SkipReason}:
-        return f"{word}: why a call went past a target\nsee docs/reference/errors.md#skipped-targets"
-    return None
 
 
 def _about(error: type[GatewayError]) -> str:

@@ -31,22 +31,16 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-def _await_handlers(name: str | None) -> None:
-    """Meets signals that come while the process loads: Ctrl-C ends it without a traceback.
-
-    What runs until it is told to stop is about to read its config, so that SIGHUP asks for nothing yet.
-    """
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
-    if name in LASTING:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command, and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     name = next((word for word in words if not word.startswith("-")), None)
     if arguments is None:
-        _await_handlers(name)
+        # For signals that come while the process loads. Ctrl-C ends it without a traceback; what runs until it is stopped is
+        # about to read its config, so that SIGHUP asks for nothing yet.
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
+        if name in LASTING:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from pydantic import ValidationError  # takes a second on a slow machine, in which a signal may come
 
     from gateway.cli.arguments import build_parser  # as above

@@ -92,11 +92,11 @@ class AdminClient:
 
     def get(self, path: str) -> dict[str, Any]:
         """Returns what the page `path` below `/admin/` shows."""
-        return self._ask("GET", path)
+        return self._fetch_json("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Has `body` carried out, and returns what came of it."""
-        return self._ask("POST", path, body)
+        return self._fetch_json("POST", path, body)
 
     def backup(self, name: str) -> Iterator[bytes]:
         """Yields the file "state" or "jobs" as it is now, piece by piece."""
@@ -108,7 +108,7 @@ class AdminClient:
             if response.length:  # http.client ends quietly where a connection breaks
                 raise AdminRefused(f"the copy broke off {response.length} bytes before its end; try again")
 
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def _fetch_json(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         with self._request(method, path, body, TIMEOUT_S) as response:
             return self._answer(response.status, response.read())
 
@@ -148,7 +148,7 @@ def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
 def save(pieces: Iterable[bytes], file: Path, problem_of: Callable[[str], str | None]) -> dict[str, Any]:
     """Writes the copy to `file`, which must not exist, and returns its path and size. Raises AdminRefused or OSError.
 
-    `problem_of` tells what is wrong with a file.
+    `problem_of` finds what is wrong with a file.
     """
     if file.exists():
         raise AdminRefused(f"{file} is there already; name another file", is_misuse=True)

@@ -81,7 +81,7 @@ def _judge(broken: list[str]) -> int:
 
 
 def emulate(options: argparse.Namespace) -> int:
-    """Runs the emulator until it is told to stop."""
+    """Runs the emulator until a signal ends it."""
     names = [flag[2:].replace("-", "_") for flag in EMULATOR_FLAGS] + ["dialect", "fault", "limit_headers"]
     base = EmulatorConfig.demo() if options.demo else EmulatorConfig()
     try:

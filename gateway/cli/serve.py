@@ -17,7 +17,7 @@ from gateway.workers.worker import serve
 
 
 def run_gateway(options: argparse.Namespace) -> int:
-    """Runs the gateway until it is told to stop."""
+    """Runs the gateway until a signal ends it."""
     settings = settings_of(options)
     log_to_stderr(settings)
     if settings.workers > 1:

@@ -2,7 +2,7 @@
 
 No Request or Response objects, no middleware: a hot request is one dictionary look-up away from `serve_cycle`. Everything that
 is not a hot endpoint goes to the starlette application that `routes.py` builds. No exception leaves this file. A stream that
-waits long may be answered with comments; from then on there is no status left, and whatever happens is told by its events.
+waits long may be answered with comments; from then on there is no status left, and events carry whatever happens.
 """
 
 from __future__ import annotations
@@ -101,18 +101,15 @@ def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], byt
 
     The reply itself stays as it is: others may read it, too.
     """
-    if call.endpoint.tokens != "both" or not _is_json(reply):
+    content_type = dict(reply.headers).get(b"content-type", b"")
+    if call.endpoint.tokens != "both" or not content_type.startswith(b"application/json"):
         return reply.headers, reply.body
     headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
     return [*headers, *EVENT_STREAM], events_of(call, reply)
 
 
-def _is_json(reply: Reply) -> bool:
-    return dict(reply.headers).get(b"content-type", b"").startswith(b"application/json")
-
-
 def events_of(call: Call, reply: Reply) -> bytes:
-    """A whole answer as the events that a streaming provider would have sent; where that cannot be told, one event."""
+    """A whole answer as the events that a streaming provider would have sent; where they are not known, one event."""
     events = None
     if reply.status == 200:
         events = as_stream(call.endpoint.name, reply.body, include_usage=wants_usage(call))
@@ -168,6 +165,7 @@ class Edge:
         serving.add(served)
         connection.on_gone = served.client_gone
         try:
+            # Most bodies are here with their head, and small: `take` makes the call of these without a turn of the loop.
             call = self.intake.take(served) or await self.intake.wait(served)
             try:
                 handle = self._pipeline.handle if served.plan.is_plain else self._handle_of(served)
@@ -189,18 +187,23 @@ class Edge:
                 else:
                     reply = await handle(call)
             except AdmissionDenied as refusal:
+                # A job may take the place of a call that is refused now; not of one that is answered at once or never.
                 is_step = call.part is not None and call.part.step is not None
                 is_no_job = is_step or call.endpoint.name in AT_ONCE
                 if self._async_answers is None or served.kept_alive or is_no_job:
                     raise
                 reply = await self._async_answers.in_place_of(call, refusal)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
+                # The usual answer: one write, and no client to wait for.
                 served.started = True
                 reply.headers.append((b"content-length", b"%d" % len(reply.body)))
                 write_whole(cycle, reply.status, reply.headers, reply.body)
             else:
                 await give(served, call, reply)
-        except (ClientGone, StreamBroken):
+        except (
+            ClientGone,
+            StreamBroken,
+        ):  # nobody is there, or the head has gone: a body cut short must not look complete
             served.abort()
         except GatewayError as error:
             if isinstance(error, InternalError):
@@ -210,7 +213,7 @@ class Edge:
         except asyncio.CancelledError:
             if served.stopped is None:
                 if served.call is None or not served.call.left:
-                    raise
+                    raise  # not by us: the loop is going down
                 served.stopped = "client_gone"  # by whoever waited for the answer last
             await self._answer_stopped(served)
         except Exception:
@@ -257,16 +260,12 @@ class Edge:
             call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector
 
     async def _respond(self, answers: AsyncAnswers, served: ServedRequest, call: Call, wait_s: float) -> Reply:
-        """The answer of a call that is a job; a caller who wants the events of a pipeline's hears that it is alive."""
+        """The answer of a call that is a job; a caller who wants the events of a pipeline's gets comments meanwhile."""
         if call.model.pipeline is None or not call.stream:
             return await answers.respond(call, served.cycle.index, wait_s)
-        call.comment = served.comment
-        self._keepalive.begin(call, call.received_at)
-        try:
-            return await answers.respond(call, served.cycle.index, wait_s)
-        finally:
-            self._keepalive.end(call)
-            call.comment = None
+        return await self._handle_alive(
+            call, served.comment, lambda call: answers.respond(call, served.cycle.index, wait_s)
+        )
 
     async def _refuse(self, served: ServedRequest, error: GatewayError) -> None:
         """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.core import call_headers as parse
-from gateway.core import peek as passthrough
+from gateway.core import request_head
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import BodyTimeout, BodyTooLarge, Forbidden, GatewayOverloaded, InvalidRequest, ShuttingDown
@@ -42,7 +41,7 @@ from gateway.core.patience import (
 from gateway.core.peek import LargeBodies, Peeked, form_boundary, peek
 from gateway.core.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.core.serving import InFlight, ServedRequest, StopReason, UnfinishedMessage
-from gateway.core.snapshot import Key, Policies, PolicySnapshot
+from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
 from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
@@ -122,7 +121,17 @@ def refuse_other_readings(
     `fields` are the names at the top of a JSON body; those of a form are read here.
     """
     if endpoint.request == "multipart":
-        fields = _form_fields(key, body, form_boundary(index.get(b"content-type", b"")))
+        names: list[str] = []
+        end = 0
+        for part in parts_in_steps(body, form_boundary(index.get(b"content-type", b""))):
+            if part is None:  # a step of the walk, and no part
+                continue
+            name, start, stop = part
+            if _EXTENDED_NAME.search(body, end, start):
+                _refuse(key, "name*")
+            names.append(name)
+            end = stop
+        fields = names
     if endpoint.sse == "messages" and isinstance(fields, Mapping) and _asks_an_advisor(fields, body):
         _refuse(key, "tools.model")
     other = other_model_field(fields)
@@ -138,20 +147,6 @@ def _asks_an_advisor(fields: Mapping[str, Any], body: bytes) -> bool:
     return tools is not None and _ADVISOR.search(body) is not None
 
 
-def _form_fields(key: Key, body: bytes, boundary: bytes) -> list[str]:
-    names: list[str] = []
-    end = 0
-    for part in parts_in_steps(body, boundary):
-        if part is None:
-            continue
-        name, start, stop = part
-        if _EXTENDED_NAME.search(body, end, start):
-            _refuse(key, "name*")
-        names.append(name)
-        end = stop
-    return names
-
-
 def _refuse(key: Key, name: str) -> None:
     raise Forbidden(
         f"The key '{key.name}' may use some models only, and by the field '{name}' a provider may choose another; leave it "
@@ -162,7 +157,7 @@ def _refuse(key: Key, name: str) -> None:
 
 
 _USER_AGENT = b"user-agent"
-_OPTIONS_AND_CLIENT = parse.OPTIONS | {_USER_AGENT}
+_OPTIONS_AND_CLIENT = request_head.OPTIONS | {_USER_AGENT}
 log = logging.getLogger("gateway.intake")
 TRY_LATER, RESTART, POLICY = 1013, 1012, 1008
 """Why a WebSocket is closed (IANA's WebSocket Close Code Number Registry)."""
@@ -204,7 +199,7 @@ class Intake:
         self.patience = ClientPatience()
         self._learned_until = 0.0
         """When the last client is forgotten that was seen to hang up soon; 0.0: there is none."""
-        self._options = parse.OPTIONS
+        self._options = request_head.OPTIONS
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
@@ -298,11 +293,11 @@ class Intake:
         cycle, server = served.cycle, served.policy.server
         announced = cycle.index.get(b"content-length", b"")
         length = int(announced) if announced.isdigit() and len(announced) < 18 else 0
-        most = server.max_body_bytes or passthrough.MOST_STREAMED_BYTES
-        if not isinstance(cycle, AsgiCycle) or not passthrough.STREAMED_FROM_BYTES < length <= most:
+        most = server.max_body_bytes or request_head.MOST_STREAMED_BYTES
+        if not isinstance(cycle, AsgiCycle) or not request_head.STREAMED_FROM_BYTES < length <= most:
             return None
-        path, kind = passthrough.passthrough_path(cycle.scope), cycle.index.get(b"content-type", b"")
-        if not passthrough.is_streamed(served.policy, path, kind):
+        path, kind = request_head.passthrough_path(cycle.scope), cycle.index.get(b"content-type", b"")
+        if not request_head.is_streamed(served.policy, path, kind):
             return None
         return StreamedBody(length, self._timed(served, cycle.pieces(), server.body_timeout_s))
 
@@ -331,18 +326,18 @@ class Intake:
         index = cycle.index
         served.has_options = has_options = not self._options.isdisjoint(index)
         if len(index) != len(cycle.headers):
-            parse.refuse_doubles(cycle.headers)
+            request_head.refuse_doubles(cycle.headers)
         if has_options:
-            sent_id = parse.request_id(index)
+            sent_id = request_head.request_id(index)
             if sent_id is not None:
                 served.identify(sent_id)
         if self._inflight.draining:
             raise ShuttingDown("The gateway is shutting down and takes no new calls.")
-        key, served.credential = parse.authenticate(policy, index)
+        key, served.credential = request_head.authenticate(policy, index)
         lane = key.lane
         if has_options:
-            parse.refuse_encoded(index)
-            lane = parse.choose_lane(key, index)
+            request_head.refuse_encoded(index)
+            lane = request_head.choose_lane(key, index)
         if self._overload.level and self._overload.sheds(lane):
             raise self._overload.refusal(lane)
         served.key, served.lane = key, lane
@@ -352,19 +347,27 @@ class Intake:
         cycle, policy, key, credential = served.cycle, served.policy, served.key, served.credential
         index, headers, endpoint = cycle.index, cycle.headers, cycle.endpoint
         now = self._clock.monotonic()
-        plans = self._plans if self._plans.policy is policy else self._plans_of(policy)
+        plans = self._plans
+        if (
+            plans.policy is not policy
+        ):  # from a reload on, the plans of the new policy are kept; calls under way have others
+            plans = RoutePlans(policy)
+            if policy is self._policies.current:
+                self._plans = plans
         plan = plans.get((key.digest, peeked.model, endpoint.name, credential is not None))
         if plan is None:
             plan = self._find_plan(served, plans, peeked.model)
         served.plan = plan
-        if plan.endpoint is not endpoint:
+        if (
+            plan.endpoint is not endpoint
+        ):  # a call without a model that is passed through: nothing of its body counts here
             endpoint, peeked = plan.endpoint, Peeked("")
         if plan.is_restricted and endpoint.request != "any":
             refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
         tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
         if served.has_options:
-            tenant = parse.choose_tenant(key, index)
-            deadline, is_callers = parse.deadline(policy, plan, served.lane, index, now)
+            tenant = request_head.choose_tenant(key, index)
+            deadline, is_callers = request_head.deadline(policy, plan, served.lane, index, now)
             if not is_callers and self._learned_until:
                 deadline = min(deadline, now + self._patience_s(plan, key, index, now))
         if endpoint.request == "any":
@@ -372,7 +375,7 @@ class Intake:
         else:
             forwarded = self._forwarded.keep(headers)
             if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
-                forwarded = parse.as_json(forwarded)
+                forwarded = request_head.as_json(forwarded)
         if plan.passes_account:
             forwarded += self._account.keep(headers)
         served.call = call = Call(
@@ -393,7 +396,7 @@ class Intake:
             deadline,
             is_callers,
             cycle.method,
-            endpoint.path or passthrough.passthrough_path(cycle.scope),
+            endpoint.path or request_head.passthrough_path(cycle.scope),
             cycle.query,
             served.is_echo,
             tenant,
@@ -411,10 +414,10 @@ class Intake:
                 wait_s = responds_async(headers)
                 served.wait_s = served.wait_s if wait_s is None else wait_s
             if b"x-gateway-strict" in index:
-                call.model = parse.strictly(call.model, index)
-            call.sdk_retry = parse.sdk_retry(index)
-            call.idempotency_key = parse.idempotency_key(index, endpoint)
-            call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
+                call.model = request_head.strictly(call.model, index)
+            call.sdk_retry = request_head.sdk_retry(index)
+            call.idempotency_key = request_head.idempotency_key(index, endpoint)
+            call.cache_control = request_head.cache_control(headers) if b"cache-control" in index else None
             names_part = RUN in index or WORKFLOW in index or TASK in index or STEP in index or OUTCOME in index
             if BAGGAGE in index:
                 call.headers = without_own_baggage(forwarded)
@@ -426,11 +429,11 @@ class Intake:
         return call
 
     def hung_up(self, served: ServedRequest) -> None:
-        """Learns how long a client waits that has left before its answer began, if nothing else tells."""
+        """Learns how long a client waits that has left before its answer began, if nothing else says so."""
         call, index = served.call, served.cycle.index
         if call is None or call.left or served.started or call.deadline_is_callers:
             return
-        if not parse.is_unknown_client(served.plan, index):
+        if not request_head.is_unknown_client(served.plan, index):
             return
         now, client = self._clock.monotonic(), client_of(call.key.name, index.get(_USER_AGENT, b""))
         seen = self.patience.hung_up(client, now - call.received_at, now)
@@ -459,8 +462,8 @@ class Intake:
     def _patience_s(self, plan: RoutePlan, key: Key, index: dict[bytes, bytes], now: float) -> float:
         """Returns for how many seconds a call waits whose client may have been seen to hang up; inf: it is not known."""
         if now >= self._learned_until:
-            self._learned_until, self._options = 0.0, parse.OPTIONS
-        if not parse.is_unknown_client(plan, index):
+            self._learned_until, self._options = 0.0, request_head.OPTIONS
+        if not request_head.is_unknown_client(plan, index):
             return inf
         return self.patience.of(client_of(key.name, index.get(_USER_AGENT, b"")), now)
 
@@ -481,19 +484,12 @@ class Intake:
                 call.part.step, call.part.is_durable = step, True
             call.idempotency_key = None  # the step says what is the same
 
-    def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:
-        """The plans of another snapshot than that of the last call: from the reload on, the new one's are kept."""
-        plans = RoutePlans(policy)
-        if policy is self._policies.current:
-            self._plans = plans
-        return plans
-
     def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:
         """The plan of a route that has none yet. Raises NotFound or Forbidden."""
         policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
         is_callers = served.credential is not None
         if endpoint.request != "any" and name:
-            model = parse.find_model(policy, key, name)
+            model = request_head.find_model(policy, key, name)
             plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
             if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
                 served.wait_s = await_run(policy, name)
@@ -503,9 +499,9 @@ class Intake:
         scope = served.cycle.scope
         unnamed = None
         if endpoint.request != "any":
-            unnamed = passthrough.unnamed_model(policy, key)
+            unnamed = request_head.unnamed_model(policy, key)
             # what nobody has named has no price
-            passthrough.refuse_unpriced(key, passthrough.OTHER, scope["method"], endpoint.path)
+            request_head.refuse_unpriced(key, request_head.OTHER, scope["method"], endpoint.path)
         if unnamed is None:
-            endpoint, unnamed = passthrough.OTHER, passthrough.relayed_by(policy, key, scope)
+            endpoint, unnamed = request_head.OTHER, request_head.relayed_by(policy, key, scope)
         return plan_route(policy, key, unnamed, endpoint, is_callers=is_callers)

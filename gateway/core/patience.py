@@ -28,7 +28,7 @@ confirm it, so this is also for how long a mistake lasts."""
 MOST_CLIENTS = 1024
 """The clients that are remembered; of more, those whose last hang-up is the longest ago are forgotten."""
 MOST_NAME_BYTES = 200
-"""The part of a user agent that tells clients apart."""
+"""The part of a user agent by which clients differ."""
 
 
 class HangUps(NamedTuple):

@@ -7,15 +7,13 @@ the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import orjson
 
-from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound
+from gateway.core.errors import CallerFault, InvalidRequest
 from gateway.core.openai.bodies import (
     PEEKED_BYTES,
     Large,
@@ -41,9 +39,8 @@ from gateway.core.openai.json_edit import (
 )
 from gateway.core.openai.transcript import FIELDS as REASONING
 from gateway.core.openai.transcript import asks_for_reasoning
-from gateway.core.openai.usage import costs_nothing, count_answers
-from gateway.core.snapshot import Key, Model, PolicySnapshot
-from gateway.core.types import PASSTHROUGH, Endpoint
+from gateway.core.openai.usage import count_answers
+from gateway.core.types import Endpoint
 
 MAX_MODEL_CHARS = 256
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
@@ -75,7 +72,12 @@ class Peeked:
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
     """What the body asks for; of a large one see `LargeBodies`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
-        return _peek_multipart(body, index.get(b"content-type", b""))
+        content_type = index.get(b"content-type", b"")
+        try:
+            found = find_form_fields(body, form_boundary(content_type), ("model", "stream"))
+        except MultipartError as exc:
+            raise malformed_form(exc) from None
+        return read_form(body, found["model"], found["stream"])
     value = json_value(body)
     # To take one character out jumps from one to the next, to count them looks at every byte: three times as long.
     rest = len(body.replace(b"{", b"", MAX_DEPTH + 1)) + len(body.replace(b"[", b"", MAX_DEPTH + 1))
@@ -158,14 +160,6 @@ def _of_generated(config: object) -> tuple[int | None, bool]:
     thinking = thinking if isinstance(thinking, dict) else {}
     budget, level = thinking.get("thinkingBudget"), str(thinking.get("thinkingLevel", "minimal")).lower()
     return max_tokens_of(wanted), level != "minimal" or (type(budget) is int and budget != 0)
-
-
-def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:
-    try:
-        found = find_form_fields(body, form_boundary(content_type), ("model", "stream"))
-    except MultipartError as exc:
-        raise malformed_form(exc) from None
-    return read_form(body, found["model"], found["stream"])
 
 
 def form_boundary(content_type: bytes) -> bytes:
@@ -256,12 +250,34 @@ class LargeBodies:
         self._turn = asyncio.Lock()
 
     async def peek(self, endpoint: Endpoint, body: bytes, index: dict[bytes, bytes], max_values: int) -> Peeked:
-        """As `peek.peek`. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
+        """As the function of this name. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
         async with self._turn:
             if endpoint.request == "multipart":
-                return await _peek_form(body, index, keyed=b"idempotency-key" in index)
+                try:
+                    boundary = form_boundary(index.get(b"content-type", b""))
+                    found = await _in_steps(find_in_steps(body, boundary, ("model", "stream")))
+                except MultipartError as exc:
+                    raise malformed_form(exc) from None
+                peeked = read_form(body, found["model"], found["stream"])
+                if b"idempotency-key" in index and len(body) > PEEKED_BYTES:  # it will be compared with another
+                    peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
+                return peeked
             try:
-                return await _peek_json(body, max_values, endpoint)
+                counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
+                outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
+                if is_parsed(body, outline):
+                    peeked = read_fields(json_value(body), is_model_optional=is_optional)
+                    large = large_of(body, outline)
+                else:
+                    contents = await _in_steps(read_contents(body))
+                    peeked = read_fields(outline.fields, is_model_optional=is_optional)
+                    large = large_of(body, outline, contents)
+                    if peeked.max_tokens is not None:
+                        peeked.max_tokens = peeked.max_tokens // count_answers(outline.fields) * large.answers
+                if "model" in outline.repeated:
+                    raise written_twice("model")
+                peeked.large = large
+                return peeked
             except MalformedJson as problem:
                 raise _malformed(body, problem) from None
 
@@ -293,37 +309,6 @@ def _malformed(body: bytes, problem: MalformedJson) -> InvalidRequest:
     return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
 
 
-async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> Peeked:
-    counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
-    outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
-    if is_parsed(body, outline):
-        peeked = read_fields(json_value(body), is_model_optional=is_optional)
-        large = large_of(body, outline)
-    else:
-        contents = await _in_steps(read_contents(body))
-        peeked = read_fields(outline.fields, is_model_optional=is_optional)
-        large = large_of(body, outline, contents)
-        if peeked.max_tokens is not None:
-            peeked.max_tokens = peeked.max_tokens // count_answers(outline.fields) * large.answers
-    if "model" in outline.repeated:
-        raise written_twice("model")
-    peeked.large = large
-    return peeked
-
-
-async def _peek_form(body: bytes, index: dict[bytes, bytes], *, keyed: bool) -> Peeked:
-    """`keyed`: it will be compared with another."""
-    try:
-        boundary = form_boundary(index.get(b"content-type", b""))
-        found = await _in_steps(find_in_steps(body, boundary, ("model", "stream")))
-    except MultipartError as exc:
-        raise malformed_form(exc) from None
-    peeked = read_form(body, found["model"], found["stream"])
-    if keyed and len(body) > PEEKED_BYTES:
-        peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
-    return peeked
-
-
 async def _in_steps(work: Generator[None, None, T]) -> T:
     """What the work returns, after as many turns of the loop as it has steps."""
     while True:
@@ -333,137 +318,3 @@ async def _in_steps(work: Generator[None, None, T]) -> T:
             value: T = done.value
             return value
         await asyncio.sleep(0)
-
-
-# Pass-through: which paths are relayed as they are, to whom, and who may ask for that.
-#
-# Everything below `/v1`, and without `/v1` below the first segments of OpenAI's API alone, so that no path of the gateway's own
-# or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
-
-
-OTHER = Endpoint(
-    PASSTHROUGH, "", answer="binary", request="any", most_body_bytes=68_157_440
-)  # a part of 64 MiB, and a form
-"""Whatever is relayed as it is."""
-SEGMENTS = frozenset((
-    "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
-    "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
-))  # fmt: skip
-"""What may come first below `/`."""
-ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
-"""Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
-_MOST_DECODINGS = 3
-_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|;|%3b|%3f|%23|[^\x21-\x7e]", re.IGNORECASE)
-"""What some servers take for another path: steps up, slashes that are hidden, what ends a path or a step (RFC 3986, 3.3)."""
-_VERSION = re.compile(r"v\d+\w*", re.IGNORECASE)
-
-
-def is_relayed(policy: PolicySnapshot, path: str) -> bool:
-    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`."""
-    if policy.passthrough is None:
-        return False
-    below, _, rest = path[1:].partition("/")
-    if below == "v1":
-        below = rest.partition("/")[0]
-        return bool(rest) and (policy.passthrough_admin or not is_admin(below))
-    return below in SEGMENTS or (policy.passthrough_admin and below == "organization")
-
-
-def is_admin(segment: str) -> bool:
-    """Whether it leads to the administration of an account, however often it is encoded."""
-    return _plain(segment).lower() in ADMIN_SEGMENTS
-
-
-def _plain(segment: str) -> str:
-    for _ in range(_MOST_DECODINGS):
-        segment = unquote(segment)
-    return segment
-
-
-def unnamed_model(policy: PolicySnapshot, key: Key) -> Model | None:
-    """The entry for calls that name no model: that of every name, `"*"`; None: there is none, and `passthrough` takes them.
-
-    Raises Forbidden for a key that may not use every model, InvalidRequest where nothing takes such calls.
-    """
-    if key.allows is not None:
-        raise Forbidden(
-            f"The key '{key.name}' is limited to some models and may not leave out 'model'; name one of them.",
-            param="model",
-        )
-    model = policy.patterns[-1][1] if policy.patterns else None
-    if model is not None and model.name == "*":
-        return model
-    if policy.passthrough is None:
-        raise no_model()
-    return None
-
-
-def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
-    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
-    target = policy.passthrough
-    if target is None:
-        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
-    if key.allows is not None:
-        raise Forbidden(
-            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
-        )
-    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
-
-
-def relayed_by(policy: PolicySnapshot, key: Key, scope: Mapping[str, Any]) -> Model:
-    """Whoever takes a request that is relayed as it is. Raises NotFound, or Forbidden for a key that may not send it."""
-    model = passthrough_model(policy, key)
-    path = passthrough_path(scope)
-    if path.startswith("/responses/") and "/responses" in model.targets[0].converters_by_path:
-        raise NotFound(
-            f"'{model.targets[0].provider}', the provider of 'passthrough', has chat completions and no Responses, so there is "
-            "nothing below /v1/responses; only calls to /v1/responses itself are put into another language."
-        )
-    refuse_unpriced(key, OTHER, scope["method"], path)
-    return model
-
-
-def refuse_unpriced(key: Key, endpoint: Endpoint, method: str, path: str) -> None:
-    """Raises Forbidden where a key with a budget would spend what nobody can count."""
-    if key.budget_usd_per_day is None or key.allow_unpriced or costs_nothing(endpoint, method, path):
-        return
-    raise Forbidden(
-        f"The key '{key.name}' has a budget, and what {method} {path.partition('?')[0]} costs is not known; allow it with "
-        "'allow_unpriced: true' at the key.",
-        code="unpriced_endpoint",
-    )
-
-
-def passthrough_path(scope: Mapping[str, Any]) -> str:
-    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start.
-
-    Whether there is a `/v1` to take away is told by the path that was matched (`scope["path"]`, decoded).
-    """
-    path: bytes = scope["raw_path"]
-    start = b"/v1/" if scope["path"].startswith("/v1/") else b"/" + scope["path"][1:].partition("/")[0].encode()
-    is_whole = start.endswith(b"/") or path[len(start) : len(start) + 1] in (b"/", b"")
-    if not path.startswith(start) or not is_whole or _CLIMBS.search(path):
-        raise NotFound("Unknown path.")
-    if start == b"/v1/" and _VERSION.fullmatch(_plain(path[len(start) :].partition(b"/")[0].decode("ascii"))):
-        raise NotFound("Unknown path.")  # behind a base_url without a version that is the same place as without it
-    return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")
-
-
-STREAMED_FROM_BYTES = 1_048_576
-"""A shorter body is held, as all others are."""
-MOST_STREAMED_BYTES = 537_919_488
-"""512 MiB of a file, as OpenAI takes it (API reference, files), and a form."""
-_UPLOADS = re.compile(r"/(?:files|uploads/[^/]+/parts)")
-"""The paths of forms that have a file in them and no id."""
-
-
-def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
-    """Returns whether nobody here has to read the body of a relayed request.
-
-    JSON may ask for a response in the background. Where tenants share an account, forms may name objects, but for uploads. A
-    request that is signed, or sent again under a renewed credential, has to be there whole.
-    """
-    target = policy.passthrough
-    if target is None or policy.providers[target.provider].auth is not None or b"json" in content_type.lower():
-        return False
-    return policy.objects is None or policy.objects.is_open or _UPLOADS.fullmatch(path) is not None

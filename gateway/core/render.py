@@ -2,8 +2,8 @@
 endpoints of Messages in Anthropic's, `{"type": "error", "error": {"type", "message"}, "request_id"}`; Gemini's callers get
 Google's, `{"error": {"code", "message", "status", "details"}}`.
 
-A stream whose head went out while it waited has no status left to tell: what would have been a whole answer, error or not,
-is told by its events.
+A stream whose head went out while it waited has no status left: what would have been a whole answer, error or not, is sent
+as its events.
 """
 
 from __future__ import annotations

@@ -104,20 +104,17 @@ class UnfinishedBodies:
         self._readers[reader] = self._readers.get(reader, 0) + size
         self.bytes += size
         while self.bytes > most and len(self._readers) > 1:
-            newest = self._newest_of_largest()
+            of_payers: dict[str, int] = {}
+            for each, waiting in self._readers.items():
+                of_payers[each.payer] = of_payers.get(each.payer, 0) + waiting
+            largest = max(of_payers, key=of_payers.__getitem__)
+            newest = next(each for each in reversed(self._readers) if each.payer == largest)
             self.end(newest)
             newest.stop("no_room")
 
     def end(self, reader: Serving) -> None:
         """No more of this body is awaited."""
         self.bytes -= self._readers.pop(reader, 0)
-
-    def _newest_of_largest(self) -> Serving:
-        of_payers: dict[str, int] = {}
-        for reader, size in self._readers.items():
-            of_payers[reader.payer] = of_payers.get(reader.payer, 0) + size
-        largest = max(of_payers, key=of_payers.__getitem__)
-        return next(reader for reader in reversed(self._readers) if reader.payer == largest)
 
 
 class InFlight:
@@ -164,13 +161,6 @@ class InFlight:
         """The grace is over: stop everybody; streams end with an error event."""
         for serving in list(self.serving):
             serving.stop("shutdown")
-
-
-# Web pages that call a gateway without keys: any page open on this machine could spend its money and read its answers.
-#
-# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away
-# by its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
-# 2.3); one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
 
 
 EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))

@@ -32,7 +32,7 @@ MOST_UNSENT_BYTES = MAX_MESSAGE_BYTES + 2 * MAX_UNSENT_BYTES
 COUNTED_BYTES = 64 * 1024
 """Of a message that has not ended, less is not worth counting."""
 CLOSE_S = 5.0
-"""A peer that has been told to close has so many seconds for its own word."""
+"""A peer that we have asked to close has so many seconds for its own close frame."""
 GONE = 1006
 """The code of a peer that has left without one (RFC 6455, 7.4.1); it is never sent."""
 NO_CODE = 1005
@@ -66,7 +66,7 @@ class SocketEnd(asyncio.Protocol):
     )
 
     def __init__(self, frames: Protocol) -> None:
-        """`frames` is open, or about to open: then `opening` tells when the answer to its handshake is there."""
+        """`frames` is open, or about to open: then `opening` has the answer to its handshake when it is there."""
         self._frames = frames
         self.transport: asyncio.Transport | None = None
         self.opening: asyncio.Future[Response] | None = None
@@ -106,7 +106,7 @@ class SocketEnd(asyncio.Protocol):
             self.received += 1
             on_frame(frame.opcode, cast(bytes, frame.data), frame.fin)
         if self._closed_with is not None:
-            self._tell(*self._closed_with)
+            self._notify_closed(*self._closed_with)
 
     def watch_unfinished(self, came: Callable[[int], None]) -> None:
         """Tells how many bytes have come of a message whose end has not, from now on; 0: of none, or of a small one."""
@@ -154,11 +154,11 @@ class SocketEnd(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.abort)
 
     def cut_off(self, code: int, reason: str) -> None:
-        """Closes the session with a peer that has done wrong, at once; the session hears that it is gone."""
+        """Closes the session with a peer that has done wrong, at once; the session gets GONE."""
         if self._frames.state is OPEN:
             self._frames.send_close(code, reason)
             self._flush()
-        self._tell(GONE, reason)
+        self._notify_closed(GONE, reason)
         self.close(code, reason, at_once=True)
 
     def abort(self) -> None:
@@ -198,7 +198,7 @@ class SocketEnd(asyncio.Protocol):
                 self._on_unfinished(size)
         if frames.parser_exc is not None:
             sent = frames.close_sent
-            self._tell(GONE, "" if sent is None else f"{sent.code} {sent.reason}".strip())
+            self._notify_closed(GONE, "" if sent is None else f"{sent.code} {sent.reason}".strip())
             self._leave_soon()
         elif frames.handshake_exc is not None and self.opening is not None and not self.opening.done():
             self.opening.set_exception(frames.handshake_exc)
@@ -242,7 +242,7 @@ class SocketEnd(asyncio.Protocol):
         opcode = frame.opcode
         if opcode is Opcode.CLOSE:
             close_frame = self._frames.close_rcvd
-            self._tell(*((NO_CODE, "") if close_frame is None else (close_frame.code, close_frame.reason)))
+            self._notify_closed(*((NO_CODE, "") if close_frame is None else (close_frame.code, close_frame.reason)))
             self._leave_soon()
         elif opcode is Opcode.PING or opcode is Opcode.PONG or self._is_notified:
             return
@@ -260,9 +260,9 @@ class SocketEnd(asyncio.Protocol):
         if not self.is_lost:
             self._flush()
         if self.opening is None or self.opening.done():
-            self._tell(GONE, "")
+            self._notify_closed(GONE, "")
 
-    def _tell(self, code: int, reason: str) -> None:
+    def _notify_closed(self, code: int, reason: str) -> None:
         """Tells the session, once, that the peer leaves."""
         if self._is_notified:
             return

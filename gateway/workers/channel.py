@@ -113,7 +113,7 @@ class ListenerPlace:
     deaths: int = 0
     """The deaths in a row, without a steady run in between."""
     tended: list[int] = field(default_factory=list)
-    """The other places from whose listeners this worker has been told to accept."""
+    """The other places from whose listeners this worker accepts."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the worker, if there is one."""

@@ -83,7 +83,7 @@ class Fleet:
         self._reports: dict[int, list[Family]] = {}
         self._departed: list[Family] = []
 
-    def tell(self, number: int, families: list[Family]) -> None:
+    def report(self, number: int, families: list[Family]) -> None:
         """Takes the present metrics of a worker."""
         self._reports[number] = families
 

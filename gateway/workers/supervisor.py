@@ -162,7 +162,7 @@ class MetricsRounds:
 
     def take_report(self, place: ListenerPlace, message: Message) -> None:
         """Takes a worker's report."""
-        self._fleet.tell(place.number, families_of(message))
+        self._fleet.report(place.number, families_of(message))
         if self._round is not None and place.number in self._round.missing:
             self._round.missing.discard(place.number)
             self._round.answered.add(place.number)
@@ -178,18 +178,18 @@ class MetricsRounds:
     def go_on(self, now: float) -> None:
         """Ends a round that is complete or late, and begins the next where a worker was scraped."""
         if self._round is not None and (not self._round.missing or now >= self._round.ends_at):
-            self._answer(self._round)
+            self._end_round(self._round)
         if self._round is None and self._scraped:
-            self._ask(now)
+            self._begin_round(now)
 
-    def _ask(self, now: float) -> None:
+    def _begin_round(self, now: float) -> None:
         ready = [place for place in self._places if place.is_ready]
         askers, self._scraped = self._scraped, []
         self._round = Round(askers, {place.number for place in ready}, set(), now + ANSWER_S)
         for place in ready:
             place.send({"do": "tell"})
 
-    def _answer(self, done: Round) -> None:
+    def _end_round(self, done: Round) -> None:
         self._round = None
         families = [
             *self._fleet.total(done.answered),
@@ -247,7 +247,12 @@ class Supervisor:
         """Serves until SIGTERM or SIGINT; returns the exit code. Raises WorkerFailed when a worker cannot start."""
         gc.collect()
         gc.freeze()  # what is here already stays in the pages that all share
-        self._open_signals()
+        for end in (self._awoken, self._waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, _do_nothing)
+        self._selector.register(self._awoken, READ, lambda: self._obey(self._awoken.recv(4096)))
         try:
             for place in self._places:
                 self._fill(place)
@@ -258,20 +263,16 @@ class Supervisor:
             self._kill_all()
         return self._code
 
-    def _open_signals(self) -> None:
-        for end in (self._awoken, self._waker):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, _do_nothing)
-        self._selector.register(self._awoken, READ, lambda: self._obey(self._awoken.recv(4096)))
-
     def _obey(self, signals: bytes) -> None:
         for number in signals:
             if number == signal.SIGCHLD:
-                self._bury()
+                for place in self._places:
+                    if place.pid:
+                        pid, status = os.waitpid(place.pid, os.WNOHANG)
+                        if pid:
+                            self._empty(place, os.waitstatus_to_exitcode(status))
             elif number == signal.SIGHUP:
-                self._tell_all({"do": "reload"})
+                self._send_all({"do": "reload"})
             elif self._grace_ends_at is None:
                 self._stop()
             else:
@@ -279,7 +280,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._end_grace_at(time.monotonic() + _grace_s(self._policy.server))
-        self._tell_all({"do": "drain"})
+        self._send_all({"do": "drain"})
 
     def _wait_for_grace(self, server: Server) -> None:
         """Sets the time by which running calls have to end; `server` is a worker's, which has seen every reload."""
@@ -292,13 +293,13 @@ class Supervisor:
     def _hurry(self) -> None:
         self._is_hurried, self._code = True, 1
         self._end_grace_at(time.monotonic())
-        self._tell_all({"do": "hurry"})
+        self._send_all({"do": "hurry"})
 
     def _end_grace_at(self, ends_at: float) -> None:
         self._grace_ends_at = ends_at
         self._heartbeat.due_at = time.monotonic()  # who does not answer from now on is known at that end
 
-    def _tell_all(self, message: Mapping[str, Any]) -> None:
+    def _send_all(self, message: Mapping[str, Any]) -> None:
         for place in self._places:
             place.send(message)
 
@@ -402,7 +403,14 @@ class Supervisor:
     def _take(self, place: ListenerPlace, message: Message) -> None:
         match message["say"]:
             case "ready":
-                self._welcome(place)
+                place.is_ready = True
+                if self._has_started:
+                    self._metrics.restarts += 1
+                    log.info("worker %d is ready again", place.number)
+                elif all(one.is_ready for one in self._places):
+                    self._has_started = True
+                    greet(self._policy, place.url, f", {len(self._places)} workers")
+                self._deal()
             case "failed":
                 self._refuse(place, message["text"], message["code"])
             case "draining":
@@ -413,27 +421,10 @@ class Supervisor:
             case "numbers":
                 self._metrics.take_report(place, message)
 
-    def _welcome(self, place: ListenerPlace) -> None:
-        place.is_ready = True
-        if self._has_started:
-            self._metrics.restarts += 1
-            log.info("worker %d is ready again", place.number)
-        elif all(one.is_ready for one in self._places):
-            self._has_started = True
-            greet(self._policy, place.url, f", {len(self._places)} workers")
-        self._deal()
-
     def _refuse(self, place: ListenerPlace, text: str, code: int) -> None:
         if not self._has_started:
             raise WorkerFailed(text, code)
         log.error("worker %d cannot start: %s", place.number, text)
-
-    def _bury(self) -> None:
-        for place in self._places:
-            if place.pid:
-                pid, status = os.waitpid(place.pid, os.WNOHANG)
-                if pid:
-                    self._empty(place, os.waitstatus_to_exitcode(status))
 
     def _empty(self, place: ListenerPlace, code: int) -> None:
         """Handles the end of a place's worker: reads its last messages, keeps its totals, and schedules the next one."""

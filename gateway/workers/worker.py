@@ -151,7 +151,7 @@ class Worker:
             raise _changed()
 
     async def run(self) -> int:
-        """Serves until it is told to stop; returns the exit code."""
+        """Serves until it has to stop; returns the exit code."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._slot.channel, limit=MOST_UNREAD_BYTES)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         await self._gateway.start()
@@ -162,7 +162,7 @@ class Worker:
             await self._gateway.drain(self._hurry)
         self._send({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
         await self._gateway.stop()
-        listening.cancel()  # only now: until then the supervisor is told that this worker does not hang
+        listening.cancel()  # only now: until then it answers the supervisor's pings
         return FAILED if self._hurry.is_set() else 0
 
     def _listen(self, host: str, port: int) -> socket.socket:
@@ -181,7 +181,11 @@ class Worker:
                 self._obey(json.loads(line))
         log.error("the supervisor is gone: no new calls; running ones have their grace")
         self._writer = None
-        self._leave_ports()
+        # Closes the listeners while running calls go on, because the supervisor that kept them has died.
+        self._gateway.stop_accepting()
+        for ports in self._slot.listeners.values():
+            for listener in ports:
+                listener.close()
         self._stopping.set()
 
     def _obey(self, message: Message) -> None:
@@ -198,18 +202,14 @@ class Worker:
             case "tell":
                 self._send({"say": "numbers", "families": dump(self._gateway.registry)})
             case "show":
-                self._show(Gathered(families_of(message)))
+                sum_of_all = Gathered(families_of(message))
+                for coming in self._awaited:
+                    if not coming.done():
+                        coming.set_result(sum_of_all)
             case "answer":
                 self._send({"say": "here"})
             case "accept_for":
                 self._gateway.accept_for({number: self._slot.listeners[number] for number in message["numbers"]})
-
-    def _leave_ports(self) -> None:
-        """Closes the listeners while running calls go on, because the supervisor that kept them has died."""
-        self._gateway.stop_accepting()
-        for ports in self._slot.listeners.values():
-            for listener in ports:
-                listener.close()
 
     async def _gather(self) -> Collector:
         """Returns the metrics of all workers; this worker's own when the supervisor does not answer."""
@@ -224,11 +224,6 @@ class Worker:
             return self._gateway.registry
         finally:
             self._awaited.discard(coming)
-
-    def _show(self, sum_of_all: Gathered) -> None:
-        for coming in self._awaited:
-            if not coming.done():
-                coming.set_result(sum_of_all)
 
 
 def run_worker(

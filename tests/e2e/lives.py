@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gateway.cli.main import main
-from gateway.core.http.server import GatewayProtocol
+from gateway.core.http.connection import GatewayProtocol
 from gateway.core.waiting import LoopLag
 from gateway.workers import channel, supervisor
 from tests.e2e.harness import connect, get, until

@@ -120,12 +120,12 @@ def test_every_gauge_of_the_gateway_has_a_rule() -> None:
 def test_a_worker_that_died_takes_no_count_with_it() -> None:
     """What it told last stays, under that of the worker in its place; its gauges do not."""
     fleet = Fleet()
-    fleet.tell(1, calls(10, in_flight=2))
-    fleet.tell(2, calls(5, in_flight=1))
+    fleet.report(1, calls(10, in_flight=2))
+    fleet.report(2, calls(5, in_flight=1))
 
     fleet.depart(1)
     alone = fleet.total({2})
-    fleet.tell(1, calls(1))
+    fleet.report(1, calls(1))
     with_another = fleet.total({1, 2})
     fleet.depart(1)
 
@@ -137,8 +137,8 @@ def test_a_worker_that_died_takes_no_count_with_it() -> None:
 def test_a_worker_that_is_late_counts_with_what_it_told_last() -> None:
     """Its gauges are left out, since nobody knows them now."""
     fleet = Fleet()
-    fleet.tell(1, calls(10, in_flight=2))
-    fleet.tell(2, calls(5, in_flight=1))
+    fleet.report(1, calls(10, in_flight=2))
+    fleet.report(2, calls(5, in_flight=1))
 
     total = fleet.total({2})
 

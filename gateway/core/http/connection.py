@@ -1,8 +1,15 @@
-"""One client connection: its life, whose turn it is on it, and when it is closed.
+"""One client connection: what its bytes mean, whose turn it is on it, and when it is closed.
 
-What its bytes mean, `server.py` finds out. Requests that come while one is served wait for their turn, and nothing more is
-read meanwhile. It must not know HTTP's grammar. Invariants: answers go out in the order of their requests; a request whose
-client has closed the connection is told at once.
+Uvicorn's httptools protocol, with the gaps closed that matter at an edge. Malformed HTTP is answered in OpenAI's error shape,
+heads and trailers are bounded in size, a connection that does not finish its head in time is closed, so is one whose client
+takes nothing of its answer, and a lost connection tells the request that it serves at once (no task waits on `receive` for
+that). Requests that come while one is served wait for their turn, and nothing more is read meanwhile. A client that ends its
+side of the connection before its answer has begun (`printf … | nc -N`) gets it, if it still reads; during the answer it has
+left.
+
+Invariants: answers go out in the order of their requests; an error of the protocol never takes the place of an answer that is
+due to an earlier request, nor does it follow the answer to its own; nothing but the bytes of its own body gets into a request
+once its head is complete; whose client has closed, its call does not go on at the provider.
 """
 
 from __future__ import annotations
@@ -15,15 +22,19 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
 
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.core.errors import GatewayError
-from gateway.core.http.writing import AnyCycle, AsgiCycle, BackpressureFlow, Cycle, write_whole
+from gateway.core.errors import GatewayError, HeadersTooLarge, InvalidRequest
+from gateway.core.http import writing
+from gateway.core.http.writing import AnyCycle, AsgiCycle, BackpressureFlow, Cycle, refusal_bytes, write_whole
 from gateway.core.render import error_body, error_headers, named_request, new_request_id
 from gateway.core.types import Endpoint
 
-# A client that has ended its side of the connection and still reads, told from one that has left.
+# Whether a client that has ended its side of the connection still reads, or has left.
 #
 # Both look the same until something is sent: the system of who has left answers with a reset. What is sent is an interim
 # response, of which any client takes any number before the answer (RFC 9110, 15.2). HTTP/1.0 knows none: there the end has to
@@ -44,33 +55,38 @@ _CLOSE_WAIT = 8
 """The peer has ended its side, and nothing else has come of it (tcp_states.h of Linux)."""
 
 
-class Ended:
+class HalfClosed:
     """A connection whose client has ended its side, and is asked whether it reads. Nothing of the answer has been sent."""
 
-    __slots__ = ("_requested_at", "_transport")
+    __slots__ = ("_probed_at", "_transport")
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, takes_interim: bool = True
     ) -> None:
         self._transport = transport
-        self._requested_at = math.inf
+        self._probed_at = math.inf
         """When it was asked last; the kernel does it where that is for ever."""
         if not takes_interim:
-            let_kernel_ask(transport)
+            # The kernel finds out without a byte of HTTP.
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KERNEL_ASKS:
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             return
-        self._ask(loop.time())
-        loop.call_later(SOON_S, self._look)
+        self._probe(loop.time())
+        loop.call_later(SOON_S, self._check)
 
     def sweep(self, now: float, *, is_waiting: bool) -> None:
         """Close the connection if the client has left; ask again from time to time while it is waiting for its answer."""
-        if not self._look() and is_waiting and now - self._requested_at > AGAIN_S:
-            self._ask(now)
+        if not self._check() and is_waiting and now - self._probed_at > AGAIN_S:
+            self._probe(now)
 
-    def _ask(self, now: float) -> None:
-        self._requested_at = now
+    def _probe(self, now: float) -> None:
+        self._probed_at = now
         self._transport.write(PROBE)
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         """Whether it is over: the client has left, or the last of its answer is on its way."""
         if self._transport.is_closing():
             return True
@@ -78,15 +94,6 @@ class Ended:
         if is_over:
             self._transport.abort()
         return is_over
-
-
-def let_kernel_ask(transport: asyncio.Transport) -> None:
-    """Find out whether the client is there without a byte of HTTP."""
-    connection = transport.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KERNEL_ASKS:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def has_left(transport: asyncio.Transport) -> bool:
@@ -124,15 +131,24 @@ class HotEndpoints(NamedTuple):
     """The paths, without a query, that a WebSocket handshake may ask for; the application answers them."""
 
 
-class ClientConnection(HttpToolsProtocol):
-    """One client connection, without its parser's callbacks."""
+MAX_REST_BYTES = 128 * 1024 * 1024
+"""Of a body whose request has been answered: read and dropped up to here, so that its client sees the answer."""
+MAX_DROPPED_BYTES = 16 * 1024 * 1024
+"""Of what is sent behind a refused request: as above."""
+UNCUT_BYTES = 2048
+"""So many bytes are parsed at once, whatever number of small requests they hold."""
+BLANK_LINE = b"\r\n\r\n"
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection."""
 
     cycle: AnyCycle | None  # type: ignore[assignment]  # uvicorn's own are never made
     pipeline: deque[AnyCycle]  # type: ignore[assignment]  # as above
 
     def __init__(self, refused: Refused, notice: Notice, hot: HotEndpoints | None, **options: Any) -> None:
         super().__init__(**options)
-        self._tell_refused = refused
+        self._on_refused = refused
         self._notice = notice
         self._hot: Mapping[bytes, Endpoint] = {} if hot is None else hot.endpoints
         self._serve = None if hot is None else hot.serve
@@ -159,7 +175,7 @@ class ClientConnection(HttpToolsProtocol):
         self._reading_stopped = False
         """Nothing more is read: the connection ends with the answers that are due."""
         self._refusal: GatewayError | None = None
-        self._ended: Ended | None = None
+        self._half_closed: HalfClosed | None = None
         """The client has ended its side, and is served as long as it reads."""
         self._request_complete_at = 0.0
         """When a request that is the last of its connection was complete."""
@@ -167,6 +183,308 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self.flow = BackpressureFlow(transport, self.pipeline)
+
+    # What its bytes mean.
+
+    def data_received(self, data: bytes, is_piece: bool = False) -> None:  # each request comes by
+        """Take a read, or a piece of one that `_parse_ahead` has cut."""
+        if self._reading_stopped:
+            self._drop(len(data), MAX_DROPPED_BYTES)
+            return
+        if (len(data) > UNCUT_BYTES or self._unparsed is not None) and not is_piece:
+            self._unparsed = data if self._unparsed is None else self._unparsed + data
+            self._parse_ahead()
+            return
+        self._piece_bytes = len(data)
+        self._loose_bytes += len(data)
+        offered_at = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            offered_at = offer.args[0]
+        except httptools.HttpParserError as stopped:
+            if not self._reading_stopped:
+                self._refuse(self._why_stopped(stopped))
+            return
+        if offered_at is not None:
+            self._stay(data[offered_at:])
+        if self.head_since is not None and self._lacks_version(data):
+            self._refuse(writing.no_version())
+        elif self._loose_bytes > writing.MAX_HEAD_BYTES:
+            self._refuse(writing.trailers_too_large() if self._is_reading_body() else writing.head_too_large())
+
+    def _parse_ahead(self) -> None:
+        """Parse on until a request waits for its turn; what follows it stays bytes until then.
+
+        Every head ends with a blank line (RFC 9112, 2.1): what is parsed at once goes to the first one behind UNCUT_BYTES. A
+        body full of blank lines is cut no more often than that.
+        """
+        while self._unparsed is not None and not self.pipeline:
+            data, start = self._unparsed, self._parsed_bytes
+            found = data.find(BLANK_LINE, start + UNCUT_BYTES)
+            end = found + len(BLANK_LINE)
+            if found >= 0 and end < len(data):
+                self._parsed_bytes = end
+            else:
+                end, self._unparsed, self._parsed_bytes = len(data), None, 0
+            self.data_received(data[start:end], is_piece=True)
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.head_since = self.loop.time()
+        self._coding = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        head_is_small = max(self._loose_bytes, self._piece_bytes) <= writing.MAX_HEAD_BYTES  # so seldom is it counted
+        self.head_since = self.idle_since = None
+        self._loose_bytes = 0
+        parser, headers = self.parser, self.headers
+        version, index = parser.get_http_version(), dict(headers)
+        self._is_offer = parser.should_upgrade()
+        is_plain = (
+            version == "1.1"
+            and b"host" in index
+            and b"transfer-encoding" not in index
+            and len(headers) <= writing.MAX_HEADERS
+        )
+        if not is_plain or not head_is_small or self._is_offer:
+            self._check_head(version, index)
+        keep_alive = version != "1.0" and parser.should_keep_alive() and not self._notice.is_given
+        endpoint = self._hot.get(self.url) if parser.get_method() == b"POST" else None
+        cycle: AnyCycle
+        if endpoint is None:
+            cycle = self._asgi_cycle(index, version, keep_alive=keep_alive)
+        else:
+            cycle = Cycle(self, endpoint, headers, index, version, keep_alive)
+            if b"expect" in index:
+                cycle.waiting_for_100_continue = _expects(headers)
+        if self._coding is not None:
+            self.headers = writing.Trailers()  # type: ignore[assignment]  # all that the parser's callbacks do is append
+        previous, self.cycle = self.cycle, cycle
+        if previous is None or previous.response_complete:
+            self._start(cycle)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft(cycle)
+
+    def _asgi_cycle(self, index: dict[bytes, bytes], version: str, *, keep_alive: bool) -> AsgiCycle:
+        """A request to the application. Raises httptools' HttpParserInvalidURLError, which stops the parser."""
+        url = httptools.parse_url(self.url)
+        raw_path = url.path
+        state: dict[str, Any] = {}
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "state": state,
+        }
+        expects = b"expect" in index and _expects(self.headers)
+        state["cycle"] = cycle = AsgiCycle(self, self.scope, index, expects=expects, keep_alive=keep_alive)
+        return cycle
+
+    def _check_head(self, version: str, index: dict[bytes, bytes]) -> None:
+        """Refuse a head that is not plainly right, if it is wrong: raises ValueError, which stops the parser."""
+        headers = self.headers
+        if b"transfer-encoding" in index:
+            self._coding = b", ".join([value for name, value in headers if name == b"transfer-encoding"])
+        self._refusal = self._fault_of_head(version, has_host=b"host" in index)
+        if self._refusal is None and len(headers) > writing.MAX_HEADERS:
+            self._refusal = HeadersTooLarge(f"The request has more than {writing.MAX_HEADERS} headers.")
+        if self._refusal is None and self._is_offer:
+            self._refusal = writing.fault_of_offer(
+                self.parser.get_method(), headers, has_sessions=self.url.partition(b"?")[0] in self._session_paths
+            )
+        if self._refusal is not None:
+            raise ValueError("stops the parser")
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        cycle = self.cycle
+        if cycle is None:
+            return
+        if cycle.response_complete:
+            self._drop(len(body), MAX_REST_BYTES)
+        elif cycle.waiter is None and not cycle.first and cycle.rest is None:
+            cycle.first = body
+            if len(body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+        elif cycle.add(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The peer's leaving is noticed from here on, however large the body was."""
+        cycle = self.cycle
+        if cycle is None or (self._is_offer and writing.body_framing(cycle.headers)):
+            return  # the parser takes what follows for another protocol; `_stay` reads the body
+        self._loose_bytes = 0
+        cycle.more_body = False
+        if not cycle.keep_alive:
+            self._request_complete_at = self.loop.time()
+        if cycle.response_complete:
+            self._dropped_bytes = 0
+        elif cycle.waiter is not None:
+            cycle.wake()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+
+    def _fault_of_head(self, version: str, *, has_host: bool) -> GatewayError | None:
+        """What is wrong with a head that is not plainly right."""
+        if writing.head_bytes(self.url, self.headers) > writing.MAX_HEAD_BYTES:
+            return writing.head_too_large()
+        if version == "1.1" and not has_host:
+            return InvalidRequest("An HTTP/1.1 request needs a Host header.", code="invalid_http")
+        fault = writing.fault_of_version(version)
+        return fault if fault is not None or self._coding is None else writing.fault_of_coding(self._coding)
+
+    def _lacks_version(self, piece: bytes) -> bool:
+        """Whether the line that ends with this piece is a whole request of HTTP/0.9, whose client waits for an answer now.
+
+        Known for the first request of a connection, and there is no second in HTTP/0.9.
+        """
+        began: Any = self.headers  # None before the first request, whatever its annotation says
+        is_line = began is not None and bool(self.url) and piece.endswith(b"\n")
+        return is_line and self.parser.get_http_version() in ("0.0", "0.9")
+
+    def _is_reading_body(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and self.head_since is None and bool(cycle.more_body)
+
+    def _stay(self, rest: bytes) -> None:
+        """Decline an offer of another protocol (h2c, TLS) by serving the request (RFC 9110, 7.8).
+
+        The parser has left the body unread: a second one reads it, and nothing behind it: that could be of the other
+        protocol. The connection ends with the answer.
+        """
+        cycle = self.cycle
+        if cycle is None:
+            return
+        cycle.keep_alive = False
+        lines = writing.body_framing(cycle.headers)
+        if not lines:
+            self._reading_stopped = True
+            return
+        self.parser = httptools.HttpRequestParser(_BodyReader(self))
+        self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n", rest)), is_piece=True)
+
+    def end_of_last_body(self) -> None:
+        """The body of a request that is the connection's last is complete."""
+        self._is_offer = False
+        self.on_message_complete()
+        self._reading_stopped = True
+
+    def _why_stopped(self, stopped: httptools.HttpParserError) -> GatewayError:
+        """Why the parser gave up: a refusal of ours that stopped it, or malformed HTTP."""
+        if self._refusal is not None:
+            return self._refusal
+        if isinstance(stopped.__context__, writing.TrailersTooLarge):
+            return writing.trailers_too_large()
+        return writing.not_http(str(stopped))
+
+    def _drop(self, count: int, most: int) -> None:
+        """Forget this many bytes that nobody will read; who sends more than `most` of them is cut off."""
+        self._dropped_bytes += count
+        if self._dropped_bytes > most:
+            self._reading_stopped = True
+            self.transport.abort()
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Read no more requests, and answer what cannot be read where no answer stands in the way. The cases:
+
+        1. A head is wrong, while answers to earlier requests are due: they are given, then the connection closes.
+        2. A body is wrong whose request waits for its turn: the error is given in its turn.
+        3. A body is wrong whose request is being answered, or has been: the connection closes.
+        4. A head is wrong, or a body whose request has no answer: the error is the answer, and what the peer still sends
+           is read and dropped until it has seen it, because closing on unread bytes would reset the connection and lose it.
+        """
+        self._reading_stopped = True
+        self._refusal = error
+        cycle = self.cycle
+        if cycle is not None and self._is_reading_body():
+            if self.pipeline:
+                cycle.is_refused = True
+                return
+            if cycle.response_started:
+                self.transport.close()
+                return
+            cycle.leave()
+            if self.on_gone is not None:
+                self.on_gone()
+        elif cycle is not None and not cycle.response_complete:
+            cycle.keep_alive = False
+            return
+        request_id = new_request_id()
+        self._on_refused(request_id, "", error.status, error.code)
+        self.transport.write(refusal_bytes(error, request_id))
+        self.flow.resume_reading()
+        self.idle_since = self.loop.time()
+        self.transport.write_eof()
+
+    # Whose turn it is.
+
+    def _start(self, cycle: AnyCycle) -> None:
+        """Serve a request whose turn has come."""
+        if isinstance(cycle, AsgiCycle):
+            self._start_asgi_task(cycle, self.app)
+        elif self._serve is not None:
+            cycle.task = task = self.loop.create_task(self._serve(cycle))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, with the keep-alive clock left to the sweep: a timer per answer is dear."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if not self.pipeline:
+            self.idle_since = self.loop.time()
+            return
+        cycle = self.pipeline.pop()
+        if cycle.is_refused:
+            # Answers a request whose body turned out to be wrong before its turn came.
+            error, request_id = self._refusal, new_request_id()
+            cycle.keep_alive = False
+            if error is not None:
+                self._on_refused(request_id, "", error.status, error.code)
+                body = error_body(error, cycle.endpoint, request_id)
+                headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
+                if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
+                    named_request(headers)
+                write_whole(cycle, error.status, headers, body)
+        else:
+            self._start(cycle)
+        if self._unparsed is not None:
+            self.data_received(b"")  # there is room for the next request that it holds
+
+    # How it ends.
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's closes always
+        """The client has ended its side. True: it is answered all the same, as long as it turns out to be there."""
+        cycle = self.cycle
+        if self._half_closed is not None:
+            return True
+        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            return None
+        takes_interim = cycle.http_version == "1.1"
+        if not takes_interim and self.loop.time() - self._request_complete_at > RIGHT_BEHIND_S:
+            return None
+        cycle.keep_alive = False
+        self._half_closed = HalfClosed(self.transport, self.loop, takes_interim=takes_interim)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
@@ -201,55 +519,14 @@ class ClientConnection(HttpToolsProtocol):
         protocol.connection_made(transport)
         self.flow.resume_reading()
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's closes always
-        """The client has ended its side. True: it is answered all the same, as long as it turns out to be there."""
-        cycle = self.cycle
-        if self._ended is not None:
-            return True
-        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
-            return None
-        takes_interim = cycle.http_version == "1.1"
-        if not takes_interim and self.loop.time() - self._request_complete_at > RIGHT_BEHIND_S:
-            return None
-        cycle.keep_alive = False
-        self._ended = Ended(self.transport, self.loop, takes_interim=takes_interim)
-        return True
-
-    def _start(self, cycle: AnyCycle) -> None:
-        """Serve a request whose turn has come."""
-        if isinstance(cycle, AsgiCycle):
-            self._start_asgi_task(cycle, self.app)
-        elif self._serve is not None:
-            cycle.task = task = self.loop.create_task(self._serve(cycle))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-
-    def on_response_complete(self) -> None:
-        """As uvicorn's, with the keep-alive clock left to the sweep: a timer per answer is dear."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
-        if not self.pipeline:
-            self.idle_since = self.loop.time()
-            return
-        cycle = self.pipeline.pop()
-        if cycle.is_refused:
-            self._give_refusal(cycle)
-        else:
-            self._start(cycle)
-        if self._unparsed is not None:
-            self.data_received(b"")  # there is room for the next request that it holds
-
     def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
         """Close the connection if its request head takes too long, if it idles, or if its client takes nothing.
 
         Called about once a second. The last of these frees what the call holds at its provider; so does a client that has
         ended its side first, and then has left.
         """
-        if self._ended is not None:
-            self._ended.sweep(now, is_waiting=self.cycle is not None and not self.cycle.response_started)
+        if self._half_closed is not None:
+            self._half_closed.sweep(now, is_waiting=self.cycle is not None and not self.cycle.response_started)
         stuck_since = self._stuck_since(now)
         if stuck_since is not None and now - stuck_since > write_timeout_s:
             self.transport.abort()
@@ -276,17 +553,27 @@ class ClientConnection(HttpToolsProtocol):
             self._unsent = (size, now)
         return self._unsent[1]
 
-    def _give_refusal(self, cycle: AnyCycle) -> None:
-        """Answers a request whose body turned out to be wrong before its turn came."""
-        error, request_id = self._refusal, new_request_id()
-        cycle.keep_alive = False
-        if error is not None:
-            self._tell_refused(request_id, "", error.status, error.code)
-            body = error_body(error, cycle.endpoint, request_id)
-            headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
-            if cycle.endpoint is not None and cycle.endpoint.sse == "messages":
-                named_request(headers)
-            write_whole(cycle, error.status, headers, body)
+
+def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the client waits for `100 Continue`."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+
+
+class _BodyReader:
+    """What a parser calls that is to read one body and nothing else."""
+
+    def __init__(self, connection: GatewayProtocol) -> None:
+        self.on_body = connection.on_body
+        self._connection = connection
+        self._trailers = writing.Trailers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Also called for the few lines that it was given as a head."""
+        self._trailers.append((name, value))
+
+    def on_message_complete(self) -> None:
+        self._connection.end_of_last_body()
+        raise ValueError("stops the parser")
 
 
 class HandedOver:

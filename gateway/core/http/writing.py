@@ -146,7 +146,7 @@ class Cycle:
     async def read_body(self, limit: int, count: Callable[[int], None]) -> bytes:
         """The whole body. Raises BodyTooLarge before much more than `limit` bytes are held, ClientGone when it breaks off.
 
-        `count` is told of every STEP_BYTES that have come, while more is awaited.
+        `count` gets the size of each STEP_BYTES that have come, while more is awaited.
         """
         counted = 0
         if self.waiting_for_100_continue and not self.transport.is_closing():

@@ -257,7 +257,7 @@ def is_overcrowded(text: bytes) -> bool:
 
 
 def is_too_deep(body: bytes) -> bool:
-    """Returns whether valid JSON is nested deeper than MAX_DEPTH; for most bodies the number of brackets tells."""
+    """Returns whether valid JSON is nested deeper than MAX_DEPTH; for most bodies the number of brackets decides."""
     bare = b"".join(without_escapes(body).split(b'"')[::2])
     return max(accumulate(map(_RISE.__getitem__, bare.translate(_FOLD, _NO_BRACKET))), default=0) > MAX_DEPTH
 

@@ -51,8 +51,8 @@ def read_media_answer(answer: dict[str, Any]) -> Usage | None:
 
 
 def certain_usage(endpoint: str, reported: Usage | None, body: bytes, request: dict[str, Any]) -> Usage:
-    """Returns what is certain of a call's usage: what its provider has told (None: nothing), and of its request the characters
-    that are spoken, the seconds that a sound file says it has, the pictures.
+    """Returns what is certain of a call's usage: what its provider reported (None: nothing), and of its request the characters
+    to be spoken, the seconds in the head of a sound file, the pictures.
 
     `request` is the body, parsed, and empty for a form.
     """
@@ -151,7 +151,14 @@ def _seconds_of(form: bytes, start: int) -> float | None:
         length = _big(form, start + 18, 8)
         units, per_s = length & (1 << 36) - 1, length >> 44
     elif head.startswith(b"OggS"):
-        units, per_s = _ogg(form, start)
+        # The position of the last page is in samples.
+        page = form.rfind(b"OggS", max(start, len(form) - 2 * _OGG_PAGE_BYTES))
+        vorbis = form.find(b"\x01vorbis", start, start + 256)
+        hertz = _little(form, vorbis + 12, 4) if vorbis >= 0 else 0
+        if form.find(b"OpusHead", start, start + 256) >= 0:
+            hertz = _OPUS_HZ
+        position = _little(form, page + 6, 8)
+        units, per_s = position if position < 1 << 63 else 0, hertz  # all ones: no packet ends on the page
     elif head[4:8] == b"ftyp":
         units, per_s = _mp4(form, start)
     else:
@@ -171,17 +178,6 @@ def _wav(form: bytes, at: int) -> tuple[int, int]:
             return min(size, len(form) - at - 8), per_s
         at += 8 + size + size % 2
     return 0, 0
-
-
-def _ogg(form: bytes, start: int) -> tuple[int, int]:
-    """Returns the position of the last page, in samples, and the sampling rate."""
-    page = form.rfind(b"OggS", max(start, len(form) - 2 * _OGG_PAGE_BYTES))
-    vorbis = form.find(b"\x01vorbis", start, start + 256)
-    hertz = _little(form, vorbis + 12, 4) if vorbis >= 0 else 0
-    if form.find(b"OpusHead", start, start + 256) >= 0:
-        hertz = _OPUS_HZ
-    position = _little(form, page + 6, 8)
-    return position if position < 1 << 63 else 0, hertz  # all ones: no packet ends on the page
 
 
 def _mp4(form: bytes, at: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Server-sent events as bytes: finds the ends of events, their data, and the events that are errors.
 
-Most events only bring more of the answer, and are told without parsing them. Events are never re-encoded. `EventCutter` only
-decides how many bytes are whole events. What a stream as a whole has said is `transcript.py`'s business; what its first events
-mean is below. In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a
-backslash before its quotes is never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
+Most events only bring more of the answer, and are recognised without parsing them. Events are never re-encoded. `EventCutter`
+only decides how many bytes are whole events. `transcript.py` follows a stream as a whole; what its first events mean is below.
+In JSON quotes and line ends inside a string are escaped, so `"finish_reason":null` without a backslash before its quotes is
+never text that the model wrote. Source: HTML Living Standard, 9.2 (event stream format).
 """
 
 from __future__ import annotations
@@ -329,12 +329,12 @@ _PLAIN: Mapping[Form, Callable[[bytes], bool]] = {
 
 
 def plain_events_of(form: Form) -> Callable[[bytes], bool]:
-    """Returns what tells the plain events of a stream of this form."""
+    """Returns what recognises the plain events of a stream of this form."""
     return _PLAIN.get(form, _is_never_plain)
 
 
 PROMPT = -1
-"""Stands for the prompt where candidates are told by their numbers."""
+"""Stands for the prompt where candidates have numbers."""
 
 
 def ended_candidates(event: dict[str, Any]) -> list[int]:

@@ -1,7 +1,7 @@
 """Follows an event stream: whether it is complete, has failed or makes no sense, and the tokens it reports.
 
-Most events only bring more of the answer: `sse.py` tells these without parsing them. All
-others are read here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
+Most events only bring more of the answer: `sse.py` recognises these without parsing them. All others are read here, one by
+one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
 JSON object or `[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
 """
 
@@ -185,7 +185,7 @@ class Transcript:
         self._begun: dict[str, Any] | None = None
         """What the end of a response that fails repeats of its beginning."""
         self._reported: dict[str, Any] = {}
-        """The usage of a message as it was told so far."""
+        """The usage of a message as reported so far."""
         self.events = 0
         """The events read here that had content."""
         self.finished: set[object] = set()
@@ -208,7 +208,7 @@ class Transcript:
 
     @property
     def response_id(self) -> object:
-        """Returns the id of a response that has begun; None: it has told none."""
+        """Returns the id of a response that has begun; None: none has come."""
         return None if self._begun is None else self._begun.get("id")
 
     @property
@@ -317,7 +317,7 @@ class Transcript:
         if parsed is None:
             self.failure = self._interrupted("the provider sent an event that is not JSON")
             return b""
-        if self._strips and _is_usage_event(parsed):
+        if self._strips and parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict):
             self.usage_event = event
             return b""
         return self._take(event, parsed)
@@ -424,10 +424,6 @@ class Transcript:
         if not self._long_tail.rstrip().endswith(b"}"):
             self.failure = Failure(ErrorClass.STREAM_INTERRUPTED)
             return b""
-        self._end_long()
-        return piece + self.read(block[len(piece) :])
-
-    def _end_long(self) -> None:
         self.events += 1
         self._read_tokens += self._long_tokens()
         usage = find_usage(self._long_tail)
@@ -439,6 +435,7 @@ class Transcript:
             self.finished.add(0)
         self._head = self._long_tail = b""
         self._long_bytes = 0
+        return piece + self.read(block[len(piece) :])
 
     def _long_tokens(self) -> float:
         """Returns the estimated tokens of the long event that is being read, so far; 0.0: there is none."""
@@ -459,10 +456,6 @@ def _measured(event: bytes) -> tuple[int, float]:
 def _number_of(event: dict[str, Any]) -> int:
     number = event.get("sequence_number")
     return number if isinstance(number, int) and abs(number) < _MOST_NUMBER else -1
-
-
-def _is_usage_event(parsed: dict[str, Any]) -> bool:
-    return parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
 
 
 def usage_in(event: dict[str, Any]) -> dict[str, Any] | None:

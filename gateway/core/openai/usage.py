@@ -357,7 +357,7 @@ _LISTED: Final = (("modality", "tokenCount"), ("ttl", "inputTokens"))
 """How the entries of a list name their kind and their count: Gemini's, Converse's."""
 _MOST_LISTED: Final = 64
 _WHOLEINPUTS: Final = ("prompt_tokens", "promptTokenCount")
-"""Counts of an input that include what is told beside them."""
+"""Counts of an input that include what stands beside them."""
 USUAL_TIERS: Final = ("", "standard", "default", "on_demand", "traffic_type_unspecified")
 _ON_DEMAND: Final = "on_demand_"
 """What Vertex puts before the names of tiers."""
@@ -465,7 +465,7 @@ def read_usage(fields: dict[str, Any]) -> Usage | None:
 
 
 def _are_steps(usage: Usage) -> bool:
-    """Returns whether the requests that a usage tells of can have come to it."""
+    """Returns whether the requests that a usage counts can have come to it."""
     came, went = sum([step.input for step in usage.steps]), sum([step.output for step in usage.steps])
     searches = sum([step.parts.searches for step in usage.steps])
     return came <= usage.input and went <= usage.output and searches <= max(usage.parts.searches, MOST_SEARCHES)
@@ -545,7 +545,7 @@ def _summed(came: int, went: int, found: dict[str, int]) -> tuple[int, int, str]
     """Returns input and output with what was counted beside them, and what is odd about their total.
 
     What a total has beyond its parts is output: xAI counts reasoning beside `completion_tokens`, and Google's endpoint for
-    chat completions tells of thoughts in the total alone. Reasoning that is more than the output cannot be a part of it.
+    chat completions counts thoughts in the total alone. Reasoning that is more than the output cannot be a part of it.
     Perplexity's never is, nor are the texts that it cites, which it sells at the price of input and leaves out of all other
     counts.
     """
@@ -619,7 +619,7 @@ def joined(one: Usage, more: Usage, join: Callable[[Any, Any], Any]) -> Usage:
 
 
 def merge_usage(known: dict[str, Any], news: dict[str, Any], *, is_estimated: bool) -> dict[str, Any]:
-    """Returns the usage of a message, whose input is told at the start and output at the end: of each number the last holds.
+    """Returns the usage of a message, whose input stands at the start and output at the end: of each number the last holds.
 
     The end may tell the input, too, which an estimate at the start must not outlive; none at all is no news.
     """

@@ -47,21 +47,17 @@ async def chunks_with_base64(chunks: AsyncIterator[bytes]) -> AsyncIterator[byte
     held = b""
     async for chunk in chunks:
         held += chunk
-        end = _unfinished_at(held)
+        # Where a vector of numbers begins, or may begin, that goes on behind the end; the end where none does.
+        at = held.rfind(_KEY)
+        if at < 0 or _UNFINISHED.fullmatch(held, at) is None:
+            at = held.rfind(b'"', max(0, len(held) - len(_KEY) + 1))
+            at = at if at >= 0 and _KEY.startswith(held[at:]) else len(held)
+        end = at if len(held) - at < LARGE_BYTES else len(held)  # no vector is that long
         if end:
             yield with_base64(held[:end]) if end < LARGE_BYTES else await to_thread(with_base64, held[:end])
             held = held[end:]
     if held:
         yield held
-
-
-def _unfinished_at(text: bytes) -> int:
-    """Returns where a vector of numbers begins, or may begin, that goes on behind the end; the end where none does."""
-    at = text.rfind(_KEY)
-    if at < 0 or _UNFINISHED.fullmatch(text, at) is None:
-        at = text.rfind(b'"', max(0, len(text) - len(_KEY) + 1))
-        at = at if at >= 0 and _KEY.startswith(text[at:]) else len(text)
-    return at if len(text) - at < LARGE_BYTES else len(text)  # no vector is that long
 
 
 def _packed_match(found: re.Match[bytes]) -> bytes:

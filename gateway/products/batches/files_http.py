@@ -19,8 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from gateway.core import call_headers as parse
-from gateway.core import peek
+from gateway.core import request_head
 from gateway.core.errors import BodyTimeout, CallerFault, InvalidRequest, NotFound
 from gateway.core.openai.bodies import MultipartError, boundary_of
 from gateway.core.peek import malformed_form
@@ -281,8 +280,8 @@ class FileRoutes:
     async def create(self, request: Request) -> Response:
         """Takes an upload."""
         policy = self._policies.current
-        index = parse.index_headers(request.scope["headers"])
-        parse.refuse_encoded(index)
+        index = request_head.index_headers(request.scope["headers"])
+        request_head.refuse_encoded(index)
         tenant = tenant_of(self._policies, request)
         form = UploadForm(index.get(b"content-type", b""))
         most, announced = policy.jobs.settings.max_file_bytes, index.get(b"content-length", b"")
@@ -325,7 +324,7 @@ class FileRoutes:
                 if "purpose" in form.fields and form.filename is not None:
                     _check(form)
                 await asyncio.sleep(0)
-            if held is not None and len(held) > policy.server.most_bytes(peek.OTHER):
+            if held is not None and len(held) > policy.server.most_bytes(request_head.OTHER):
                 held = None
         form.close()
         _check(form)

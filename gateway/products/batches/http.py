@@ -19,8 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from gateway.core import call_headers as parse
-from gateway.core import peek
+from gateway.core import request_head
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError
@@ -101,21 +100,21 @@ class MergedLists:
     def _call(self, request: Request, limit: int) -> Call:
         """Returns the same request to the provider, from its list's beginning. Raises GatewayError where it is not allowed."""
         policy, scope = self._policies.current, request.scope
-        index = parse.index_headers(scope["headers"])
-        key, credential = parse.authenticate(policy, index)
-        model = peek.relayed_by(policy, key, scope)
-        plan = plan_route(policy, key, model, peek.OTHER, is_callers=credential is not None)
+        index = request_head.index_headers(scope["headers"])
+        key, credential = request_head.authenticate(policy, index)
+        model = request_head.relayed_by(policy, key, scope)
+        plan = plan_route(policy, key, model, request_head.OTHER, is_callers=credential is not None)
         headers = self._forwarded.keep(scope["headers"])
         if plan.passes_account:
             headers += self._account.keep(scope["headers"])
-        lane, now = parse.choose_lane(key, index), self._clock.monotonic()
-        deadline, _ = parse.deadline(policy, plan, lane, index, now)
+        lane, now = request_head.choose_lane(key, index), self._clock.monotonic()
+        deadline, _ = request_head.deadline(policy, plan, lane, index, now)
         params = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         params.pop("after", None)
         task = asyncio.current_task()
         return Call(
             id=new_request_id(),
-            endpoint=peek.OTHER,
+            endpoint=request_head.OTHER,
             policy=policy,
             key=key,
             model=plan.model,
@@ -131,9 +130,9 @@ class MergedLists:
             deadline=min(deadline, now + LONGEST_S),
             deadline_is_callers=True,
             method="GET",
-            path=peek.passthrough_path(scope),
+            path=request_head.passthrough_path(scope),
             query=urlencode({**params, "limit": str(limit)}).encode(),
-            tenant=parse.choose_tenant(key, index),
+            tenant=request_head.choose_tenant(key, index),
             task=task,
             server=task,
         )
@@ -238,18 +237,18 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Makes a batch; of a file that is not ours the provider of `passthrough` does."""
-        index = parse.index_headers(request.scope["headers"])
-        parse.refuse_encoded(index)
+        index = request_head.index_headers(request.scope["headers"])
+        request_head.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
         webhook = read_webhook_header(index)
         refuse_request_url(webhook, self._policies.current.jobs.default, key)
-        lane = parse.choose_lane(key, index)
+        lane = request_head.choose_lane(key, index)
         owner = BatchOwner(
             key.name,
             tenant,
             max(lane, _HIGHEST, key=LANES.index),
             brought_credential=credential is not None,
-            idempotency_key=parse.idempotency_key(index, ENDPOINTS[0]),
+            idempotency_key=request_head.idempotency_key(index, ENDPOINTS[0]),
             webhook=webhook,
         )
         body = await read_bytes(request, self._policies.current.server, MOST_BODY_BYTES)

@@ -23,7 +23,7 @@ from gateway.core.relay import RawRelay
 from gateway.core.snapshot import PolicySnapshot, Target, upstream_model
 from gateway.core.types import ErrorClass, Socket, Usage
 from gateway.features.runs.table.fuse import RunBudget
-from gateway.products.realtime.rules import ReadEvent, error_event, is_read, output_in, read_event, usage_of_response
+from gateway.products.realtime.rules import error_event, is_read, output_in, read_event, usage_of_response
 
 # Whether the peer of a session is still there: asked where it is silent, given up where it takes nothing.
 
@@ -204,31 +204,29 @@ class RealtimeSession:
     def _take(self, data: bytes | bytearray) -> None:
         """Reads an event that says what was used, or counts the output of one that says no more."""
         if is_read(data):
-            self._on_event(read_event(data))
+            event = read_event(data)
+            if event is None:
+                return
+            if event.error is not None:
+                self.errors += 1
+            if event.transcriber is not None:
+                self.transcriber = event.transcriber
+            why = None
+            if event.transcribed is not None:
+                why = self.host.transcribed(self, event.transcribed)
+            if event.is_done:
+                usage = usage_of_response(event.usage, self.unfinished, self._input_tokens)
+                self.unfinished = None
+                if usage is not None:
+                    self._input_tokens = usage.input
+                    self.usage = usage if self.usage is None else added(self.usage, usage)
+                    why = self.host.used(self, usage)
+            if why is not None:
+                self.spend_out(why)
+            elif event.is_done and self.is_draining:
+                self.restart()
         elif (output := output_in(data)) is not None:
             self.unfinished = output if self.unfinished is None else added(self.unfinished, output)
-
-    def _on_event(self, event: ReadEvent | None) -> None:
-        if event is None:
-            return
-        if event.error is not None:
-            self.errors += 1
-        if event.transcriber is not None:
-            self.transcriber = event.transcriber
-        why = None
-        if event.transcribed is not None:
-            why = self.host.transcribed(self, event.transcribed)
-        if event.is_done:
-            usage = usage_of_response(event.usage, self.unfinished, self._input_tokens)
-            self.unfinished = None
-            if usage is not None:
-                self._input_tokens = usage.input
-                self.usage = usage if self.usage is None else added(self.usage, usage)
-                why = self.host.used(self, usage)
-        if why is not None:
-            self.spend_out(why)
-        elif event.is_done and self.is_draining:
-            self.restart()
 
     # Ends.
 

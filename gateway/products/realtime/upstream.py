@@ -83,7 +83,19 @@ class SocketWire(Wire):
     async def _open(self, outgoing: Outgoing) -> SocketAnswer:
         from gateway.core.websocket import provider_end  # a gateway without sessions does not load it
 
-        url = self._socket_url(outgoing)
+        # Where the session is opened; the model in the query is the one that the provider knows.
+        provider, model = self._provider, quote(outgoing.model, safe="")
+        pairs = [pair for pair in outgoing.query.decode("latin-1").split("&") if pair]
+        ours = _NOT_PASSED_ON | {"api-version"} if self._api_version else _NOT_PASSED_ON
+        others = [pair for pair in pairs if unquote_plus(pair.partition("=")[0]).lower() not in ours]
+        base = "ws" + provider.base_url.removeprefix("http")
+        named = [f"model={model}"] if model else []
+        if self._api_version:
+            named = [f"api-version={quote(self._api_version)}", f"deployment={model}"]
+            base += "/openai"
+        elif provider.dialect == "azure":
+            base += "/openai/v1"
+        url = f"{base}{outgoing.path}?{'&'.join([*named, *others])}".removesuffix("?")
         offered = [value.decode("latin-1") for name, value in outgoing.headers if name == SUBPROTOCOLS]
         end, request, frames = provider_end(url, self._handshake_headers(outgoing), [*_each(offered)])
         try:
@@ -151,21 +163,6 @@ class SocketWire(Wire):
         if self._auth is None and outgoing.credential is not None:
             headers.append(self._pass_on(outgoing.credential))
         return headers
-
-    def _socket_url(self, outgoing: Outgoing) -> str:
-        """Where the session is opened; the model in the query is the one that the provider knows."""
-        provider, model = self._provider, quote(outgoing.model, safe="")
-        pairs = [pair for pair in outgoing.query.decode("latin-1").split("&") if pair]
-        ours = _NOT_PASSED_ON | {"api-version"} if self._api_version else _NOT_PASSED_ON
-        others = [pair for pair in pairs if unquote_plus(pair.partition("=")[0]).lower() not in ours]
-        base = "ws" + provider.base_url.removeprefix("http")
-        named = [f"model={model}"] if model else []
-        if self._api_version:
-            named = [f"api-version={quote(self._api_version)}", f"deployment={model}"]
-            base += "/openai"
-        elif provider.dialect == "azure":
-            base += "/openai/v1"
-        return f"{base}{outgoing.path}?{'&'.join([*named, *others])}".removesuffix("?")
 
 
 def _once(end: SocketEnd) -> Callable[[], asyncio.BaseProtocol]:

@@ -9,13 +9,13 @@ from typing import get_args
 import pytest
 
 from gateway.core.balancing import Choice
-from gateway.core.call_headers import find_model
 from gateway.core.config import sections
 from gateway.core.config.admission import KINDS
 from gateway.core.config.load import load_snapshot
 from gateway.core.errors import ConfigError
 from gateway.core.limits.limit_table import Limits
 from gateway.core.openai.usage import Capabilities
+from gateway.core.request_head import find_model
 from gateway.core.snapshot import Dialect, PolicySnapshot, Provider
 from gateway.core.types import Upstream
 from gateway.features.grouping.bodies import GroupRules

@@ -175,7 +175,7 @@ async def test_whoever_is_being_let_in_when_it_stops_is_no_longer_there_afterwar
     acceptor = server._acceptor
     assert acceptor is not None
     acceptor._accept()
-    assert acceptor._taking
+    assert acceptor._arriving
     await server.stop()
 
     await until(lambda: not server._state.connections)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
-from gateway.core.http.server import UNCUT_BYTES
+from gateway.core.http.connection import UNCUT_BYTES
 from tests.core.edge.test_bad_bodies import survives
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post, until

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from gateway.core.http import server
+from gateway.core.http import connection
 from gateway.core.http.writing import MAX_TRAILER_BYTES, MAX_TRAILER_LINES, Trailers, TrailersTooLarge
 from tests.core.edge.test_bad_http import BODY, CHAT, GOOD_CHUNK, head
 from tests.e2e.conftest import StartGateway
@@ -161,7 +161,7 @@ async def test_a_malformed_rest_behind_an_early_answer_gets_no_second_answer(sta
 
 async def test_the_rest_of_an_answered_request_is_bounded(start: StartGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes, and by the keep-alive in time: who has its answer and sends on for ever is cut off."""
-    monkeypatch.setattr(server, "MAX_REST_BYTES", 200_000)
+    monkeypatch.setattr(connection, "MAX_REST_BYTES", 200_000)
     gateway = await start(lambda url: config_of(url, keys=KEYS))
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(head("transfer-encoding: chunked") + GOOD_CHUNK)).status == 401
@@ -179,7 +179,7 @@ async def test_the_rest_of_an_answered_request_is_bounded(start: StartGateway, m
 
 async def test_what_is_sent_behind_a_refusal_is_bounded(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is dropped so that the client sees its error, but not for ever."""
-    monkeypatch.setattr(server, "MAX_DROPPED_BYTES", 100_000)
+    monkeypatch.setattr(connection, "MAX_DROPPED_BYTES", 100_000)
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(b"NONSENSE\r\n\r\n")).status == 400
         peer.send(b"x" * 200_000)

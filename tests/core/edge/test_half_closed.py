@@ -85,7 +85,7 @@ async def test_the_end_of_an_answer_is_not_thrown_away() -> None:
     transport = Closing()
     loop = asyncio.get_running_loop()
 
-    half_closed.Ended(transport, loop).sweep(loop.time() + 11.0, is_waiting=True)
+    half_closed.HalfClosed(transport, loop).sweep(loop.time() + 11.0, is_waiting=True)
 
     assert not transport.is_aborted
 

@@ -16,8 +16,8 @@ from gateway.core.errors import GatewayError
 from gateway.core.http.client import pool as pools
 from gateway.core.http.client.connection import LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
-from gateway.core.http.client.pool import Origin, OriginPool, hides_want
-from gateway.core.http.descriptors import is_own_want, most_clients
+from gateway.core.http.client.pool import Origin, OriginPool, is_own_want
+from gateway.core.http.server import most_clients
 from gateway.core.types import ErrorClass, Phase, UpstreamFailed
 from tests.e2e.harness import Running, chat, connect, get, post, until
 from tests.rows import rows
@@ -42,8 +42,8 @@ def test_a_want_is_known_however_it_was_wrapped(number: int) -> None:
     wrapped = httpx.ConnectError("no")
     wrapped.__cause__ = OSError(number, os.strerror(number))
 
-    assert is_own_want(wrapped, hides_want)
-    assert not is_own_want(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), hides_want)
+    assert is_own_want(wrapped)
+    assert not is_own_want(ConnectionRefusedError(errno.ECONNREFUSED, "refused"))
 
 
 @pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_NONAME])
@@ -54,10 +54,10 @@ def test_a_name_that_is_not_resolved_for_want_of_a_descriptor_is_our_own_want(nu
     wrapped.__cause__ = socket.gaierror(number, "not resolved")
     next_descriptor = os.open(os.devnull, os.O_RDONLY)
     os.close(next_descriptor)
-    with_room = is_own_want(wrapped, hides_want)
+    with_room = is_own_want(wrapped)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, hard))
-        without_room = is_own_want(wrapped, hides_want)
+        without_room = is_own_want(wrapped)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -37,7 +37,7 @@ from gateway.core.types import Phase, Progress
 #
 # Each of them has brought a full piece, which is work for a millisecond. Three hundred of these in one turn of the loop would
 # keep everybody else waiting for theirs: a health check takes several turns, a call a dozen. It must not know HTTP. Invariant:
-# whoever asked is told to read on, in the order of asking, as long as the loop turns.
+# the others read on in later turns, in the order in which they asked.
 
 
 MOST_PIECES = 8
@@ -133,7 +133,7 @@ class PacedSocket(asyncio.BufferedProtocol):
         return not self.is_closed and not self.transport.is_closing()
 
     def abort(self) -> None:
-        """Close the socket now, without flushing; the pool is not told."""
+        """Close the socket now, without flushing; the pool gets no notice."""
         self.is_closed = True
         self.deadline = inf
         if self.transport is not None:
@@ -206,7 +206,7 @@ the request, and is not made to work twice."""
 
 
 class Pool(Protocol):
-    """What a connection tells its pool, the one buffer that all its connections read into, and who may read on when."""
+    """What a connection reports to its pool, the one buffer that all its connections read into, and who may read on when."""
 
     read_buffer: memoryview
     turns: LoopTurns
@@ -414,7 +414,7 @@ class Http1Connection(PacedSocket):
         self.abort()
         self._pool.closed_while_unused(self)
 
-    # What the upload tells.
+    # Called by the upload.
 
     def uploaded(self, error: BaseException | None) -> None:
         """The request's body has gone out, or cannot."""

@@ -23,7 +23,7 @@ from gateway.core.http.client.redaction import MaskedChunks, SecretMasker, Secre
 from gateway.core.types import PassthroughChunks, Phase, Progress, RawHeaders, Spliced, pieces_of
 from gateway.dialects.upstream import unpacked
 
-# How the end of a connection is told from an answer that somebody has cut short.
+# The end of a connection, or an answer that somebody has cut short?
 
 
 READ_BYTES_OF_TLS = 64 * 1024
@@ -32,8 +32,8 @@ READ_BYTES_OF_TLS = 64 * 1024
 def take_rest(tls: ssl.SSLObject, take: Callable[[bytes], bool]) -> bool:
     """Take what TLS still holds, and tell whether the provider's close_notify follows it; `take` says whether to go on.
 
-    Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop tells the two ends apart
-    by its callbacks, and both forget what is decrypted when the connection closes behind a reader who pauses.
+    Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop has a callback for each of
+    the two ends, and both forget what is decrypted when the connection closes behind a reader who pauses.
     """
     try:
         while data := tls.read(READ_BYTES_OF_TLS):
@@ -69,7 +69,7 @@ def split_head(received: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes
     """The status line, the headers with their names in lower case, and what follows the first head in `received`.
 
     The parser has found this head complete: every line ends with CRLF, and every header has its colon (RFC 9112, 5). It
-    tells headers one by one, at a call each, where this takes one for all. It also skips empty lines before a head. Raises
+    gives headers one by one, at a call each, where this takes one for all. It also skips empty lines before a head. Raises
     `httpx.RemoteProtocolError` where the head does not end as it must.
     """
     if received[:1] != b"H":
@@ -80,16 +80,6 @@ def split_head(received: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes
     status_line, *lines = head.split(b"\r\n")
     headers = [((part := line.partition(b":"))[0].lower(), part[2].strip()) for line in lines]
     return status_line, headers, rest
-
-
-def check_start(status: int, version: bytes, reason: bytes) -> None:
-    """Check what the parser lets pass; raises `httpx.RemoteProtocolError`."""
-    if version not in VERSIONS:
-        raise httpx.RemoteProtocolError(f"the answer speaks {version.decode('latin-1')}")
-    if status < 100 or status == 101:
-        raise httpx.RemoteProtocolError(f"the answer has status {status:03d}, which nobody asked for")
-    if b"\0" in reason:
-        raise httpx.RemoteProtocolError("the answer has a NUL in its status line")
 
 
 def ends_with_connection(headers: RawHeaders) -> bool:
@@ -107,11 +97,6 @@ def ends_with_connection(headers: RawHeaders) -> bool:
             raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
         is_framed = is_framed or name in _FRAMING
     return False
-
-
-def head_size(reason: bytes, headers: RawHeaders) -> int:
-    """Bytes a response head took on the wire."""
-    return 17 + len(reason) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 # HTTP/1.1 on the wire: what a request looks like in bytes.
@@ -205,7 +190,13 @@ def _frame_request(headers: list[tuple[bytes, bytes]], names: list[bytes], body:
     if lengths + codings > 1:
         raise _unsendable("more than one Content-Length or Transfer-Encoding header")
     if lengths:
-        return _declared_length(headers[names.index(b"content-length")][1], body)
+        value = headers[names.index(b"content-length")][1]
+        if not value.isdigit():
+            raise _unsendable("Content-Length is not a number")
+        length = int(value)
+        if body is not None and length != len(body):
+            raise _unsendable(f"Content-Length says {length}, the body has {len(body)} bytes")
+        return length
     if codings:
         if headers[names.index(b"transfer-encoding")][1].lower() != b"chunked":
             raise _unsendable("Transfer-Encoding other than chunked")
@@ -216,15 +207,6 @@ def _frame_request(headers: list[tuple[bytes, bytes]], names: list[bytes], body:
     if body:
         headers.append((b"Content-Length", b"%d" % len(body)))
     return len(body)
-
-
-def _declared_length(value: bytes, body: bytes | None) -> int:
-    if not value.isdigit():
-        raise _unsendable("Content-Length is not a number")
-    length = int(value)
-    if body is not None and length != len(body):
-        raise _unsendable(f"Content-Length says {length}, the body has {len(body)} bytes")
-    return length
 
 
 def _encode_head(request: httpx.Request, headers: RawHeaders, names: list[bytes]) -> bytes:
@@ -258,7 +240,7 @@ class Carrier(Protocol):
     def new_future(self) -> Callable[[], asyncio.Future[bytes]]: ...
     def resume_reading(self) -> None: ...
     def fail(self, error: BaseException) -> None:
-        """Close it; who waits for the answer hears the error."""
+        """Close it; who waits for the answer gets the error."""
         ...
 
 
@@ -390,7 +372,7 @@ class Exchange(PassthroughChunks):
         chunks = self._chunks
         self.whole = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    # What the connection tells.
+    # Called by the connection.
 
     def bring(self, block: bytes) -> None:
         """The body's next bytes: for who waits, else to be kept until somebody does."""
@@ -439,7 +421,7 @@ class Exchange(PassthroughChunks):
             waiter.set_exception(StopAsyncIteration() if error is None else self.take_error())
 
 
-# Reads the answers of one connection: what the parser tells becomes an exchange's head, and parts of its body.
+# Reads the answers of one connection: what the parser finds becomes an exchange's head, and parts of its body.
 #
 # `ResponseReader` is what httptools' parser (llhttp) calls back. It knows neither sockets nor time. Invariant:
 # `exchange.status` is set with the last byte of an acceptable head, and by nothing else.
@@ -513,7 +495,7 @@ class ResponseReader:
         """Whether the incomplete head, that has come so far, says a status: somebody has answered."""
         return _STATUS_LINE.match(b"".join(self.head_parts).lstrip(b"\r\n")) is not None
 
-    # What the parser tells. What these raise stops it.
+    # Called by the parser. What these raise stops it.
 
     def on_message_begin(self) -> None:
         if self.is_complete:
@@ -527,8 +509,18 @@ class ResponseReader:
         line, headers, rest = split_head(parts[0] if len(parts) == 1 else b"".join(parts))
         status, version, reason = self._parser.get_status_code(), line[:8], line[13:]
         if status < 200 or version != b"HTTP/1.1" or b"\0" in reason:
-            check_start(status, version, reason)
-        if self.unfruitful_bytes > MAX_HEAD_BYTES and head_size(reason, headers) > MAX_HEAD_BYTES:
+            # What the parser lets pass.
+            if version not in VERSIONS:
+                raise httpx.RemoteProtocolError(f"the answer speaks {version.decode('latin-1')}")
+            if status < 100 or status == 101:
+                raise httpx.RemoteProtocolError(f"the answer has status {status:03d}, which nobody asked for")
+            if b"\0" in reason:
+                raise httpx.RemoteProtocolError("the answer has a NUL in its status line")
+        # Only reads that are too long for a head may hold one that is: then its own lines are counted (17: version and status).
+        if (
+            self.unfruitful_bytes > MAX_HEAD_BYTES
+            and 17 + len(reason) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD_BYTES
+        ):
             raise httpx.RemoteProtocolError(f"the answer's head exceeds {MAX_HEAD_BYTES} bytes")
         if status < 200:
             self.head_parts = [rest]
@@ -542,22 +534,19 @@ class ResponseReader:
         exchange.version, exchange.reason, exchange.headers = version, reason, headers
         exchange.status = status
         if not self._expects_body:
-            # The parser cannot be told that this length has no body, so this connection ends here.
+            # The parser has no way to know that this length has no body, so this connection ends here.
             self.is_complete, self.is_clean = True, False
             raise httpx.RemoteProtocolError("an answer to HEAD has no body")
 
     def on_message_complete(self) -> None:
         if self._exchange is not None and not self._exchange.status:
-            self._note_interim()
+            self._interim_answers += 1
+            if self._interim_answers > MAX_INTERIM_ANSWERS:
+                raise httpx.RemoteProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers")
+            self.has_interim = True
             return
         self.is_complete = True
         self.is_clean = self.is_clean and self._parser.should_keep_alive()
-
-    def _note_interim(self) -> None:
-        self._interim_answers += 1
-        if self._interim_answers > MAX_INTERIM_ANSWERS:
-            raise httpx.RemoteProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers")
-        self.has_interim = True
 
 
 # Request bodies that take more than one write: long ones, and those that come as a stream.
@@ -606,7 +595,7 @@ class Upload:
             self._drained.set_result(None)
 
     def stop(self) -> None:
-        """Write no more; nobody is told."""
+        """Write no more, without a notice."""
         self._is_stopped = True
         self._task.cancel()
 

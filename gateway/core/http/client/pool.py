@@ -9,6 +9,7 @@ nobody waits while a slot or an idle connection is free.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -24,9 +25,12 @@ import httpx
 from gateway.core.http.client.connection import Http1Connection, LoopTurns
 from gateway.core.http.client.exchange import WireTimeouts
 from gateway.core.http.client.redaction import with_phase
-from gateway.core.http.descriptors import EXHAUSTED, is_own_want
 from gateway.core.types import Phase
 
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Neither a connection that comes nor one that goes out can be had for want of these (accept(2), socket(2))."""
+_OUTGOING = EXHAUSTED | {errno.EADDRNOTAVAIL}
+"""Nor can one that goes out where every local port is taken (connect(2))."""
 MAX_AGE_S = 300.0
 """A connection that is older is used no more: by a new one a provider is found that its name leads to by now."""
 AGAIN_S = 0.05
@@ -61,8 +65,18 @@ async def dial_by_name(make: Callable[[], asyncio.BaseProtocol], origin: Origin)
     await asyncio.get_running_loop().create_connection(make, origin.host, origin.port, **options)
 
 
-def hides_want(error: OSError) -> bool:
-    """Returns whether a name was not resolved because this process can open nothing any more.
+def is_own_want(error: BaseException) -> bool:
+    """Whether no connection could be opened for a want of this process or machine, however often its error was wrapped."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and (cause.errno in _OUTGOING or _hides_want(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__  # httpcore raises again `from None`
+    return False
+
+
+def _hides_want(error: OSError) -> bool:
+    """Whether a name was not resolved because this process can open nothing any more.
 
     The resolver needs files and sockets; without them it may answer as for a name that nobody has.
     """
@@ -144,7 +158,7 @@ class OriginPool:
         """Return the connection used last, closing those that idled too long."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            # As `is_usable` tells, without a call: each call of each client comes by.
+            # `is_usable`, without a call: each call of each client comes by.
             if not connection.is_closed and self._now() < connection.deadline and not connection.transport.is_closing():
                 return connection
             connection.discard()
@@ -198,33 +212,31 @@ class OriginPool:
         try:
             while True:
                 try:
-                    connection = await self._dial_in_time(gives_up_at - self._now())
+                    connect_s = gives_up_at - self._now()
+                    if self._is_closed:
+                        raise self._unreachable(httpx.ConnectError, "the transport is closed")
+                    attempt = asyncio.get_running_loop().create_task(self._dial())
+                    self._connecting[attempt] = self._now() + connect_s
+                    try:
+                        # `wait` leaves the attempt alone when we are cancelled, so the two cancellations stay apart.
+                        await asyncio.wait((attempt,))
+                    except BaseException:
+                        attempt.cancel()
+                        attempt.add_done_callback(_abort_result)
+                        raise
+                    finally:
+                        del self._connecting[attempt]
+                    connection = self._result_of(attempt)
                     connection.ages_at = self._now() + MAX_AGE_S
                     self.connections.add(connection)
                     return connection
                 except httpx.ConnectError as error:
-                    if not is_own_want(error, hides_want) or self._now() + AGAIN_S > gives_up_at:
+                    if not is_own_want(error) or self._now() + AGAIN_S > gives_up_at:
                         raise
                 await asyncio.sleep(AGAIN_S)
         except BaseException:
             self._free_slot()
             raise
-
-    async def _dial_in_time(self, connect_s: float) -> Http1Connection:
-        if self._is_closed:
-            raise self._unreachable(httpx.ConnectError, "the transport is closed")
-        attempt = asyncio.get_running_loop().create_task(self._dial())
-        self._connecting[attempt] = self._now() + connect_s
-        try:
-            # `wait` leaves the attempt alone when we are cancelled, so the two cancellations stay apart.
-            await asyncio.wait((attempt,))
-        except BaseException:
-            attempt.cancel()
-            attempt.add_done_callback(_abort_result)
-            raise
-        finally:
-            del self._connecting[attempt]
-        return self._result_of(attempt)
 
     def _result_of(self, attempt: asyncio.Task[Http1Connection]) -> Http1Connection:
         if attempt.cancelled():

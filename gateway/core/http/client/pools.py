@@ -73,7 +73,7 @@ def why_unreachable(error: BaseException) -> str:
 
 
 StartEmulator = Callable[[str], Awaitable[str]]
-"""Starts the emulator of that name inside the process, once, and tells its base URL."""
+"""Starts the emulator of that name inside the process, once, and returns its base URL."""
 
 
 class EmulatedTransport(httpx.AsyncBaseTransport):

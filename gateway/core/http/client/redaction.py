@@ -154,7 +154,7 @@ class GuardedAnswer(Protocol):
 
 
 class Secrets:
-    """What one provider must not be heard to say."""
+    """The texts that must not stand in an answer of one provider."""
 
     __slots__ = ("_escaped", "_needles", "_texts", "ends", "probes")
 

@@ -222,16 +222,13 @@ class Http1Transport(httpx.AsyncBaseTransport):
         try:
             self.sweep()
         finally:  # whatever went wrong with one deadline, the next ones must still be seen
-            self._sweep_again()
-
-    def _sweep_again(self) -> None:
-        stats = self.stats()
-        if stats.active or stats.waiting:
-            self._sweep_fast()
-        else:
-            self._is_sweeping_fast = False
-            loop = asyncio.get_running_loop()
-            self._sweeper = loop.call_later(self._idle_expiry_s, self._tick) if stats.idle else None
+            stats = self.stats()
+            if stats.active or stats.waiting:
+                self._sweep_fast()
+            else:
+                self._is_sweeping_fast = False
+                loop = asyncio.get_running_loop()
+                self._sweeper = loop.call_later(self._idle_expiry_s, self._tick) if stats.idle else None
 
 
 class _ExchangeStream(httpx.AsyncByteStream):
@@ -275,7 +272,7 @@ LOW_WINDOW_BYTES = 2**23
 
 
 def reset_stream(transport: httpx.AsyncHTTPTransport, extensions: Mapping[str, Any]) -> list[Coroutine[Any, Any, None]]:
-    """Reset the stream that an answer's `extensions` tell of, at once for us; what is returned tells the provider."""
+    """Reset the stream that an answer's `extensions` name, at once for us; what is returned sends it to the provider."""
     number, network = extensions.get("stream_id"), extensions.get("network_stream")
     for connection in _connections(transport):
         if number is not None and connection._network_stream is network:
@@ -284,7 +281,7 @@ def reset_stream(transport: httpx.AsyncHTTPTransport, extensions: Mapping[str, A
 
 
 def reset_abandoned(transport: httpx.AsyncHTTPTransport) -> list[Coroutine[Any, Any, None]]:
-    """Reset every stream that is open and that nobody waits for, at once for us; what is returned tells the provider."""
+    """Reset every stream that is open and that nobody waits for, at once for us; what is returned sends it to the provider."""
     flushes = []
     for connection in _connections(transport):
         streams = connection._h2_state.streams
@@ -358,11 +355,11 @@ class HttpxTransport(httpx.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
         except _STRAY as exc:
             self._reset_abandoned()
-            raise _in_httpx_words(exc, Phase.SENT) from exc
+            raise _as_httpx_error(exc, Phase.SENT) from exc
         except httpx.LocalProtocolError as exc:
             self._reset_abandoned()
             if _is_of_http2(exc):  # also said of what the provider sent, after the request had gone out
-                raise _in_httpx_words(exc, Phase.SENT) from exc
+                raise _as_httpx_error(exc, Phase.SENT) from exc
             raise
         except BaseException:
             self._reset_abandoned()
@@ -409,7 +406,7 @@ class _Body(httpx.AsyncByteStream):
             async for part in self._stream:
                 yield part
         except _STRAY_IN_BODY as exc:
-            raise _in_httpx_words(exc, Phase.ANSWERED) from exc
+            raise _as_httpx_error(exc, Phase.ANSWERED) from exc
         if self._ends_with_connection and not _is_end_announced(self._response):
             error = httpx.RemoteProtocolError(
                 "the provider closed the connection without saying that its answer was over (TLS close_notify)"
@@ -455,7 +452,7 @@ def _is_of_http2(error: httpx.LocalProtocolError) -> bool:
     return bool(_STRAY_OF_HTTP2) and any(isinstance(arg, _STRAY_OF_HTTP2) for arg in args)
 
 
-def _in_httpx_words(error: Exception, phase: Phase) -> httpx.TransportError:
+def _as_httpx_error(error: Exception, phase: Phase) -> httpx.TransportError:
     if isinstance(error, (httpx.LocalProtocolError, *_STRAY_OF_HTTP2)):
         return with_phase(httpx.RemoteProtocolError(f"bad answer: {str(error) or type(error).__name__}"), phase)
     return with_phase(httpx.ReadError(f"the connection broke: {str(error) or type(error).__name__}"), phase)

@@ -92,7 +92,7 @@ async def in_pieces(
     if first is not None:
         raise first  # not above: the group would be its context, and all of its errors would stay
     if signs is not None:
-        signs.gaps = list(dict.fromkeys(signs.gaps))  # each piece told of the same
+        signs.gaps = list(dict.fromkeys(signs.gaps))  # each piece has the same gaps
     answers = [task.result() for task in tasks]
     return WholeAnswer(answers[0][0], put_together([body for _, body in answers]))
 

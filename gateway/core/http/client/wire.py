@@ -2,7 +2,7 @@
 
 Prebuilt when the policy is compiled; per call only the length and the caller's own headers are added. Redirects are not
 followed, and the origin always comes from the config, never from a request. Our own transport gets bytes and gives back the
-answer itself; every other one is spoken to over `httpx.AsyncBaseTransport`, in httpx's objects.
+answer itself; every other one gets httpx's objects, over `httpx.AsyncBaseTransport`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from gateway.core.http.client.exchange import PIECE_BYTES, EncodedRequest, Exchange, OriginKey, WireTimeouts, origin_of
-from gateway.core.http.client.pool import hides_want
+from gateway.core.http.client.pool import is_own_want
 from gateway.core.http.client.pools import certificate_error, explain, why_unreachable
 from gateway.core.http.client.redaction import (
     OF_MESSAGES,
@@ -26,7 +26,6 @@ from gateway.core.http.client.redaction import (
     secrets_of,
 )
 from gateway.core.http.client.transport import ERRORS, Http1Transport
-from gateway.core.http.descriptors import is_own_want
 from gateway.core.snapshot import Provider
 from gateway.core.types import (
     Answer,
@@ -235,7 +234,7 @@ class Wire:
         detail = str(error) or type(error).__name__
         detail = (self._secrets.text(detail) if self._secrets else detail)[:300]
         error_class, public = _class_of(error, phase), None
-        is_ours = phase is Phase.NOTHING_SENT and is_own_want(error, hides_want)
+        is_ours = phase is Phase.NOTHING_SENT and is_own_want(error)
         if error_class is ErrorClass.CONNECTION and phase is Phase.NOTHING_SENT and not is_ours:
             name, place = self._provider.name, httpx.URL(self._provider.base_url).netloc.decode()
             public = f"provider '{name}' at {place} cannot be reached: {why_unreachable(error)}; check its base_url"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core import call_headers as parse
-from gateway.core import peek as passthrough
+from gateway.core import request_head
 from gateway.core.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import InvalidRequest, NotFound, Unauthorised
@@ -65,7 +64,7 @@ class CallMaker:
             part.is_durable = True  # as its job is
         model, headers = plan.model, list(request.headers)
         if STRICT[0] in (index := dict(headers)):
-            model = parse.strictly(model, index)
+            model = request_head.strictly(model, index)
             headers = [header for header in headers if header[0] != STRICT[0]]
         return Call(
             id=request.id,
@@ -127,7 +126,7 @@ class CallMaker:
         route = key.digest, name, endpoint.name, False
         plan = self._plans.get(route)
         if plan is None:
-            model = parse.find_model(policy, key, name) if name else passthrough.unnamed_model(policy, key)
+            model = request_head.find_model(policy, key, name) if name else request_head.unnamed_model(policy, key)
             if model is None:
                 raise InvalidRequest(
                     "The field 'model' is missing; name the model to use.", param="model", code="missing_field"

@@ -1,4 +1,4 @@
-"""What the headers of a request say: who calls, in which lane, for whom, until when, and what may go on to a provider.
+"""What the head of a request says: who calls, in which lane, for whom, until when; and which paths are passed through.
 
 It must not know bodies; `peek.py` reads them.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
 
 from gateway.core.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.core.openai.usage import costs_nothing
 from gateway.core.patience import SDK_S
+from gateway.core.peek import no_model
 from gateway.core.route_plan import RoutePlan
 from gateway.core.snapshot import Key, Model, PolicySnapshot, for_key
-from gateway.core.types import LANES, Endpoint, Lane, RawHeaders
+from gateway.core.types import LANES, PASSTHROUGH, Endpoint, Lane, RawHeaders
 from gateway.features.runs import step
 
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 SDK_MARGIN_S = 0.15
-"""So long before an SDK's own timeout it is told that there will be no answer: a sweep of the watch, and the way to it."""
+"""So long before an SDK's own timeout it gets our refusal: a sweep of the watch, and the way to it."""
 
 _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
@@ -83,9 +87,8 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
     if not policy.keys:
         refuse_pages(index)
         return policy.anonymous, authorization or _callers_key(index)
-    bearer = _bearer_token(authorization)
-    if bearer is not None:
-        key = policy.find_key(bearer)
+    if authorization is not None and authorization[:7].lower() == b"bearer ":
+        key = policy.find_key(authorization[7:].strip())
         if key is not None:
             return key, None
     for name in (b"x-api-key", b"api-key"):
@@ -93,7 +96,10 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
         if secret is not None:
             key = policy.find_key(secret)
             if key is not None:
-                return key, authorization if _is_another_token(policy, authorization, secret) else None
+                # One plain bearer token that is no secret of ours may go on: in any other form one could hide.
+                bearer = _BEARER.fullmatch(authorization or b"")
+                is_callers = bearer is not None and secret not in bearer[1] and policy.find_key(bearer[1]) is None
+                return key, authorization if is_callers else None
     if authorization is None and b"x-api-key" not in index and b"api-key" not in index:
         raise Unauthorised(
             "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
@@ -101,12 +107,6 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
     # Begins with OpenAI's own words: by these some clients know what it is, whatever the status (LiteLLM).
     message = "Incorrect API key provided: it is not one of this gateway's keys; check the key that the client sends."
     raise Unauthorised(message)
-
-
-def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secret: bytes) -> bool:
-    """Whether it is one plain bearer token and no secret of ours: in any other form one could hide."""
-    bearer = _BEARER.fullmatch(authorization or b"")
-    return bearer is not None and secret not in bearer[1] and policy.find_key(bearer[1]) is None
 
 
 def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
@@ -165,7 +165,7 @@ def deadline(
 
 
 def is_unknown_client(plan: RoutePlan, index: dict[bytes, bytes]) -> bool:
-    """Returns whether only what its client has done before tells how long the call waits, unless it says so itself."""
+    """Returns whether how long the call waits is known only by what its client has done before."""
     return plan.waits_as_client and b"x-gateway-lane" not in index and _SDKS.isdisjoint(index)
 
 
@@ -228,14 +228,8 @@ def choose_tenant(key: Key, index: dict[bytes, bytes]) -> str:
     return f"{key.tenant}/{named.decode()}"
 
 
-def _bearer_token(authorization: bytes | None) -> bytes | None:
-    if authorization is None or authorization[:7].lower() != b"bearer ":
-        return None
-    return authorization[7:].strip()
-
-
 def _callers_key(index: dict[bytes, bytes]) -> bytes | None:
-    """A key that is no bearer token; Anthropic tells the two apart."""
+    """A key that is no bearer token; Anthropic treats the two differently."""
     secret = index.get(b"x-api-key")
     if secret:
         return b"x-api-key " + secret
@@ -251,6 +245,12 @@ def _seconds(value: bytes) -> float | None:
         return None
     return seconds if 0 < seconds <= MAX_DEADLINE_S else None
 
+
+# Web pages that call a gateway without keys: any page open on this machine could spend its money and read its answers.
+#
+# Without keys the gateway listens on loopback only, so whoever may call it says so. A page of another site gives itself away
+# by its `Origin`, or by `Sec-Fetch-Site` where a browser sends no origin (images, forms by GET, links: W3C Fetch Metadata,
+# 2.3); one whose name was made to resolve to this machine (DNS rebinding) by its `Host`.
 
 _LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 
@@ -274,3 +274,130 @@ def refuse_pages(index: Mapping[bytes, bytes]) -> None:
             "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
             code="host_not_allowed",
         )
+
+
+# Pass-through: which paths are relayed as they are, to whom, and who may ask for that.
+#
+# Everything below `/v1`, and without `/v1` below the first segments of OpenAI's API alone, so that no path of the gateway's own
+# or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
+
+
+OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any", most_body_bytes=68_157_440)
+"""Whatever is relayed as it is. Its body may be a part of 64 MiB, and a form around it."""
+SEGMENTS = frozenset((
+    "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
+    "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
+))  # fmt: skip
+"""What may come first below `/`."""
+ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
+"""Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
+_MOST_DECODINGS = 3
+_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|;|%3b|%3f|%23|[^\x21-\x7e]", re.IGNORECASE)
+"""What some servers take for another path: steps up, slashes that are hidden, what ends a path or a step (RFC 3986, 3.3)."""
+_VERSION = re.compile(r"v\d+\w*", re.IGNORECASE)
+
+
+def is_relayed(policy: PolicySnapshot, path: str) -> bool:
+    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`."""
+    if policy.passthrough is None:
+        return False
+    below, _, rest = path[1:].partition("/")
+    if below == "v1":
+        below = rest.partition("/")[0]
+        return bool(rest) and (policy.passthrough_admin or _plain(below).lower() not in ADMIN_SEGMENTS)
+    return below in SEGMENTS or (policy.passthrough_admin and below == "organization")
+
+
+def _plain(segment: str) -> str:
+    for _ in range(_MOST_DECODINGS):
+        segment = unquote(segment)
+    return segment
+
+
+def unnamed_model(policy: PolicySnapshot, key: Key) -> Model | None:
+    """The entry for calls that name no model: that of every name, `"*"`; None: there is none, and `passthrough` takes them.
+
+    Raises Forbidden for a key that may not use every model, InvalidRequest where nothing takes such calls.
+    """
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not leave out 'model'; name one of them.",
+            param="model",
+        )
+    model = policy.patterns[-1][1] if policy.patterns else None
+    if model is not None and model.name == "*":
+        return model
+    if policy.passthrough is None:
+        raise no_model()
+    return None
+
+
+def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
+    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
+    target = policy.passthrough
+    if target is None:
+        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
+        )
+    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
+
+
+def relayed_by(policy: PolicySnapshot, key: Key, scope: Mapping[str, Any]) -> Model:
+    """Whoever takes a request that is relayed as it is. Raises NotFound, or Forbidden for a key that may not send it."""
+    model = passthrough_model(policy, key)
+    path = passthrough_path(scope)
+    if path.startswith("/responses/") and "/responses" in model.targets[0].converters_by_path:
+        raise NotFound(
+            f"'{model.targets[0].provider}', the provider of 'passthrough', has chat completions and no Responses, so there is "
+            "nothing below /v1/responses; only calls to /v1/responses itself are put into another language."
+        )
+    refuse_unpriced(key, OTHER, scope["method"], path)
+    return model
+
+
+def refuse_unpriced(key: Key, endpoint: Endpoint, method: str, path: str) -> None:
+    """Raises Forbidden where a key with a budget would spend what nobody can count."""
+    if key.budget_usd_per_day is None or key.allow_unpriced or costs_nothing(endpoint, method, path):
+        return
+    raise Forbidden(
+        f"The key '{key.name}' has a budget, and what {method} {path.partition('?')[0]} costs is not known; allow it with "
+        "'allow_unpriced: true' at the key.",
+        code="unpriced_endpoint",
+    )
+
+
+def passthrough_path(scope: Mapping[str, Any]) -> str:
+    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start.
+
+    Whether there is a `/v1` to take away depends on the path that was matched (`scope["path"]`, decoded).
+    """
+    path: bytes = scope["raw_path"]
+    start = b"/v1/" if scope["path"].startswith("/v1/") else b"/" + scope["path"][1:].partition("/")[0].encode()
+    is_whole = start.endswith(b"/") or path[len(start) : len(start) + 1] in (b"/", b"")
+    if not path.startswith(start) or not is_whole or _CLIMBS.search(path):
+        raise NotFound("Unknown path.")
+    if start == b"/v1/" and _VERSION.fullmatch(_plain(path[len(start) :].partition(b"/")[0].decode("ascii"))):
+        raise NotFound("Unknown path.")  # behind a base_url without a version that is the same place as without it
+    return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")
+
+
+STREAMED_FROM_BYTES = 1_048_576
+"""A shorter body is held, as all others are."""
+MOST_STREAMED_BYTES = 537_919_488
+"""512 MiB of a file, as OpenAI takes it (API reference, files), and a form."""
+_UPLOADS = re.compile(r"/(?:files|uploads/[^/]+/parts)")
+"""The paths of forms that have a file in them and no id."""
+
+
+def is_streamed(policy: PolicySnapshot, path: str, content_type: bytes) -> bool:
+    """Returns whether nobody here has to read the body of a relayed request.
+
+    JSON may ask for a response in the background. Where tenants share an account, forms may name objects, but for uploads. A
+    request that is signed, or sent again under a renewed credential, has to be there whole.
+    """
+    target = policy.passthrough
+    if target is None or policy.providers[target.provider].auth is not None or b"json" in content_type.lower():
+        return False
+    return policy.objects is None or policy.objects.is_open or _UPLOADS.fullmatch(path) is not None
