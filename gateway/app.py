@@ -1,5 +1,8 @@
 """The composition root: the only file that constructs concrete things, and the order in which they start and stop.
 
+`Gateway.__init__` is the order of building: the config first, then stores, admission, the pipeline, durable work, and last the
+ports. The parts that take more than a line follow below `stop`, in the same order.
+
 Stop order: not ready -> (the notice passes) -> no new calls -> running calls finish within the grace -> the rest ends with a
 clear error -> listeners, connections, emulators and the log close. A second signal skips the waiting.
 """
@@ -15,56 +18,87 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gateway.admin.operations import Gather, health_routes, metrics_route, state_routes
+from starlette.routing import BaseRoute
+
+from gateway.admin.operations import (
+    Gather,
+    KeptFile,
+    backup_routes,
+    forget_copies,
+    health_routes,
+    metrics_route,
+    state_routes,
+)
+from gateway.core import peek
 from gateway.core.admission.admission import Admission
 from gateway.core.answers import AttemptDeadlines
 from gateway.core.calllog import CallLog
-from gateway.core.clock import SteadyClock, SystemClock
+from gateway.core.clock import Clock, SharedClock, SteadyClock, SystemClock
 from gateway.core.config.describe import describe
-from gateway.core.config.fields import is_loopback
+from gateway.core.config.fields import SQLITE, is_loopback
 from gateway.core.config.load import load_snapshot
 from gateway.core.edge import Edge
 from gateway.core.http.client.model_lists import ModelLists
 from gateway.core.http.client.pools import Pools
+from gateway.core.http.client.wire import Wire
 from gateway.core.http.server import HttpServer, listen_on
 from gateway.core.pipeline import Pipeline
+from gateway.core.ports import SharedStore
 from gateway.core.serving import InFlight
-from gateway.core.snapshot import Policies, PolicySnapshot
+from gateway.core.snapshot import Policies, PolicySnapshot, Provider
 from gateway.core.telemetry import Telemetry
+from gateway.core.types import Upstream
 from gateway.core.waiting import KeepAlive, Shedding
 from gateway.credentials.clouds import Clouds
+from gateway.dialects.memory import SharedTurns
 from gateway.dialects.upstream import Languages
 from gateway.drivers.opening import open_store
 from gateway.emulator import Emulators
+from gateway.features.ownership.http import object_routes
 from gateway.features.reuse.http import cache_routes
 from gateway.features.reuse.inspect import CacheInspector, Savings
+from gateway.features.runs.http.routes import RunRoutes, workflow_routes
+from gateway.features.runs.steps.kept_steps import DurableRuns
+from gateway.features.runs.table.table import RunTable
 from gateway.features.semantic.embedders import Embedders
 from gateway.features.semantic.opening import open_local, open_semantic
 from gateway.fleet.news import FleetNews
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.process import container_bytes
+from gateway.products.batches.native.providers import HttpProviderBatches
+from gateway.products.jobs.admin.admin_jobs import job_admin_routes
 from gateway.products.jobs.calls.call_maker import CallMaker
+from gateway.products.jobs.dead_letters.http import dead_letter_routes
+from gateway.products.jobs.http.events import EventReaders
 from gateway.products.jobs.http.respond_async import AsyncAnswers
-from gateway.routes import build_app, build_front
-from gateway.settings import Settings
-from gateway.wiring import (
-    build_jobs,
-    build_runs,
-    caller_routes,
-    connecting,
-    drain_jobs,
-    response_door,
-    semantic_news,
-    shared_turns,
-    socket_doors,
-    sqlite_path,
-    state_file_of,
-    store_routes,
-    work_address,
+from gateway.products.jobs.model import Job, NewJob
+from gateway.products.jobs.rules import IN_REDIS, JobSettings
+from gateway.products.jobs.store import (
+    JobStore,
+    copier_of,
+    has_jobs,
+    no_jobs,
+    open_blobs,
+    open_jobs,
+    open_redis_blobs,
+    open_redis_jobs,
 )
+from gateway.products.jobs.upkeep import CountedEnds
+from gateway.products.jobs.webhooks.http import webhook_routes
+from gateway.products.jobs.webhooks.outward import AddressGuard, open_outwards
+from gateway.products.jobs.webhooks.rules import deliveries_of
+from gateway.products.realtime.http import RealtimeEndpoint, SocketTargets
+from gateway.products.realtime.upstream import SocketWire
+from gateway.products.responses.http import ResponseEndpoint
+from gateway.products.responses.socket import ResponseSocketDoor
+from gateway.products.responses.store import KeptBounds
+from gateway.products.work import JobWork, durable_routes
+from gateway.routes import ENDPOINTS, Served, SocketDoors, build_app, build_front
+from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -113,16 +147,21 @@ class Gateway:
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
         self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
         self._clouds = Clouds(environ, self._clock, self._draw)
-        self._models = ModelLists(connecting(self._pools, self._clouds), self._clock)
+        self._models = ModelLists(self._connect, self._clock)
         first = self._load(1)
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
         self._policies = Policies(first)
-        self._store, self._shared, self._sqlite = open_store(first, sqlite_path(first.state), self._kept_clock)
-        self._languages.memory.shared = shared_turns(self._store, self._kept_clock)
+        sqlite_path = first.state.removeprefix(SQLITE) if first.state.startswith(SQLITE) else None
+        self._store, self._shared, self._sqlite = open_store(first, sqlite_path, self._kept_clock)
+        if not self._store.is_local:  # processes that share a store find each other's signed turns in it
+            self._languages.memory.shared = SharedTurns(self._store.answers, self._kept_clock.wall)
         leases = None if self._shared is None else self._shared.leases
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
         self._savings = Savings()
-        self._runs = build_runs(self._policies, self._kept_clock, self._telemetry.runs, self._shared)
+        shared_runs = None if self._shared is None else self._shared.runs
+        self._runs = RunTable(
+            self._kept_clock, lambda: self._policies.current.workflows, self._telemetry.runs, shared_runs
+        )
         self._pipeline = Pipeline(
             self._clock,
             self._telemetry,
@@ -136,17 +175,12 @@ class Gateway:
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
-            semantic_listener = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
-            FleetNews(self._clock, self._shared.news, self._admission, self._draw, *semantic_listener)
+            self._follow_news(self._shared)
         replays = self._pipeline.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
         self._overload = Shedding(container_bytes())
-        self._jobs = build_jobs(
-            *(self._policies, self._kept_clock, self._pipeline, self._admission, self._make_call),
-            *(self._telemetry.jobs, self._overload, self._pools, self._runs),
-            only_works=only_works,
-        )
+        self._jobs = self._build_jobs()
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._telemetry.set_policy(first.version)
         self._reloading = Reloading(
@@ -242,10 +276,15 @@ class Gateway:
             await asyncio.wait([waiting], timeout=self.policy.server.notice_s)
         self._inflight.draining = True
         ends_at = self._clock.monotonic() + self.policy.server.grace_s
-        jobs = asyncio.create_task(drain_jobs(self._jobs, self.policy.server.grace_s))
+        jobs = asyncio.create_task(self._drain_jobs(self.policy.server.grace_s))
         while (len(self._inflight) or not jobs.done()) and not hurry.is_set() and self._clock.monotonic() < ends_at:
             await asyncio.wait([waiting], timeout=0.05)
         waiting.cancel()
+
+    async def _drain_jobs(self, grace_s: float) -> None:
+        """Lets the pieces of work that run end, at most for `grace_s`, and gives the rest back."""
+        if self._jobs is not None:
+            await self._jobs.engine.drain(grace_s)
 
     async def stop(self) -> None:
         """Stops everything; calls still running end with a clear error."""
@@ -267,68 +306,13 @@ class Gateway:
         self._telemetry.flush()
         self._call_log.stop()
 
-    def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
-        meter, jobs, state_file = self._telemetry, self._jobs, state_file_of(self._sqlite)
-        edge = Edge(
-            *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
-            async_answers=None if jobs is None else AsyncAnswers(jobs.service, jobs.clock, meter.jobs),
-            responses=response_door(jobs, self._pipeline.handle),
-        )
-        sockets = socket_doors(self._pipeline, edge, self._policies, self._pools, meter, self._clock, self._inflight)
-        health = health_routes(
-            self._inflight,
-            self._shared.health if self._shared else lambda: None,
-            self._kept_clock.wall,
-            lambda: self._policies.current.emulated,
-            None if jobs is None else jobs.engine.health,
-        )
-        durable = caller_routes(
-            edge, self._policies, jobs, self._make_call, self._kept_clock, self._pipeline, self._runs
-        )
-        admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen
-        is_local = is_loopback(host if admin is None else admin[0])
-        operations = [
-            metrics_route(
-                self.registry,
-                self._worker.gather if self._worker else None,
-                lambda: is_local and not self._policies.current.keys,
-            ),
-            *state_routes(
-                self._policies,
-                self._admission,
-                self._clock,
-                lambda: show_config(self),
-                edge.intake.patience,
-                self._telemetry.costs,
-            ),
-            *cache_routes(self._policies, self._cache_desk, self._savings),
-            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock, self._runs),
-        ]
-        port = policy.server.port if self._settings.port is None else self._settings.port
-        listen = self._worker.listen if self._worker else listen_on
-        beside = health if admin is not None else health + operations
-        calls = build_front(edge, self._policies, durable + beside, meter, sockets)
-        front = [] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]
-        if admin is None:
-            return front
-        return [*front, HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused)]
-
-    def _state_changed(self, is_up: bool) -> None:
-        self._telemetry.state_changed(is_up)
-        if self._admission.sharing is not None:
-            self._admission.sharing.changed(is_up)
-        if is_up and self._pipeline.replays.layers.semantic is not None:
-            self._pipeline.replays.layers.semantic.reload()
-
-    def _prepare_semantic(self, policy: PolicySnapshot) -> None:
-        """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
-        layers = self._pipeline.replays.layers
-        layers.semantic = open_semantic(policy, layers.semantic, self._embedders, self._kept_clock, self._store.vectors)
+    # --- parts, in the order in which they are built ---
 
     def _load(self, version: int) -> PolicySnapshot:
+        """Compiles the config; may run in any thread."""
         return load_snapshot(
             *(self._settings.config, self._environ),
-            connect=connecting(self._pools, self._clouds),
+            connect=self._connect,
             convert=self._languages.converting,
             converse=self._languages.conversing,
             version=version,
@@ -338,6 +322,174 @@ class Gateway:
             listed=self._models.listed,
         )
 
+    def _connect(self, provider: Provider, model: str | None) -> Upstream:
+        """Returns the upstream of a provider and a model: its wire, and what signs for it where a cloud wants that."""
+        return self._clouds.upstream(Wire(provider, model, self._pools.transport(provider)), provider)
+
+    def _prepare_semantic(self, policy: PolicySnapshot) -> None:
+        """Opens what the semantic cache needs, where a model has one; may take long, and may run in any thread."""
+        layers = self._pipeline.replays.layers
+        layers.semantic = open_semantic(policy, layers.semantic, self._embedders, self._kept_clock, self._store.vectors)
+
+    def _follow_news(self, shared: SharedStore) -> None:
+        """Listens to the other replicas: for limits and health, and for questions that they keep or were told to forget."""
+        from gateway.features.reuse.redis.answers import decode_selection  # only a process with replicas has it
+        from gateway.features.semantic.redis import decode_news  # as above
+
+        layers = self._pipeline.replays.layers
+
+        def on_vector(detail: bytes) -> None:
+            if layers.semantic is not None:
+                layers.semantic.add_shared(decode_news(detail, self._kept_clock.wall()))
+
+        def on_purge(detail: bytes) -> None:
+            if layers.semantic is not None:
+                layers.semantic.forget_here(**decode_selection(detail)._asdict())
+
+        FleetNews(self._clock, shared.news, self._admission, self._draw, on_vector, on_purge)
+
+    def _build_jobs(self) -> JobWork | None:
+        """Returns durable work over the pipeline; None: the config has none."""
+        policies, pipeline, admission, runs = self._policies, self._pipeline, self._admission, self._runs
+        settings, leaving = policies.current.jobs.settings, policies.current.webhook_settings
+        if not settings.is_on:
+            return None
+        clock: Clock = self._kept_clock
+        if settings.redis is not None:
+            clock = SharedClock()
+            # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
+            import gateway.products.jobs.redis  # noqa: F401  # a gateway without it does not load it
+        add_run = partial(runs.add, is_durable=True)
+
+        def following(ended: Job) -> Sequence[NewJob]:
+            return deliveries_of(ended, policies.current.webhooks)
+
+        async def last_users(grace_s: float) -> None:
+            await pipeline.steps.drain(grace_s)
+            await runs.tick()  # what steps have cost is told to their runs
+
+        if settings.redis is not None and settings.files == IN_REDIS:
+            blobs = open_redis_blobs(settings.redis, settings.accept)
+        else:
+            blobs = open_blobs(settings.files, settings.min_free_bytes)
+        work = JobWork(
+            policies,
+            clock,
+            pipeline.handle,
+            self._make_call,
+            price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
+            open_store=partial(_open_store, settings, clock, CountedEnds(following, self._telemetry.jobs, add_run)),
+            # in a Redis others may have left some, and its time is to be known before one is taken here
+            has_jobs=lambda: settings.redis is not None or has_jobs(settings.store),
+            nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
+            blobs=blobs,
+            outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
+            meter=self._telemetry.jobs,
+            may_begin=lambda: not self._overload.level,
+            is_holding=lambda: admission.queue.occupancy.calls > 0,
+            works=self._only_works
+            or settings.works,  # a process for work alone works, whatever the config says of gateways
+            waits=settings.redis is None,
+            native=(HttpProviderBatches(self._pools.transport), admission.budgets, admission.costs.usual_usd),
+            tell_run=add_run,
+            write_behind=runs.write_behind,
+            last_users=last_users,
+        )
+        # Steps and their runs are kept in the store of jobs, whose work needs the pipeline: so they get the store only here.
+        pipeline.steps.kept.open, pipeline.steps.kept.write_behind = work.engine.store, runs.write_behind
+        runs.durable = DurableRuns(work.engine.store, work.engine.reader)
+        return work
+
+    def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
+        """Binds the ports: that of calls, but for a process that takes none, and that of operators, where it is apart."""
+        meter, jobs = self._telemetry, self._jobs
+        responses = None
+        if jobs is not None:
+            responses = ResponseEndpoint(self._pipeline.handle, jobs.responses, jobs.foreground, EventReaders())
+        edge = Edge(
+            *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
+            async_answers=None if jobs is None else AsyncAnswers(jobs.service, jobs.clock, meter.jobs),
+            responses=responses,
+        )
+        health = health_routes(
+            self._inflight,
+            self._shared.health if self._shared else lambda: None,
+            self._kept_clock.wall,
+            lambda: self._policies.current.emulated,
+            None if jobs is None else jobs.engine.health,
+        )
+        # Of callers: what they keep here (jobs, files, batches, responses, runs), and their WebSockets.
+        durable = [
+            *durable_routes(
+                *(self._policies, jobs, self._make_call, self._pipeline.handle),
+                EventReaders() if responses is None else responses.readers,
+                Served(edge, peek.OTHER),
+                edge.intake.read_counted,
+            ),
+            *RunRoutes(self._policies, self._runs, self._kept_clock).routes(),
+        ]
+        self._pipeline.realtime.present = lambda: self._policies.current
+        of_sockets = (self._policies, meter, self._clock, self._inflight)
+        targets = SocketTargets(lambda provider, model: SocketWire(provider, model, self._pools))
+        of_responses = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "responses")
+        sockets = SocketDoors(
+            RealtimeEndpoint(self._pipeline.realtime, edge.intake, targets, meter, self._clock, self._inflight),
+            ResponseSocketDoor(edge, of_responses, *of_sockets),
+        )
+        admin = policy.server.admin_listen
+        if self._only_works:  # it is asked for its health there: the options first, then the port of operators
+            own_host, own_port = admin or (policy.server.host, policy.server.port)
+            chosen = self._settings
+            admin = chosen.host or own_host, own_port if chosen.port is None else chosen.port
+        operations = self._operations(edge, is_local=is_loopback(host if admin is None else admin[0]))
+        port = policy.server.port if self._settings.port is None else self._settings.port
+        listen = self._worker.listen if self._worker else listen_on
+        beside = health if admin is not None else health + operations
+        calls = build_front(edge, self._policies, durable + beside, meter, sockets)
+        front = [] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]
+        if admin is None:
+            return front
+        return [*front, HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused)]
+
+    def _operations(self, edge: Edge, *, is_local: bool) -> list[BaseRoute]:
+        """Returns the routes of operators; `is_local`: nobody of another machine can reach them."""
+        policies, jobs, sqlite = self._policies, self._jobs, self._sqlite
+        state_file = None
+        if sqlite is not None:
+            forget_copies(sqlite.path)  # a crash may have left some
+            state_file = KeptFile(sqlite.path, sqlite.backup)
+
+        async def find_jobs_file() -> KeptFile | None:
+            """Returns the file of jobs that operators may copy; None: there is none. Raises JobsUnavailable."""
+            found = None if jobs is None else copier_of(await jobs.engine.reader())
+            return None if found is None else KeptFile(*found)
+
+        clock: Clock = self._kept_clock if jobs is None else jobs.clock
+        return [
+            metrics_route(
+                self.registry,
+                self._worker.gather if self._worker else None,
+                lambda: is_local and not policies.current.keys,
+            ),
+            *state_routes(
+                policies,
+                self._admission,
+                self._clock,
+                lambda: show_config(self),
+                edge.intake.patience,
+                self._telemetry.costs,
+            ),
+            *cache_routes(policies, self._cache_desk, self._savings),
+            *backup_routes(policies, state_file, find_jobs_file),
+            *object_routes(policies, self._pipeline.ownership),
+            *job_admin_routes(policies, jobs),
+            *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
+            *dead_letter_routes(policies, jobs, clock),
+            *workflow_routes(policies, self._runs),
+        ]
+
+    # --- what changes while it runs ---
+
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
         self._policies.current = snapshot
         self._admission.install(snapshot)
@@ -345,6 +497,39 @@ class Gateway:
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
         self._clouds.keep_only(snapshot.providers.values())
+
+    def _state_changed(self, is_up: bool) -> None:
+        self._telemetry.state_changed(is_up)
+        if self._admission.sharing is not None:
+            self._admission.sharing.changed(is_up)
+        if is_up and self._pipeline.replays.layers.semantic is not None:
+            self._pipeline.replays.layers.semantic.reload()
+
+
+async def _open_store(settings: JobSettings, clock: Clock, following: CountedEnds) -> JobStore:
+    following.start()
+    in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+    of_kept = KeptBounds(
+        log_bytes=settings.max_response_log_bytes,
+        tenant_bytes=settings.max_response_bytes_per_tenant,
+        run_bytes=settings.max_run_bytes_per_tenant,
+    )
+    if settings.redis is None:
+        store = await asyncio.to_thread(
+            open_jobs, settings.store, clock.wall, in_all, per_tenant, following, of_kept, lambda: clock.ahead_s
+        )
+        forget_copies(settings.store)
+        return store
+    return await open_redis_jobs(
+        settings.redis,
+        replica=token_hex(8),
+        clock=clock if isinstance(clock, SharedClock) else None,
+        in_all=in_all,
+        per_tenant=per_tenant,
+        accept=settings.accept,
+        following=following,
+        kept_bounds=of_kept,
+    )
 
 
 def show_config(gateway: Gateway) -> dict[str, Any]:

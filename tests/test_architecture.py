@@ -29,7 +29,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "products",
         "routes",
         "settings",
-        "wiring",
     },
     "cli": {"admin", "core", "demo", "drivers", "emulator", "features", "products", "settings", "workers"},
     "credentials": {"core", "products"},
@@ -44,7 +43,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "products": {"admin", "cli", "core", "dialects", "drivers", "features", "fleet", "routes", "workers"},
     "routes": {"core", "dialects", "products"},
     "settings": set(),
-    "wiring": {"admin", "core", "credentials", "dialects", "features", "products", "routes", "settings"},
     "workers": {"app", "core", "process", "settings"},
     "__init__": set(),
 }
