@@ -124,8 +124,8 @@ def _fields(at: float, record: CallRecord | Refused) -> dict[str, Any]:
         **_parts(usage),
         **_run(call.part),
         **_skipped(call),
-        **_lowered(call),
-        **_lossy(last),
+        **({} if call.lowered is None else {"degraded": list(call.lowered.fields)}),
+        **({"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}),
         **_output(call.output_check),
         **_replay(call.replay),
     }
@@ -143,11 +143,6 @@ def _skipped(call: Call) -> dict[str, list[dict[str, str]]]:
     """Which targets it went past, and what kept it away from each."""
     skips = [{"target": skip.target, "reason": skip.reason} for skip in (call.skips or {}).values()]
     return {"skipped": skips[:MOST_ATTEMPTS]} if skips else {}
-
-
-def _lowered(call: Call) -> dict[str, list[str]]:
-    """What was lowered because its model was slow."""
-    return {} if call.lowered is None else {"degraded": list(call.lowered.fields)}
 
 
 def _estimate(record: CallRecord) -> dict[str, str]:
@@ -190,11 +185,6 @@ def _parts(usage: Usage | None) -> dict[str, float | str]:
         "service_tier": usage.tier,
     }
     return {name: value for name, value in fields.items() if value}
-
-
-def _lossy(last: Attempt | None) -> dict[str, Any]:
-    """What of the request did not reach its target as it was said."""
-    return {"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}
 
 
 def _output(check: OutputCheck | None) -> dict[str, str]:

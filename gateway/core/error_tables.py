@@ -179,7 +179,9 @@ def _error_in(value: Json) -> Json | None:
         return error
     if isinstance(error, str):
         return {"message": error, **value}
-    inner = next((place["error"] for place in _holders(value) if place.get("error")), None)
+    # Objects that may hold one: a Responses event's, OpenRouter's choice, Groq's own part.
+    places = (_inner(value, "response"), _first(value, "choices"), _inner(value, "x_groq"))
+    inner = next((place["error"] for place in places if place.get("error")), None)
     if isinstance(inner, dict):
         return inner
     if isinstance(inner, str):
@@ -189,30 +191,22 @@ def _error_in(value: Json) -> Json | None:
     return {"message": value["detail"], **value} if "detail" in value else None
 
 
-def _holders(value: Json) -> tuple[Json, ...]:
-    """Returns the objects below the top that may hold an error: of a Responses event, OpenRouter's choice, Groq's own part."""
-    return _inner(value, "response"), _first(value, "choices"), _inner(value, "x_groq")
-
-
 def _words_of(error: Json, finishes: list[Any]) -> Wording:
     details, metadata = error.get("details"), _inner(error, "metadata")
     parts = [item for item in _items(details) if isinstance(item, dict)]
     kept = details if isinstance(details, dict) else {}
     reasons = [part.get("reason") for part in parts]
-    quotas = [limit.get("quotaId") for part in parts for limit in _items(part.get("violations")) if _is_object(limit)]
+    violations = [limit for part in parts for limit in _items(part.get("violations"))]
+    quotas = [limit.get("quotaId") for limit in violations if isinstance(limit, dict)]
     faults = [fault for fault in _items(error.get("detail")) if isinstance(fault, dict)]
     codes = [error.get("code"), kept.get("error_code"), _inner(error, "innererror").get("code")]
-    types = [error.get("type"), error.get("error_type"), metadata.get("error_type"), _amazon(error)]
+    amazons = (_plain(error.get("__type")) or "").rpartition("#")[2]  # com.amazon.coral.service#ThrottlingException
+    types = [error.get("type"), error.get("error_type"), metadata.get("error_type"), amazons]
     texts = [error.get("message"), error.get("Message"), *quotas, *(fault.get("msg") for fault in faults)]
     about = [metadata.get(name) for name in ("limit_source", "provider_code", "raw")]
     flagged = ["flagged_input"] if "flagged_input" in metadata else _items(metadata.get("reasons"))
     named = [*codes, error.get("statusCode"), *reasons]
     return _wording(named, types, [error.get("status")], finishes, [*texts, *flagged, *about])
-
-
-def _amazon(error: Json) -> str:
-    """Returns the telling part of a type such as `com.amazon.coral.service#ThrottlingException`."""
-    return (_plain(error.get("__type")) or "").rpartition("#")[2]
 
 
 def _wording(codes: list[Any], types: list[Any], states: list[Any], finishes: list[Any], texts: list[Any]) -> Wording:
@@ -272,10 +266,6 @@ def _first(value: Json, name: str) -> Json:
 
 def _items(value: object) -> list[Any]:
     return value[:_ITEMS] if isinstance(value, list) else []
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 # One rule of an error table: conditions on an answer, and the diagnosis when they all hold.
@@ -512,7 +502,9 @@ class ErrorTable:
     def _diagnosed(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float) -> Diagnosis:
         """Returns the verdict of the first rule that holds, with the server's hints about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
-        hinted = _hints_in(body)
+        # Hints are in the beginning of a body, and at its end, where Google puts its delay.
+        at = body.find(b'"retryDelay"', _HINT_BYTES, BODY_BYTES)
+        hinted = body[:_HINT_BYTES] + (body[at : at + 64] if at >= 0 else b"")
         wall_now = provider_now(answer.headers, wall_now)
         status = 429 if rule.error_class in _LIMITS else answer.status or 0
         named_s = None
@@ -542,12 +534,6 @@ def _at_least(rule: ErrorRule, named_s: float | None, wall_now: float) -> float 
     if rule.delay_s is None or named_s is None:
         return named_s if named_s is not None else rule.delay_s
     return max(named_s, rule.delay_s)
-
-
-def _hints_in(body: bytes) -> bytes:
-    """Returns the parts of a body that may hold hints: the beginning, and the end, where Google puts its delay."""
-    at = body.find(b'"retryDelay"', _HINT_BYTES, BODY_BYTES)
-    return body[:_HINT_BYTES] + (body[at : at + 64] if at >= 0 else b"")
 
 
 def _as_bytes(error: Json) -> bytes:

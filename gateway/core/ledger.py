@@ -650,7 +650,13 @@ def with_retry_advice(headers: RawHeaders, back_in_s: float | None) -> list[tupl
     """
     if should_retry_of(headers) is False:
         back_in_s = None
-    kept = [(name, value) for name, value in headers if name != b"x-should-retry" and not _is_odd(name, value)]
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name != b"x-should-retry"
+        # a `retry-after` that the gateway can read and clients cannot, such as `30s`
+        and not (name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None)
+    ]
     named = [value for name, value in kept if name in (b"retry-after", b"retry-after-ms")]
     longest_s = max([back_in_s or 0.0, *(_seconds(name, value) for name, value in kept)])
     if back_in_s is None or longest_s > MAX_RETRY_AFTER_S:
@@ -666,11 +672,6 @@ def should_retry_of(headers: RawHeaders) -> bool | None:
     return next(
         (value == b"true" for name, value in headers if name == b"x-should-retry" and value in _YES_OR_NO), None
     )
-
-
-def _is_odd(name: bytes, value: bytes) -> bool:
-    """Tells whether it is a `retry-after` that the gateway can read and clients cannot, such as `30s`."""
-    return name == b"retry-after" and value[:1].isdigit() and plain_number(value.strip()) is None
 
 
 def _seconds(name: bytes, value: bytes) -> float:

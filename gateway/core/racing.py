@@ -558,7 +558,8 @@ class Suspects:
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
         for one in group:
             if one.call.stream and one.clocks.first_event_s is None:
-                self._bound_first_event(one, gate)
+                limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
+                self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
         trial_after_s = self._look_for_silence(gate, witnesses, now)
@@ -595,7 +596,11 @@ class Suspects:
         trial_after_s = inf
         if why is None:
             tries = [
-                waits._replace(usual_s=self._trial_s(one, gate, waits.usual_s))
+                waits._replace(
+                    usual_s=trial_s(
+                        one.usual, waits.usual_s, stream=one.call.stream, thinks=self._thinks(gate, one.call)
+                    )
+                )
                 for one, waits in zip(witnesses, waiting, strict=True)
             ]
             is_proven = responsiveness.stall_moves.proof_at > now - unserved_s
@@ -626,13 +631,6 @@ class Suspects:
             thinks=self._thinks(gate, one.call),
             shortest_deadline_s=shortest_s,
         )
-
-    def _trial_s(self, one: Hanging, gate: Gate, silence_s: float) -> float:
-        return trial_s(one.usual, silence_s, stream=one.call.stream, thinks=self._thinks(gate, one.call))
-
-    def _bound_first_event(self, one: Hanging, gate: Gate) -> None:
-        limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
-        self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
 
     def _needs_room(self, one: Hanging, gate: Gate, now: float) -> bool:
         """Returns whether the call must move now to leave its untried targets the time that they need.

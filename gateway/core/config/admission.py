@@ -281,14 +281,30 @@ def read_queue(document: Document | None) -> QueuePolicies:
     deadlines_s = _by_lane(first, "deadline", BUILT_IN_DEADLINES_S)
     bounds = _bounds(first)
     if document is not None:
-        _check_highest(document, first)
+        if _HIGHEST in first.lanes and first.lanes[_HIGHEST].age_after is not None:
+            document.complain(("default", "lanes", _HIGHEST, "age_after"), "nothing is above this lane")
+        in_force: dict[Path, object] = {
+            **{(field,): getattr(bounds, field) for field in _OF_ALL},
+            **{("lanes", lane, "deadline"): deadline_s for lane, deadline_s in deadlines_s.items()},
+            **{("lanes", lane, "age_after"): age_s for lane, age_s in bounds.age_after_s.items()},
+            ("shed", "memory"): bounds.shed_memory_bytes,
+            ("shed", "loop_lag"): bounds.shed_loop_lag_s,
+        }
         for name, other in sets.items():
-            _check_of_all(document, name, other, bounds, deadlines_s)
+            for path, value in other.of_all():
+                if value != in_force.get(path):
+                    document.complain((name, *path), "concerns all calls at once: only the set `default` can say it")
+    holding = {
+        name: Holding(
+            keepalive_after_s=one.entry.keepalive_after,
+            interim=None if one.entry.interim == "off" else int(one.entry.interim),
+            reserve_percent=one.entry.reserve_percent,
+            prefer_primary_for_s=_by_lane(one, "prefer_primary_for", Holding().prefer_primary_for_s),
+        )
+        for name, one in sets.items()
+    }
     return QueuePolicies(
-        {name: _holding(one) for name, one in sets.items()},
-        bounds,
-        deadlines_s,
-        waits_as_clients="interactive" not in _given_s(first, "deadline"),
+        holding, bounds, deadlines_s, waits_as_clients="interactive" not in _given_s(first, "deadline")
     )
 
 
@@ -303,15 +319,6 @@ def _set(document: Document | None, name: str, entry: QueueSet) -> _Set:
         lanes = {lane: one for lane, one in found.items() if one is not None}
     shed = check(ShedEntry, document, (name, "shed")) if entry.shed else None
     return _Set(entry, lanes, shed or ShedEntry())
-
-
-def _holding(one: _Set) -> Holding:
-    return Holding(
-        keepalive_after_s=one.entry.keepalive_after,
-        interim=None if one.entry.interim == "off" else int(one.entry.interim),
-        reserve_percent=one.entry.reserve_percent,
-        prefer_primary_for_s=_by_lane(one, "prefer_primary_for", Holding().prefer_primary_for_s),
-    )
 
 
 def _bounds(one: _Set) -> QueueBounds:
@@ -336,23 +343,3 @@ def _by_lane(one: _Set, field: str, built_in: Mapping[Lane, float]) -> dict[Lane
 
 def _given_s(one: _Set, field: str) -> dict[Lane, float]:
     return {lane: value for lane, entry in one.lanes.items() if (value := getattr(entry, field)) is not None}
-
-
-def _check_highest(document: Document, first: _Set) -> None:
-    if _HIGHEST in first.lanes and first.lanes[_HIGHEST].age_after is not None:
-        document.complain(("default", "lanes", _HIGHEST, "age_after"), "nothing is above this lane")
-
-
-def _check_of_all(
-    document: Document, name: str, one: _Set, bounds: QueueBounds, deadlines_s: Mapping[Lane, float]
-) -> None:
-    in_force: dict[Path, object] = {
-        **{(field,): getattr(bounds, field) for field in _OF_ALL},
-        **{("lanes", lane, "deadline"): deadline_s for lane, deadline_s in deadlines_s.items()},
-        **{("lanes", lane, "age_after"): age_s for lane, age_s in bounds.age_after_s.items()},
-        ("shed", "memory"): bounds.shed_memory_bytes,
-        ("shed", "loop_lag"): bounds.shed_loop_lag_s,
-    }
-    for path, value in one.of_all():
-        if value != in_force.get(path):
-            document.complain((name, *path), "concerns all calls at once: only the set `default` can say it")

@@ -372,13 +372,10 @@ def _rows(document: Document) -> dict[str, dict[str, Any]]:
         for pattern in members:
             entry = check(ModelFactsEntry, document, (group, pattern))
             if entry is not None:
-                rows[pattern] = _named_fields(entry)
+                named = {name: getattr(entry, name) for name in entry.model_fields_set}
+                rows[pattern] = {
+                    name: tuple(value) if isinstance(value, list) else value for name, value in named.items()
+                }
     if len(rows) > MOST_ROWS:
         document.complain((), f"has {len(rows)} rows, of which a file takes {MOST_ROWS}")
     return rows
-
-
-def _named_fields(entry: ModelFactsEntry) -> dict[str, Any]:
-    """Returns the fields that the row names, as `ModelFacts` has them."""
-    named = {name: getattr(entry, name) for name in entry.model_fields_set}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}

@@ -328,7 +328,7 @@ def bind_credentials(model: Model, groups: Groups) -> Model:
     keyless = {
         target.name: providers[target.provider]
         for target in (*model.plan, *model.context_plan)
-        if providers[target.provider].is_callers and not _is_emulator(providers[target.provider])
+        if providers[target.provider].is_callers and not providers[target.provider].base_url.startswith(EMULATOR)
     }
     first = next(iter(keyless.values()), None)
     strangers = {name: one for name, one in keyless.items() if first and not _may_see(one, first, groups)}
@@ -371,10 +371,6 @@ def _vendor_of(provider: Provider) -> tuple[str, str, int]:
     port = url.port or _PORTS.get(url.scheme, 0)
     known = kind_of_host(host)
     return url.scheme, host if known == "other" else f"={known}", port
-
-
-def _is_emulator(provider: Provider) -> bool:
-    return provider.base_url.startswith(EMULATOR)
 
 
 def _sentence(skipped: Mapping[str, Provider], first: Provider) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path as FilePath
@@ -206,10 +206,6 @@ def _read_text(path: FilePath) -> str:
         raise _Unusable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > MAX_FILE_BYTES:
         raise _Unusable(f"is larger than {MAX_FILE_BYTES} bytes")
-    return _decode(raw)
-
-
-def _decode(raw: bytes) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -222,26 +218,24 @@ def _decode(raw: bytes) -> str:
 def _compose(text: str) -> yaml.Node | None:
     """Returns the file's node tree; the depth is checked on the event stream first, because composing recurses."""
     try:
-        _check_depth(yaml.parse(text, Loader=_Loader))
+        events = yaml.parse(text, Loader=_Loader)
+        depth = 0
+        for event in events:
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > MAX_DEPTH:
+                raise _Unusable(f"is nested deeper than {MAX_DEPTH} levels", _line_of(event.start_mark))
         root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise _Unusable(_in_words(error), _line_of(error.problem_mark)) from None
     except yaml.reader.ReaderError as error:
-        raise _Unusable("holds a control character that YAML does not allow", _line_at(text, error.position)) from None
+        line = text.count("\n", 0, error.position) + 1
+        raise _Unusable("holds a control character that YAML does not allow", line) from None
     except yaml.YAMLError:
         raise _Unusable("is not valid YAML") from None
     return root
-
-
-def _check_depth(events: Iterator[yaml.Event]) -> None:
-    depth = 0
-    for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise _Unusable(f"is nested deeper than {MAX_DEPTH} levels", _line_of(event.start_mark))
 
 
 def _in_words(error: yaml.MarkedYAMLError) -> str:
@@ -253,10 +247,6 @@ def _in_words(error: yaml.MarkedYAMLError) -> str:
 def _line_of(mark: Any) -> int:
     """Returns the line of a mark; its type is Any because the two parsers' mark classes are mixed up in the stubs."""
     return mark.line + 1 if mark is not None else 0
-
-
-def _line_at(text: str, position: int) -> int:
-    return text.count("\n", 0, position) + 1
 
 
 class _Builder:
@@ -295,7 +285,8 @@ class _Builder:
 
     def _mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
         built: dict[str, Any] = {}
-        for key_node, value_node in _own_pairs_first(node):
+        # merges last: a mapping's own pairs go before what it merges in
+        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag == _TAG + "merge"):
             merged = key_node.tag == _TAG + "merge"
             if merged:
                 self._merge(built, value_node, path, depth)
@@ -324,10 +315,6 @@ class _Builder:
 
     def _complain(self, line: int, message: str) -> None:
         self._problems.append(Problem(self._file, line, message))
-
-
-def _own_pairs_first(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    return sorted(node.value, key=lambda pair: pair[0].tag == _TAG + "merge")
 
 
 def is_file(path: str) -> bool:
