@@ -170,7 +170,8 @@ class Gateway:
             self._store,
             self._draw,
             self._savings,
-            *(self._kept_clock, self._runs),
+            self._kept_clock,
+            self._runs,
         )
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)

@@ -1,4 +1,7 @@
-"""Whether the Python that runs was built to be fast: the same call takes a third more CPU time on one that was not."""
+"""The process: whether its Python was built to be fast (`doubt`), and its memory.
+
+The same call takes a third more CPU time on a Python that was not.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,7 @@ def judge(configured: str, flags: str, *, prefix: str, is_debug: bool) -> str | 
     )
 
 
-# Measures this process's memory, and finds the C library's way to give freed memory back to the system.
-#
-# It must not know when that is done, nor what it is for.
+# --- its memory, and the C library's way to give freed memory back to the system ---
 
 
 Trim = Callable[[], object]

@@ -1,7 +1,8 @@
 """What a provider's error means: its body is read, and the first rule that matches gives the class.
 
-It reads known places only and must not know what the words mean. Total, and bounded: of a body no more than BODY_BYTES
-are looked at, of a field no more than FIELD_CHARS, and nothing is followed deeper than those places.
+In this order: the words of a body, one rule, the table of rules. A body is read at known places only, whatever its words mean;
+no provider is known here, all of that is in the tables. Total, and bounded: of a body no more than BODY_BYTES are looked at, of
+a field no more than FIELD_CHARS, and nothing is followed deeper than those places.
 """
 
 from __future__ import annotations
@@ -268,10 +269,10 @@ def _items(value: object) -> list[Any]:
     return value[:_ITEMS] if isinstance(value, list) else []
 
 
-# One rule of an error table: conditions on an answer, and the diagnosis when they all hold.
+# --- one rule: conditions on an answer, and the diagnosis when they all hold ---
 #
-# Phrases are no regexes, so no written rule can be slow: each is searched once, from left to right, in a text of
-# bounded length. It must not know any provider.
+# Phrases are no regexes, so no written rule can be slow: each is searched once, from left to right, in a text of bounded
+# length.
 
 
 Scope = Literal["target", "key", "account"]
@@ -409,9 +410,9 @@ def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = 
     return any(phrase.is_in(text, numberless_text) for phrase in phrases)
 
 
-# Classifies a provider's error answer: phase, status, headers and body -> a diagnosis, by a table of ordered rules.
+# --- a table of ordered rules: phase, status, headers and body -> a diagnosis ---
 #
-# The first rule that holds decides. It must not know any provider: all of that is in the tables. Invariant: total. Every
+# The first rule that holds decides. Invariant: total. Every
 # answer has a diagnosis, and it is `unknown` only where even the status tells nothing.
 
 

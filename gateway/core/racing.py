@@ -1,4 +1,6 @@
-"""Looks at open attempts that get no answer: finds calls that have waited for too long, and targets that are silent.
+"""Two attempts of one call at once: hedging (`Hedges`), moving a call (`Failover`), and who decides to move it (`Suspects`).
+
+`Suspects` looks at open attempts that get no answer: it finds calls that have waited too long, and targets that are silent.
 
     look ── the first event of a stream is late ──────────────── its attempt ends
          ── the remaining time is needed for another target ───── the call moves on
@@ -56,12 +58,12 @@ from gateway.core.retry_budgets import Retry
 from gateway.core.snapshot import Target
 from gateway.core.types import LANES, Attempt, Clocks, ErrorClass, Phase, UpstreamFailed, Usage
 
-# Hedging: a second attempt where the first is late, and the end of the one that is not needed.
+# --- hedging: a second attempt where the first is late, and the end of the one that is not needed ---
 #
 #     first ── answers in time
 #     first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
 #
-# This module decides when and where a second attempt goes; it must not know what follows a failure. Each attempt has a task of
+# What follows a failure is not known here. Each attempt has a task of
 # its own, and the second a copy of the call, so that ledger, grant and deadline are its own as well; in the end the deciding
 # attempt is the call's last one, and its grant the call's. Invariants: the second never waits for its turn; however the race
 # ends, no task runs on, the loser's connection is closed and what it reserved is settled.
@@ -296,7 +298,7 @@ def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
         call.attempts[-1:-1] = second.call.attempts
 
 
-# Moves calls: starts another attempt at another target, while the first one, which hangs, stays open.
+# --- moving a call: another attempt at another target, while the first one, which hangs, stays open ---
 #
 #     first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
 #

@@ -1,7 +1,8 @@
-"""The relay of event streams: an answer's bytes on their way to the client, as they come.
+"""The relay of an answer: its bytes on their way to the client, as they come.
 
-`SseRelay` forwards whole events, and never lets a broken stream look like a finished one. What its events mean is decided in
-`openai/`; it keeps no more of an answer than its end. What ends a relay is told to its `on_end` callback exactly once.
+`RawRelay` forwards bodies that are no event streams; `read_whole` reads one instead. `SseRelay` forwards whole events, and
+never lets a broken stream look like a finished one. What its events mean is decided in `openai/`; it keeps no more of an answer
+than its end. A relay calls its `on_end` exactly once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,8 @@ from gateway.core.types import (
     Usage,
 )
 
-# Bodies that are no event streams: forwarded as they come, or read whole. Also the parts that all relays share.
-#
-# Of a forwarded body only the end is kept, to read usage from. A relay's `on_end` callback is called exactly once.
-
-
 RAW_TAIL_BYTES = 8192
+"""Of a forwarded body only this much of its end is kept, to read usage from."""
 
 OnEnd = Callable[[str, Usage | None, int], None]
 """Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated of what

@@ -45,8 +45,7 @@ from gateway.products.jobs.rules import JobRules, Jobs
 from gateway.products.jobs.webhooks.rules import Webhooks, WebhookSettings
 from gateway.products.pipelines.compile import PREFIX, PipelinePlan
 
-# A provider as the config tells of it: where it is, whose language it speaks, what it is called with.
-
+# --- providers: where one is, whose language it speaks, what it is called with ---
 
 Dialect = Literal["openai", "azure", "anthropic", "gemini", "vertex", "bedrock"]
 """Whose addresses, credentials and language a provider has."""
@@ -103,10 +102,7 @@ class Provider:
         return self.api_key is None and self.auth is None
 
 
-FallbackUse = Literal["any", "allowed"]
-"""A key's calls use every fallback of their models; or those only that its `models` allow."""
-OnLoss = Literal["report", "refuse", "approximate"]
-"""A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
+# --- models, and the targets that serve them ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +245,10 @@ class Target:
     """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
 
 
+OnLoss = Literal["report", "refuse", "approximate"]
+"""A call that a target's language cannot say as it was said goes and is told; does not go there; or goes as what comes near."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """One entry of `models:`: a name or an `fnmatch` pattern, and where its calls may go."""
@@ -323,6 +323,12 @@ class Model:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+
+# --- keys, and all of it together ---
+
+FallbackUse = Literal["any", "allowed"]
+"""A key's calls use every fallback of their models; or those only that its `models` allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +442,7 @@ class Policies:
         self.current = first
 
 
-# The request of a client as decisions see it: a call without its ledgers.
+# --- a request as decisions see it: a call without its ledgers; and what a key or a request makes of a model ---
 
 
 class Request(Protocol):
@@ -490,16 +496,11 @@ class Request(Protocol):
     def tenant(self) -> str: ...
 
 
-def followed_models(model: Model, models: Mapping[str, Model]) -> dict[str, Model]:
-    """Returns the models that calls of a model may fall back to, by their names; `models` are all entries of the config."""
-    followed: dict[str, Model] = {}
-    ahead = [*model.fallbacks, *model.context_fallbacks]
-    while ahead:
-        name = ahead.pop(0)
-        if name != model.name and name not in followed:
-            followed[name] = models[name]
-            ahead += (*models[name].fallbacks, *models[name].context_fallbacks)
-    return followed
+def upstream_model(request: Request, target: Target) -> str:
+    """Returns the name by which the target's provider knows the model."""
+    if target.model is not None:
+        return target.model
+    return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
 
 
 def for_key(policy: PolicySnapshot, key: Key, model: Model) -> Model:
@@ -518,6 +519,18 @@ def for_key(policy: PolicySnapshot, key: Key, model: Model) -> Model:
     return reduced if bound is None else replace(reduced, model_for_caller_credentials=_only(bound, names, left_out))
 
 
+def followed_models(model: Model, models: Mapping[str, Model]) -> dict[str, Model]:
+    """Returns the models that calls of a model may fall back to, by their names; `models` are all entries of the config."""
+    followed: dict[str, Model] = {}
+    ahead = [*model.fallbacks, *model.context_fallbacks]
+    while ahead:
+        name = ahead.pop(0)
+        if name != model.name and name not in followed:
+            followed[name] = models[name]
+            ahead += (*models[name].fallbacks, *models[name].context_fallbacks)
+    return followed
+
+
 def _only(model: Model, names: frozenset[str], left_out: str) -> Model:
     return replace(
         model,
@@ -525,13 +538,6 @@ def _only(model: Model, names: frozenset[str], left_out: str) -> Model:
         context_plan=tuple(target for target in model.context_plan if target.name in names),
         skipped=f"{model.skipped} The key may not fall back to {left_out}.",
     )
-
-
-def upstream_model(request: Request, target: Target) -> str:
-    """Returns the name by which the target's provider knows the model."""
-    if target.model is not None:
-        return target.model
-    return request.model_name.removeprefix(target.strip) if target.strip else request.model_name
 
 
 def targets_hidden_from_callers(model: Model) -> Iterator[tuple[Target, str]]:

@@ -28,7 +28,7 @@ from gateway.core.types import ALL_TEXT, ErrorClass, Lane
 from gateway.features.runs.metrics import RunCounter
 from gateway.products.jobs.metrics import JobCounter
 
-# What one ended call adds to the metrics.
+# --- what one ended call adds to the metrics ---
 #
 # Most calls of a key to a model are served by one attempt at one target, and differ in nothing but numbers: for these the
 # labels and rows to add to are kept together. It must not know when calls are counted.

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, Self, runtime_chec
 
 from gateway.core.errors import InvalidRequest
 
-# What goes wrong at a provider: the classes of failure, the progress of the attempt, and the failure of one attempt.
+# --- what goes wrong at a provider: the classes of failure, the progress of the attempt, the failure of one attempt ---
 #
 # No client sees any of this as it is: the attempts try again or elsewhere, and turn the last failure into a `GatewayError`.
 
@@ -98,7 +98,7 @@ class NotExpressible(UpstreamFailed):
         return InvalidRequest(self.detail, param=self._param, code=self._code)
 
 
-# A large body in which a few places read differently, without a copy of all the rest.
+# --- a large body in which a few places read differently, without a copy of all the rest ---
 
 
 Edit = tuple[int, int, bytes]
@@ -167,9 +167,7 @@ def pieces_of(body: bytes | Spliced, size: int) -> Iterator[bytes]:
             yield body[start : start + size]
 
 
-# The vocabulary of all packages: lanes, endpoints, usage, attempts, stored answers.
-#
-# Plain data. It must not know which modules make or read it.
+# --- lanes, endpoints, usage, attempts, stored answers: plain data ---
 
 
 Lane = Literal["critical", "interactive", "batch", "background"]
@@ -644,7 +642,7 @@ class Conversions(Protocol):
         ...
 
 
-# What the process as a whole takes: its edge, its delay queue, its store. Part of the compiled policy.
+# --- what the process as a whole takes: its edge, its delay queue, its store. Part of the compiled policy ---
 
 
 @dataclass(frozen=True, slots=True)

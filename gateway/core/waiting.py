@@ -1,4 +1,4 @@
-"""Keeps streams that wait alive with comments, and sheds the lowest lanes under load.
+"""Keeps streams that wait alive with comments (`KeepAlive`), and sheds the lowest lanes under load (`Shedding`).
 
 Housekeeping feeds it once a second with the process's memory and the delay of the event loop. It acts on nothing itself; the
 edge asks it before a body is read. Memory that is resident without calls is not load: refusing calls would free none of it.
@@ -16,7 +16,7 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayOverloaded
 from gateway.core.types import LANES, Lane, QueueBounds
 
-# Keeps waiting streams alive with SSE comments for clients whose call is held, or whose provider is silent.
+# --- comments for clients whose call is held, or whose provider is silent ---
 #
 # The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in order
 # of their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor queues:

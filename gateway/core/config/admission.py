@@ -185,7 +185,7 @@ def _rule(entry: CountingEntry | None, built_in: CountingRule) -> CountingRule:
     )
 
 
-# Reads `queue.yaml`: how calls are held, by set, and the bounds of the delay queue as a whole.
+# --- queue.yaml: how calls are held, by set, and the bounds of the delay queue as a whole ---
 #
 # A model picks the set by which its calls are held. The other fields concern all calls at once, so only the set `default`
 # decides them; another set may repeat them, but not contradict.

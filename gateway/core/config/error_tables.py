@@ -23,7 +23,7 @@ from gateway.core.config.source import Document, Problem, did_you_mean, parse_do
 from gateway.core.error_tables import ErrorRule, ErrorTable, Phrase, Scope
 from gateway.core.types import ErrorClass, Phase
 
-# The shape of one rule in `errors/*.yaml`, and how its fields are read; it must not know how rules work together.
+# --- one rule of a file ---
 
 
 _PHRASE_CHARS = 200

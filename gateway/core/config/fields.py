@@ -1,5 +1,6 @@
-"""The types of single fields: how a value is read, and the message for a bad one.
+"""Variables in a document, and the types of single fields: how a value is read, and the message for a bad one.
 
+First `substitute`, then the types, by the kind of value: durations and sizes, names, secrets, URLs, addresses.
 Reading is strict: a number in quotes is no number, unless it came from a variable; a duration or size has a unit, because a
 later reader would have to guess that of a bare number. Invariant: no message repeats the value of a field that may hold a
 secret.
@@ -22,7 +23,7 @@ from gateway.core.config.source import Document, Path, quoted
 from gateway.core.types import EMULATOR
 from gateway.features.reuse.rules.rules import Which
 
-# Puts environment variables into a document: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR`.
+# --- environment variables: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR` ---
 #
 # `${}` works anywhere in a text, the other two only as the whole value; `$$` is a dollar. The value of a variable is data:
 # it is never read as YAML or substituted again. Invariant: a value that cannot be resolved is a problem that names the

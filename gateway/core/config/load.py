@@ -1,5 +1,7 @@
 """Loads the config files into one `PolicySnapshot`: it reads them, checks everything, and only then builds.
 
+`load_snapshot` is that order; `Reloader` does it again when a file changes.
+
 No provider is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
 or `ConfigError` carries every problem of every file, each with its line.
 """
@@ -278,7 +280,7 @@ def _digest_lines(value: object, path: Path) -> Iterator[str]:
         yield from _digest_lines(item, (*path, step))
 
 
-# Loads the config again when its files change, and keeps the old one when the new one is bad.
+# --- loading again when files change; a bad config changes nothing ---
 #
 # It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
 # Invariant: the snapshot in force is replaced only by one that compiled whole.

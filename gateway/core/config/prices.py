@@ -275,7 +275,7 @@ def _import_without_client() -> None:
         del sys.modules[_CLIENT]
 
 
-# Exact token counts with the package tiktoken, where it is installed (the extra `tokenizer`) and asked for.
+# --- exact token counts with the package tiktoken, where it is installed (the extra `tokenizer`) and asked for ---
 #
 # Vocabularies are loaded while a config is compiled, never while a call waits: the package fetches them from the network
 # the first time, without a timeout of its own. Invariants: loading takes a bounded time and never fails a config; counting

@@ -1,4 +1,4 @@
-"""Addresses, credentials and accounts of providers.
+"""Addresses of providers, their credentials and accounts, and who sees the credentials of callers; in this order.
 
 Vendors' SDKs take a base URL without the version of the API; the version is added here, and one that is written is understood.
 Vertex AI is at a host for each location, and everything there lies below a project. Source: google-genai, `_api_client.py`.
@@ -182,7 +182,7 @@ def _check_region(document: Document, path: Path, entry: ProviderEntry) -> None:
         )
 
 
-# The credentials of a provider: with several, each is an account and becomes a provider of its own.
+# --- credentials: with several, each is an account and becomes a provider of its own ---
 #
 # The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a part
 # of a credential. Invariant: a group has one member at least, and its first is named as the group.
@@ -302,7 +302,7 @@ def account_of(provider: Provider) -> str:
     return "" if provider.is_callers else provider.name
 
 
-# Keeps callers' own credentials with one vendor, whatever targets a call falls back to.
+# --- callers' own credentials stay with one vendor, whatever targets a call falls back to ---
 #
 # The first target without an `api_key` determines the vendor of the credentials. Providers are of one vendor if they are
 # accounts of one provider, have the same scheme, host and port, have hosts of the same known company (two regions of one), or

@@ -1,4 +1,4 @@
-"""Reads `retries.yaml` and `breakers.yaml`, by set.
+"""Reads `breakers.yaml` and `retries.yaml`, by set.
 
 A model picks a set; fields that a set leaves out have built-in values. Invariant: a set that compiles can be acted on; no
 action needs something that its class of error never has.
@@ -34,9 +34,7 @@ from gateway.core.config.source import Document, Path, did_you_mean
 from gateway.core.health.detector import BreakerRules
 from gateway.core.types import LANES, ErrorClass, Lane
 
-# Reads `breakers.yaml`: by set, when a breaker opens after failures, and how its target is probed.
-#
-# A model picks a set, and its targets get it; fields that a set leaves out have built-in values.
+# --- breakers.yaml: when a breaker opens after failures, and how its target is probed ---
 
 
 _BREAKER_DEFAULTS: Final = BreakerRules()
