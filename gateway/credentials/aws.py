@@ -31,7 +31,7 @@ from gateway.credentials.auth import CloudAuth
 from gateway.credentials.fetch import (
     AwsKeys,
     BearerToken,
-    CredentialAsker,
+    CredentialClient,
     CredentialMissing,
     Minted,
     Stamp,
@@ -209,10 +209,10 @@ _XML: Final = re.compile(r"<(AccessKeyId|SecretAccessKey|SessionToken|Expiration
 class AwsServers:
     """Asks the servers that give AWS credentials. Every method raises CredentialMissing."""
 
-    def __init__(self, environ: Mapping[str, str], asker: CredentialAsker, wall: Callable[[], float]) -> None:
+    def __init__(self, environ: Mapping[str, str], client: CredentialClient, wall: Callable[[], float]) -> None:
         """`wall` gives seconds since the epoch."""
         self._environ = environ
-        self._asker = asker
+        self._client = client
         self._wall = wall
 
     async def container(self) -> Minted:
@@ -268,7 +268,7 @@ class AwsServers:
         }
         headers = {"content-type": "application/x-www-form-urlencoded"}
         try:
-            status, body = await self._asker.ask("POST", f"{url.rstrip('/')}/", headers, urlencode(form).encode())
+            status, body = await self._client.request("POST", f"{url.rstrip('/')}/", headers, urlencode(form).encode())
         except Unreached as error:
             raise CredentialMissing("its credential cannot be fetched", f"STS at {url}: {error}", files) from None
         found = {name: unescape(text) for name, text in _XML.findall(body.decode(errors="replace"))}
@@ -282,14 +282,14 @@ class AwsServers:
         return self.minted("STS", {**found, "Token": found.get("SessionToken")}, files)
 
     async def _text(self, name: str, method: str, url: str, headers: Mapping[str, str]) -> str:
-        status, body = await self._ask(name, method, url, headers, {})
+        status, body = await self._request(name, method, url, headers, {})
         if status != 200:
             what = "the machine has no role" if status == 404 and url.endswith(_ROLES) else words_of(status)
             raise CredentialMissing(NOT_FOUND, f"{name}: {what}")
         return body.decode(errors="replace")
 
     async def _keys(self, name: str, url: str, headers: Mapping[str, str], files: Mapping[str, Stamp]) -> Minted:
-        status, body = await self._ask(name, "GET", url, headers, files)
+        status, body = await self._request(name, "GET", url, headers, files)
         parsed = object_of(body)
         if status != 200 or parsed.get("Code", "Success") != "Success":
             code, message = parsed.get("code") or parsed.get("Code"), parsed.get("message") or parsed.get("Message")
@@ -297,11 +297,11 @@ class AwsServers:
             raise CredentialMissing(NOT_FOUND, f"{name}: {why}", files)
         return self.minted(name, parsed, files)
 
-    async def _ask(
+    async def _request(
         self, name: str, method: str, url: str, headers: Mapping[str, str], files: Mapping[str, Stamp]
     ) -> tuple[int, bytes]:
         try:
-            return await self._asker.ask(method, url, headers, is_near=url[:5].lower() == "http:")
+            return await self._client.request(method, url, headers, is_near=url[:5].lower() == "http:")
         except Unreached as error:
             raise CredentialMissing(NOT_FOUND, f"{name}: {error}", files) from None
 
@@ -361,12 +361,12 @@ class AwsSource:
     """Fetches credentials of AWS."""
 
     def __init__(
-        self, auth: CloudAuth, environ: Mapping[str, str], asker: CredentialAsker, wall: Callable[[], float]
+        self, auth: CloudAuth, environ: Mapping[str, str], client: CredentialClient, wall: Callable[[], float]
     ) -> None:
         """`wall` gives seconds since the epoch."""
         self._auth = auth
         self._environ = environ
-        servers = self._servers = AwsServers(environ, asker, wall)
+        servers = self._servers = AwsServers(environ, client, wall)
         self._by_source: dict[str, Callable[[], Awaitable[Minted]]] = {
             "keys": self._keys,
             "bearer": self._bearer,

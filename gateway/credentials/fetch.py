@@ -140,7 +140,7 @@ class Unreached(Exception):
     """There was no answer; its text says why, and holds nothing secret."""
 
 
-class CredentialAsker:
+class CredentialClient:
     """Asks for credentials. Opens nothing before it is used."""
 
     def __init__(self, proxy: str | None = None, ca_file: str | None = None) -> None:
@@ -149,7 +149,7 @@ class CredentialAsker:
         self._near: httpx.AsyncBaseTransport | None = None
         self._far: httpx.AsyncBaseTransport | None = None
 
-    async def ask(
+    async def request(
         self,
         method: str,
         url: str,
@@ -229,12 +229,12 @@ def object_of(body: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def words_of(status: int, *said: object, hidden: Collection[str] = ()) -> str:
+def words_of(status: int, *texts: object, hidden: Collection[str] = ()) -> str:
     """Returns a refusal in words: the status, and what of the answer is known to be an error's code or text.
 
     `hidden` is what was sent and must not be told, though the answer may quote it.
     """
-    words = ": ".join(_shown(text, hidden) for text in said if isinstance(text, str) and text)
+    words = ": ".join(_shown(text, hidden) for text in texts if isinstance(text, str) and text)
     return f"status {status}{f' ({words})' if words else ''}"
 
 

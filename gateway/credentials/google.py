@@ -21,7 +21,7 @@ import orjson
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.fetch import (
     BearerToken,
-    CredentialAsker,
+    CredentialClient,
     CredentialMissing,
     Minted,
     Stamp,
@@ -80,12 +80,12 @@ class GoogleSource:
     """Fetches access tokens of Google Cloud."""
 
     def __init__(
-        self, auth: CloudAuth, environ: Mapping[str, str], asker: CredentialAsker, wall: Callable[[], float]
+        self, auth: CloudAuth, environ: Mapping[str, str], client: CredentialClient, wall: Callable[[], float]
     ) -> None:
         """`wall` gives seconds since the epoch."""
         self._auth = auth
         self._environ = environ
-        self._asker = asker
+        self._client = client
         self._wall = wall
 
     async def mint(self) -> Minted:
@@ -153,7 +153,7 @@ class GoogleSource:
 
     async def _exchange(self, uri: str, form: Mapping[str, str], path: str, files: Mapping[str, Stamp]) -> Minted:
         try:
-            status, body = await self._asker.ask("POST", uri, _FORM, urlencode(form).encode())
+            status, body = await self._client.request("POST", uri, _FORM, urlencode(form).encode())
         except Unreached as error:
             raise CredentialMissing("its credential cannot be fetched", f"{uri}: {error}", files) from None
         if status != 200:
@@ -168,7 +168,7 @@ class GoogleSource:
         host = self._environ.get("GCE_METADATA_HOST") or self._environ.get("GCE_METADATA_ROOT") or METADATA_HOST
         url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
         try:
-            status, body = await self._asker.ask("GET", url, {"metadata-flavor": "Google"}, is_near=True)
+            status, body = await self._client.request("GET", url, {"metadata-flavor": "Google"}, is_near=True)
         except Unreached as error:
             raise CredentialMissing(
                 "no Google credential was found", f"{looked}the metadata server at {host}: {error}", files

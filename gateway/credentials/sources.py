@@ -23,7 +23,7 @@ from gateway.credentials.aws import AwsSource, SigV4, hash_of
 from gateway.credentials.fetch import (
     BearerToken,
     Credential,
-    CredentialAsker,
+    CredentialClient,
     CredentialMissing,
     Minted,
     Stamp,
@@ -358,8 +358,8 @@ class CredentialSources:
         self._environ = environ
         self._clock = clock
         self._draw = draw
-        self._live: dict[_Key, tuple[LiveCredential, CredentialAsker]] = {}
-        self._retired: list[tuple[LiveCredential, CredentialAsker]] = []
+        self._live: dict[_Key, tuple[LiveCredential, CredentialClient]] = {}
+        self._retired: list[tuple[LiveCredential, CredentialClient]] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     def of(self, auth: CloudAuth, provider: Provider) -> LiveCredential:
@@ -367,18 +367,18 @@ class CredentialSources:
         key = _key(auth, provider)
         found = self._live.get(key)
         if found is None:
-            asker = CredentialAsker(provider.proxy, provider.ca_file)
-            mint = self._mint_of(auth, asker)
-            found = self._live[key] = (LiveCredential(str(auth), mint, self._clock, self._draw), asker)
+            client = CredentialClient(provider.proxy, provider.ca_file)
+            mint = self._mint_of(auth, client)
+            found = self._live[key] = (LiveCredential(str(auth), mint, self._clock, self._draw), client)
         return found[0]
 
-    def _mint_of(self, auth: CloudAuth, asker: CredentialAsker) -> Callable[[], Awaitable[Minted]]:
+    def _mint_of(self, auth: CloudAuth, client: CredentialClient) -> Callable[[], Awaitable[Minted]]:
         """Returns what fetches the credential."""
         if auth.cloud == "google":
             from gateway.credentials.google import GoogleSource  # nobody loads what he does not use
 
-            return GoogleSource(auth, self._environ, asker, self._clock.wall).mint
-        return AwsSource(auth, self._environ, asker, self._clock.wall).mint
+            return GoogleSource(auth, self._environ, client, self._clock.wall).mint
+        return AwsSource(auth, self._environ, client, self._clock.wall).mint
 
     def keep_only(self, providers: Collection[Provider]) -> None:
         """Lets those go that none of these providers uses: calls that still have one may use it to their end.
@@ -397,16 +397,16 @@ class CredentialSources:
 
     async def aclose(self) -> None:
         """Ends every fetch, and closes all connections."""
-        for live, asker in (*self._live.values(), *self._retired):
-            await _close(live, asker)
+        for live, client in (*self._live.values(), *self._retired):
+            await _close(live, client)
         await asyncio.gather(*self._closing)
         self._live.clear()
         self._retired.clear()
 
 
-async def _close(live: LiveCredential, asker: CredentialAsker) -> None:
+async def _close(live: LiveCredential, client: CredentialClient) -> None:
     await live.aclose()
-    await asker.aclose()
+    await client.aclose()
 
 
 def _key(auth: CloudAuth, provider: Provider) -> _Key:

@@ -108,10 +108,10 @@ class ChatStreamWriter:
 
     def end(self, usage: Usage | None) -> bytes:
         """Returns what follows the finish reasons: the usage, for a caller who has asked for it, and the end."""
-        told = b""
+        made = b""
         if self._includes_usage and usage:
-            told = b"data: %b\n\n" % orjson.dumps({**self.head, "choices": [], "usage": chat_usage(usage)})
-        return told + b"data: [DONE]\n\n"
+            made = b"data: %b\n\n" % orjson.dumps({**self.head, "choices": [], "usage": chat_usage(usage)})
+        return made + b"data: [DONE]\n\n"
 
     def failure(self, error: Json, *, has_begun: bool | None = None) -> bytes:
         """Returns the error that ends the stream. `has_begun`: the caller has got something, if that is not output alone."""

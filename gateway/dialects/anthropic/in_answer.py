@@ -1,12 +1,14 @@
-"""A chat completion as a message: what a model thought, said and called becomes blocks.
+"""What chat completions answer, for callers of Messages: a whole message first, then blocks that grow, then the stream.
 
-The id of the answer is made from `ConvertedRequest.id`, because ids are each provider's own.
+What a model thought, said and called becomes blocks. The id of the answer is made from `ConvertedRequest.id`, because ids are
+each provider's own.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -191,27 +193,17 @@ def _put_in(blocks: list[Json], thought: str, details: list[Json]) -> None:
     if thought and words is None:
         made.append((0, in_request.thinking_block(thought)))
     for detail in details:
-        place = detail.get("index")
-        block = _block(detail)
-        if block is not None:
-            made.append((place if type(place) is int else 0, block))
+        place = at if type(at := detail.get("index")) is int else 0
+        proof, text = in_request.signature_for(detail), in_request.words_of(detail)
+        if detail.get("type") != "reasoning.encrypted" and (text or proof):
+            made.append((place, in_request.thinking_block(text, proof)))
+        elif proof:
+            made.append((place, in_request.redacted_block(proof)))
     least = 0
-    for place, block in sorted(made, key=_place):
+    for place, block in sorted(made, key=itemgetter(0)):
         at = max(place, least)
         blocks.insert(at, block)
         least = min(at, len(blocks) - 1) + 1
-
-
-def _place(one: tuple[int, Json]) -> int:
-    return one[0]
-
-
-def _block(detail: Json) -> Json | None:
-    proof = in_request.signature_for(detail)
-    if detail.get("type") == "reasoning.encrypted":
-        return in_request.redacted_block(proof) if proof else None
-    text = in_request.words_of(detail)
-    return in_request.thinking_block(text, proof) if text or proof else None
 
 
 # Blocks of a message that are open while a stream of chat completions is put into one.
@@ -277,8 +269,8 @@ class ToolUse(MessageBlock):
     """A call. It is a block when its turn has come; until then its arguments are held."""
 
     __slots__ = (
+        "_checked",
         "_held",
-        "_kept",
         "_known_whole",
         "_lead",
         "_made_id",
@@ -303,12 +295,12 @@ class ToolUse(MessageBlock):
         """What its provider has said besides."""
         self.is_waiting = self.is_closed = False
         self.is_empty = True
+        """No argument has left yet."""
         self._lead = ""
         """A beginning that may still become `null`."""
-        """No argument was told yet."""
         self.held_characters = 0
         self._held: list[str] = []
-        self._kept: list[str] | None = []
+        self._checked: list[str] | None = []
         """What was told, as long as it is kept to be checked."""
         self._known_whole = False
         self._tries = self._tried = 0
@@ -341,11 +333,11 @@ class ToolUse(MessageBlock):
                 return b""
             self.is_empty = False
         self._known_whole = False
-        if self._kept is not None:
-            self._kept.append(text)
+        if self._checked is not None:
+            self._checked.append(text)
             self.held_characters += len(text)
             if self.held_characters > _MOST_CHECKED:
-                self._kept = None
+                self._checked = None
         return super().more(text)
 
     def is_whole(self) -> bool:
@@ -353,7 +345,7 @@ class ToolUse(MessageBlock):
 
         It is asked for with each piece of another call, so after some tries the next one waits until there is twice as much.
         """
-        kept = self._kept
+        kept = self._checked
         if kept is None or self._known_whole or self.is_empty:
             return self._known_whole
         if not kept[-1].rstrip().endswith("}") or self._tried == len(kept):
@@ -366,7 +358,7 @@ class ToolUse(MessageBlock):
 
     def is_sound(self) -> bool:
         """Returns whether it can end here: with a JSON object, or nothing, or more than was kept to be checked."""
-        kept = self._kept
+        kept = self._checked
         if self.is_empty:
             return is_no_argument(self._lead)
         if kept is None or self._known_whole:
@@ -378,7 +370,7 @@ class ToolUse(MessageBlock):
         self.is_closed = True
         self._lead = ""
         last = self.more("{}") if self.is_empty else b""
-        self._kept = None
+        self._checked = None
         return last + super().ended()
 
 
@@ -424,17 +416,17 @@ class MessageBlocks:
         if isinstance(self.open, ToolUse):
             self._wait((thought, details))
         else:
-            self._tell_thought(made, thought, details)
+            self._add_thought(made, thought, details)
 
     def add_text(self, made: list[bytes], text: str) -> None:
         self._catch_up(made)
         if isinstance(self.open, ToolUse):
             self._wait((text, None))
         else:
-            self._tell(made, text)
+            self._add_words(made, text)
 
     def add_to_call(self, made: list[bytes], call: ToolUse, text: str) -> None:
-        """Tells what a call is called with, now or when its turn has come."""
+        """Adds more of a call's arguments, now or when its turn has come."""
         if call is self.open:
             if text:
                 made.append(call.more(text))
@@ -466,7 +458,7 @@ class MessageBlocks:
             raise MalformedAnswer("the provider says too much in the middle of a call")
 
     def _catch_up(self, made: list[bytes], *, is_end: bool = False, is_cut: bool = False) -> None:
-        """Tells what waits, as far as the calls before it are whole."""
+        """Adds what waits, as far as the calls before it are whole."""
         while self._waiting:
             if isinstance(self.open, ToolUse) and not (is_end or self.open.is_whole()):
                 return
@@ -481,24 +473,24 @@ class MessageBlocks:
                     self._close(made, is_cut=is_cut)
                 self._held -= len(first[0])
                 if first[1] is None:
-                    self._tell(made, first[0])
+                    self._add_words(made, first[0])
                 else:
-                    self._tell_thought(made, first[0], first[1])
+                    self._add_thought(made, first[0], first[1])
             self._waiting.popleft()
 
-    def _tell_thought(self, made: list[bytes], thought: str, details: list[Json]) -> None:
-        """Tells what the model thinks, and the signatures that came with it; what is encrypted is a block of its own."""
+    def _add_thought(self, made: list[bytes], thought: str, details: list[Json]) -> None:
+        """Adds what the model thinks, and the signatures that came with it; what is encrypted is a block of its own."""
         if text := thought or "".join(map(in_request.words_of, details)):
             made.append(self._open(made, THINKING).more(text))
         for detail in details:
             self._format = detail.get("format") or self._format
             proof = in_request.signature_for({**detail, "format": self._format})
             if proof and detail.get("type") == "reasoning.encrypted":
-                self._tell_whole(made, in_request.redacted_block(proof))
+                self._add_whole(made, in_request.redacted_block(proof))
             elif proof:
                 made.append(self._open(made, THINKING).sign(proof))
 
-    def _tell(self, made: list[bytes], text: str) -> None:
+    def _add_words(self, made: list[bytes], text: str) -> None:
         if self.open is None or self.open.kind is not TEXT:
             if not text.strip():
                 self._blanks += len(text)
@@ -511,9 +503,9 @@ class MessageBlocks:
 
     def _open_call(self, made: list[bytes], call: ToolUse) -> None:
         if call.extra:
-            self._tell_whole(made, in_request.extra_block(call.shown_id, call.extra))
+            self._add_whole(made, in_request.extra_block(call.shown_id, call.extra))
         elif self._is_to_mark:
-            self._tell_whole(made, in_request.redacted_block(in_request.MARK))
+            self._add_whole(made, in_request.redacted_block(in_request.MARK))
         self._forget_blank()
         self._begin_block(made, call, call.begun())
         if text := call.release():
@@ -539,8 +531,8 @@ class MessageBlocks:
         made.append(event("content_block_start", index=self.count, content_block=begun))
         self.count += 1
 
-    def _tell_whole(self, made: list[bytes], block: Json) -> None:
-        """Tells a block that comes in one piece: a thought that is not shown."""
+    def _add_whole(self, made: list[bytes], block: Json) -> None:
+        """Adds a block that comes in one piece: a thought that is not shown."""
         self._is_to_mark = False
         self._close(made)
         made.append(event("content_block_start", index=self.count, content_block=block))
@@ -628,7 +620,7 @@ class ChatAsMessages(ChatStreamReader):
             return None
         if call is self._blocks.open:
             return call.more(text)
-        return self._telling(self._blocks.add_to_call, call, text) if call.name else None
+        return self._events_of(self._blocks.add_to_call, call, text) if call.name else None
 
     def _take(self, chunk: Json) -> bytes:
         made: list[bytes] = []
@@ -638,16 +630,16 @@ class ChatAsMessages(ChatStreamReader):
         choice = first_choice(chunk)
         delta = choice.get("delta")
         if isinstance(delta, dict):
-            made.append(self._telling(self._take_delta, delta))
+            made.append(self._events_of(self._take_delta, delta))
         if isinstance(choice.get("finish_reason"), str):
             self._finish, self._choice = finish_in(choice), choice
         return b"".join(made)
 
-    def _telling(self, tell: Callable[..., None], *of: Any) -> bytes:
+    def _events_of(self, add: Callable[..., None], *of: Any) -> bytes:
         """Returns the events that this adds to a list; behind them an error, where the provider makes no sense."""
         made: list[bytes] = []
         try:
-            tell(made, *of)
+            add(made, *of)
         except MalformedAnswer as error:
             made.append(self._fail({"message": str(error), "code": "malformed_response"}))
         return b"".join(made)
@@ -699,9 +691,9 @@ class ChatAsMessages(ChatStreamReader):
 
     def _end(self) -> bytes:
         """Tells the end, if the provider has told why: without a finish reason `[DONE]` ends a cut answer, too."""
-        return b"" if self._is_over or self._finish is None else self._telling(self._tell_end)
+        return b"" if self._is_over or self._finish is None else self._events_of(self._add_end)
 
-    def _tell_end(self, made: list[bytes]) -> None:
+    def _add_end(self, made: list[bytes]) -> None:
         self._blocks.end(made, is_cut=self._finish in CUT)
         self._is_over = True
         why = ended(

@@ -1,4 +1,4 @@
-"""The turns of a conversation in Messages as the messages of a chat completion.
+"""A request of Messages as a chat completion: parts, thoughts, later instructions, turns, and the request around them.
 
 Turns of one role that follow each other are one, as Anthropic has it. Calls and results are paired: what cannot be is refused
 by its place and never repaired in silence.
@@ -72,7 +72,7 @@ class Parts:
         return [*made[:-1], self.marked(block, made[-1])]
 
     def of_result(self, block: Json, place: str) -> Any:
-        """Returns what a tool has answered: a text, or parts with pictures and files among them."""
+        """Returns a tool's result: a text, or parts with pictures and files among them."""
         content = block.get("content")
         if content is None:
             return ""
@@ -357,7 +357,7 @@ def with_later_system(messages: Any, *, is_taken: bool) -> tuple[Any, list[Gap]]
     if type(messages) is not list or not any(type(one) is dict and one.get("role") == "system" for one in messages):
         return messages, []
     own: set[int] = set()
-    add = list.append if is_taken else partial(_tell_user, own=own)
+    add = list.append if is_taken else partial(_add_as_users, own=own)
     made: list[Any] = []
     waiting: list[Json] = []
     is_moved = is_calling = False
@@ -405,7 +405,7 @@ def _append_to_last(made: list[Any], blocks: list[Any], own: set[int]) -> None:
     made[-1]["content"] += blocks
 
 
-def _tell_user(made: list[Any], message: Json, own: set[int]) -> None:
+def _add_as_users(made: list[Any], message: Json, own: set[int]) -> None:
     """Puts instructions behind what the user has said, or into a turn of the user's; what is no text stays as it is."""
     given = _blocks_of(message)
     texts = [block for block in given if type(block) is dict and type(block.get("text")) is str]
@@ -751,8 +751,8 @@ def holds_arguments(tool: Json, facts: ServerFacts) -> bool:
     return not tool.get("strict") or is_strict(object_of(tool.get("input_schema")), facts)
 
 
-def system_prompt(given: Any) -> list[tuple[str, Json]]:
-    """Returns the texts of the instructions without the line by which a client is billed, each with its block.
+def _system(given: Any, facts: ServerFacts) -> list[Json]:
+    """Returns the message with the instructions, without the line by which a client is billed; none where there are none.
 
     Raises InvalidRequest where they are no text.
     """
@@ -760,18 +760,13 @@ def system_prompt(given: Any) -> list[tuple[str, Json]]:
         given = [{"type": "text", "text": given}]
     if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
         raise InvalidRequest("The field 'system' must be a string or a list of text blocks.", param="system")
-    found = []
+    parts, marked = [], Parts(facts).marked
     for number, block in enumerate(given or ()):
         text = text_at(block.get("text"), f"system[{number}].text")
-        kept = BILLING.sub("", text) if "x-anthropic" in text.lower() else text
-        if kept:
-            found.append((kept, block))
-    return found
-
-
-def _system(given: Any, facts: ServerFacts) -> list[Json]:
-    marked = Parts(facts).marked
-    parts = [marked(block, {"type": "text", "text": text}) for text, block in system_prompt(given)]
+        if "x-anthropic" in text.lower():
+            text = BILLING.sub("", text)
+        if text:
+            parts.append(marked(block, {"type": "text", "text": text}))
     if not parts:
         return []
     content = parts[0]["text"] if len(parts) == 1 and len(parts[0]) == 2 else parts

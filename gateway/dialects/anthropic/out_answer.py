@@ -12,7 +12,7 @@ import orjson
 
 from gateway.core.openai.sse import error_in, event_data, is_silent, json_object
 from gateway.core.openai.usage import read_usage
-from gateway.dialects.anthropic.out_thoughts import FORMAT, OpenTurn, detail_of, keep_message
+from gateway.dialects.anthropic.out_thoughts import FORMAT, TurnRecorder, detail_of, keep_message
 from gateway.dialects.base import (
     ConvertedRequest,
     Json,
@@ -154,7 +154,7 @@ class MessagesAsChat(ConvertingReader):
         self.reported: Json = {}
         self._end: Json = {}
         """Why the message ended, as far as it is told."""
-        self._turn = OpenTurn() if sent.memory is not None and sent.body.get("tools") else None
+        self._turn = TurnRecorder() if sent.memory is not None and sent.body.get("tools") else None
         """What is to be remembered, where there may be calls."""
         self._is_begun = False
         """A block has begun."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
-from gateway.dialects.anthropic.out_thoughts import Recalled, has_foreign, thought_blocks
+from gateway.dialects.anthropic.out_thoughts import RememberedTurns, has_foreign, thought_blocks
 from gateway.dialects.base import MOST_NAMED, FieldGaps, Json, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.schema_tools.chat_parts import (
     NO_OPTION,
@@ -398,7 +398,7 @@ def gaps_at_top(body: Json) -> list[Gap]:
     return gaps_of_chat(body, _SETTLED, CHAT_ONLY)
 
 
-def gaps_of_recalled(recalled: Recalled, *, keeps_thoughts: bool) -> list[Gap]:
+def gaps_of_recalled(recalled: RememberedTurns, *, keeps_thoughts: bool) -> list[Gap]:
     """Returns the gap of turns whose thoughts are remembered but cannot go back."""
     if recalled.has_foreign:
         return [Gap("messages.reasoning_details", How.DROPPED, _NOT_ITS_OWN)]

@@ -24,7 +24,7 @@ from gateway.dialects.anthropic.out_parts import (
 )
 from gateway.dialects.anthropic.out_thoughts import (
     NOTHING,
-    Recalled,
+    RememberedTurns,
     has_foreign,
     lacks_thoughts,
     put_back,
@@ -291,7 +291,7 @@ def _with_parts(blocks: list[Json]) -> Iterator[Json]:
 class _Conversation:
     """Puts turns together to messages."""
 
-    def __init__(self, facts: ServerFacts, recalled: Recalled, *, keeps_thoughts: bool) -> None:
+    def __init__(self, facts: ServerFacts, recalled: RememberedTurns, *, keeps_thoughts: bool) -> None:
         self._facts = facts
         self._recalled = recalled.contents
         self._keeps_thoughts = keeps_thoughts

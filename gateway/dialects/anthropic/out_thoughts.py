@@ -30,7 +30,7 @@ _CITATION_CHARACTERS: Final = 64
 """What a citation is at least, besides the words that it cites."""
 
 
-class Recalled(NamedTuple):
+class RememberedTurns(NamedTuple):
     """What is known of turns that came back without their thoughts."""
 
     contents: Mapping[int, list[Json]]
@@ -39,10 +39,10 @@ class Recalled(NamedTuple):
     """Some were signed by another provider."""
 
 
-NOTHING: Final = Recalled({}, has_foreign=False)
+NOTHING: Final = RememberedTurns({}, has_foreign=False)
 
 
-def recalled(body: Json, facts: ServerFacts) -> Recalled:
+def recalled(body: Json, facts: ServerFacts) -> RememberedTurns:
     """Returns what is remembered of a request's turns.
 
     Where a model takes thoughts back only behind what it thought them after, that ends with the first turn that is not
@@ -51,7 +51,7 @@ def recalled(body: Json, facts: ServerFacts) -> Recalled:
     if facts.memory is None:
         return NOTHING
     if isinstance(facts.memory, UnknownMemory):
-        return Recalled(Presumed(body.get("messages")), has_foreign=False)
+        return RememberedTurns(Presumed(body.get("messages")), has_foreign=False)
     found: dict[int, list[Json]] = {}
     has_foreign = False
     for number, turn in unechoed(body.get("messages")):
@@ -62,7 +62,7 @@ def recalled(body: Json, facts: ServerFacts) -> Recalled:
             has_foreign = has_foreign or content is SignedElsewhere.BY_ANOTHER
             if facts.model.binds_thinking:
                 break
-    return Recalled(found, has_foreign) if found or has_foreign else NOTHING
+    return RememberedTurns(found, has_foreign) if found or has_foreign else NOTHING
 
 
 def with_marks(content: list[Json], blocks: list[Json]) -> list[Json]:
@@ -96,7 +96,7 @@ def keep_message(content: list[Any], memory: TurnMemory | None) -> None:
     memory.keep(VisibleTurn(calls, "".join(words)), kept, has_thoughts=not _THOUGHTS.isdisjoint(kinds))
 
 
-class OpenTurn:
+class TurnRecorder:
     """Puts the blocks of a stream together, as far as there is room."""
 
     __slots__ = ("_blocks", "_citations", "_is_lost", "_parts", "_signatures", "_size")

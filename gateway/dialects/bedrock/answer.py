@@ -25,7 +25,7 @@ from gateway.dialects.base import (
     objects,
     text_of,
 )
-from gateway.dialects.bedrock.options import OpenContent, keep_content
+from gateway.dialects.bedrock.options import ContentRecorder, keep_content
 from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
 from gateway.dialects.sse.events import TOO_LONG, UNCONVERTIBLE
@@ -335,7 +335,7 @@ class ConverseAsChat:
         self._citations: list[Json] = []
         self._cited: list[Json] = []
         """Of the block that is open."""
-        self._turn = OpenContent() if sent.memory is not None and "toolConfig" in sent.body else None
+        self._turn = ContentRecorder() if sent.memory is not None and "toolConfig" in sent.body else None
         """What is to be remembered, where there may be calls."""
         self._finish: str | None = None
         self._is_over = False

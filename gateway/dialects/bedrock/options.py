@@ -16,7 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic.out_parts import PICTURES, has_mark, is_filtered, mark_of, picture_url, tools_and_choice
 from gateway.dialects.anthropic.out_request import ChatOptions
-from gateway.dialects.anthropic.out_thoughts import NOTHING, OpenTurn, has_foreign
+from gateway.dialects.anthropic.out_thoughts import NOTHING, TurnRecorder, has_foreign
 from gateway.dialects.base import Json, ServerFacts, is_blank, object_of, objects, text_of
 from gateway.dialects.memory import TurnMemory, VisibleTurn
 from gateway.dialects.schema_tools.chat_parts import (
@@ -455,13 +455,13 @@ def _is_same(one: Json, other: Json) -> bool:
     return "text" in one and "text" in other
 
 
-class OpenContent:
+class ContentRecorder:
     """Puts the blocks of a stream together, as far as there is room; of words, nothing tells that they begin."""
 
     __slots__ = ("_opened", "_turn")
 
     def __init__(self) -> None:
-        self._turn = OpenTurn()
+        self._turn = TurnRecorder()
         self._opened: set[int] = set()
 
     def call(self, place: int, use: Json) -> None:

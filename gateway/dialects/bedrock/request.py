@@ -15,7 +15,7 @@ from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.anthropic import out_parts
 from gateway.dialects.anthropic.out_parts import has_mark, mark_of, picture_url
-from gateway.dialects.anthropic.out_thoughts import Recalled, thought_blocks
+from gateway.dialects.anthropic.out_thoughts import RememberedTurns, thought_blocks
 from gateway.dialects.base import (
     ConvertedRequest,
     FieldGaps,
@@ -96,7 +96,7 @@ def converse_body(body: Json, facts: ServerFacts, settled: ConverseOptions) -> J
 class _ConverseTurns:
     """Puts turns together to messages."""
 
-    def __init__(self, facts: ServerFacts, recalled: Recalled, *, keeps_thoughts: bool) -> None:
+    def __init__(self, facts: ServerFacts, recalled: RememberedTurns, *, keeps_thoughts: bool) -> None:
         self._model = facts.model
         self._recalled = recalled.contents
         self._keeps_thoughts = keeps_thoughts
@@ -278,7 +278,7 @@ def gaps_at_top(body: Json) -> list[Gap]:
     return gaps_of_chat(body, _SETTLED, CHAT_ONLY)
 
 
-def gaps_of_messages(body: Json, facts: ServerFacts, recalled: Recalled, *, keeps_thoughts: bool) -> list[Gap]:
+def gaps_of_messages(body: Json, facts: ServerFacts, recalled: RememberedTurns, *, keeps_thoughts: bool) -> list[Gap]:
     """Returns the gaps among a chat completion's messages; of those `recalled` the thoughts are remembered."""
     is_claude = facts.model.own_fields == "anthropic"
     looks, keeps = outline(body.get("messages")), keeps_thoughts or not is_claude

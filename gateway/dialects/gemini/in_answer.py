@@ -429,7 +429,7 @@ class ChatAsGenerate(ChatStreamReader):
             candidate.cited += objects(delta.get("annotations"))
             pieces = pieces_in(delta)
             if text or pieces or delta.get("refusal"):
-                parts += self._vouch(candidate)
+                parts += self._signed_parts(candidate)
             refusal = text_of(delta.get("refusal"))
             if refusal:
                 candidate.refusal.append(refusal)
@@ -438,7 +438,7 @@ class ChatAsGenerate(ChatStreamReader):
                 _add_piece(candidate, piece)
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and candidate.end is None:
-            parts += self._vouch(candidate)
+            parts += self._signed_parts(candidate)
             for place, call in enumerate(candidate.calls):
                 text = "".join(call.text)
                 if not (is_cut(choice) and json_object(text.encode()) is None):  # what was cut off is no call
@@ -451,7 +451,7 @@ class ChatAsGenerate(ChatStreamReader):
         inner = {"content": {"parts": parts, "role": "model"}, "index": index, **logprobs}
         return [b"data: %b\n\n" % orjson.dumps({"candidates": [inner], **self._head})]
 
-    def _vouch(self, candidate: _Candidate) -> list[Json]:
+    def _signed_parts(self, candidate: _Candidate) -> list[Json]:
         """Returns the parts that say whose the thoughts are that have been told."""
         details, candidate.details = candidate.details, {}
         thoughts = [one.whole() for one in details.values()]

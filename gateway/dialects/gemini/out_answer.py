@@ -55,7 +55,7 @@ def _signed(message: Json, found: Json) -> Json:
     return made | ({"reasoning_details": found["details"]} if found["details"] else {})
 
 
-class KeptTurn:
+class SignatureRecorder:
     """What is to be remembered of an answer that is being told."""
 
     __slots__ = ("_calls", "_details", "_extras", "_size", "_words")
@@ -281,8 +281,8 @@ class Candidate:
         "end",
         "index",
         "is_thinking",
-        "kept",
         "message",
+        "recorder",
         "words",
     )
 
@@ -290,7 +290,7 @@ class Candidate:
         self._sent, self._issuer = sent, sent.issuer
         self.index = index
         self.calls = self._details = self._pictures = 0
-        self.kept = KeptTurn() if sent.memory is not None and sent.body.get("tools") else None
+        self.recorder = SignatureRecorder() if sent.memory is not None and sent.body.get("tools") else None
         """What is to be remembered of it; None: nothing."""
         self.words = Words()
         self.is_thinking = False
@@ -331,14 +331,14 @@ class Candidate:
     def delta(self, part: Json) -> Json:
         """Returns what a part adds to the message. Raises MalformedAnswer."""
         made = self._delta(part)
-        if self.kept is not None:
-            self.kept.take(made)
+        if self.recorder is not None:
+            self.recorder.take(made)
         return made
 
     def remember(self) -> None:
         """Remembers what the turn was signed with, now that it has come to its end."""
-        if self.kept is not None and self._sent.memory is not None:
-            self.kept.keep(self._sent.memory)
+        if self.recorder is not None and self._sent.memory is not None:
+            self.recorder.keep(self._sent.memory)
 
     def _delta(self, part: Json) -> Json:
         signature = text_of(part.get("thoughtSignature"))
@@ -591,8 +591,8 @@ class GenerateAsChat(ConvertingReader):
                 if len(part) == 1:
                     candidate.is_thinking = False
                     candidate.words.add(text)
-                    if candidate.kept is not None:
-                        candidate.kept.add_text(text)
+                    if candidate.recorder is not None:
+                        candidate.recorder.add_text(text)
                     return b'%b"content":%b%b' % (before, orjson.dumps(text), AFTER)
                 if candidate.is_thinking and part.keys() == _THOUGHT and part["thought"] is True:
                     return _THINKS % (before, words := orjson.dumps(text), words, candidate.thought, AFTER)

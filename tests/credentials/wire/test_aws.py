@@ -15,7 +15,7 @@ import pytest
 from gateway.credentials import aws
 from gateway.credentials.auth import CloudAuth
 from gateway.credentials.aws import AwsSource
-from gateway.credentials.fetch import AwsKeys, BearerToken, CredentialAsker, CredentialMissing, Minted
+from gateway.credentials.fetch import AwsKeys, BearerToken, CredentialClient, CredentialMissing, Minted
 from tests.credentials.wire.servers import Asked, Said, serving
 
 NOW = 1_795_423_200.0
@@ -39,11 +39,11 @@ DEFAULT = CloudAuth("aws", "default", region="us-east-1")
 
 
 async def minted(auth: CloudAuth, environ: dict[str, str]) -> Minted:
-    asker = CredentialAsker()
+    client = CredentialClient()
     try:
-        return await AwsSource(auth, environ, asker, lambda: NOW).mint()
+        return await AwsSource(auth, environ, client, lambda: NOW).mint()
     finally:
-        await asker.aclose()
+        await client.aclose()
 
 
 async def problem(auth: CloudAuth, environ: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from gateway.credentials.auth import CloudAuth
-from gateway.credentials.fetch import BearerToken, CredentialAsker, CredentialMissing, Minted
+from gateway.credentials.fetch import BearerToken, CredentialClient, CredentialMissing, Minted
 from gateway.credentials.google import GoogleSource
 from tests.credentials.wire.servers import Asked, Said, serving
 
@@ -47,11 +47,11 @@ def account(key: rsa.RSAPrivateKey, uri: str) -> dict[str, Any]:
 
 
 async def minted(auth: CloudAuth, environ: dict[str, str]) -> Minted:
-    asker = CredentialAsker()
+    client = CredentialClient()
     try:
-        return await GoogleSource(auth, environ, asker, lambda: NOW).mint()
+        return await GoogleSource(auth, environ, client, lambda: NOW).mint()
     finally:
-        await asker.aclose()
+        await client.aclose()
 
 
 def written(folder: Path, said: object) -> str:
