@@ -306,7 +306,7 @@ class AwsServers:
             raise CredentialMissing(NOT_FOUND, f"{name}: {error}", files) from None
 
     def minted(self, name: str, fields: Mapping[str, object], files: Mapping[str, Stamp]) -> Minted:
-        """Returns the credential that a server, or a program, has told. Raises CredentialMissing."""
+        """Returns the credential that a server, or a program, has given. Raises CredentialMissing."""
         access, secret, token = (str(fields.get(part) or "") for part in ("AccessKeyId", "SecretAccessKey", "Token"))
         if not access or not secret:
             raise CredentialMissing(NOT_FOUND, f"{name} gives no AccessKeyId and SecretAccessKey", files)

@@ -175,7 +175,7 @@ def _check_package(document: Document, path: Path, auth: CloudAuth, environ: Map
 
 
 def _google_file(auth: CloudAuth, environ: Mapping[str, str]) -> str | None:
-    """Returns the file that a Google credential is in, as far as that is said."""
+    """Returns the file that a Google credential is in; None: it is in none, or nothing names it."""
     if auth.cloud != "google" or auth.source == "metadata":
         return None
     return auth.file or (environ.get(_GOOGLE_FILE) or None if auth.source == "default" else None)

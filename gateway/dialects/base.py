@@ -42,13 +42,13 @@ class ModelFacts:
     stops: bool = True
     """The model's chat completions take sequences to stop at."""
     thinking: Literal["none", "budget", "adaptive", "level"] = "none"
-    """How the model is told to think: not at all, by a number of tokens, as it sees fit with an effort, or by a level."""
+    """How a request bounds the thinking: not at all, by a number of tokens, as it sees fit with an effort, or by a level."""
     efforts: tuple[str, ...] = ()
-    """The efforts, or levels, that the model knows, the least first; empty: it is told none."""
+    """The efforts, or levels, that the model knows, the least first; empty: it takes none."""
     thinking_off: Literal["disabled", "between_tools", "never"] = "disabled"
-    """How the model is told not to think, if it can be."""
+    """How a request turns thinking off, if it can."""
     thinks_unasked: bool = False
-    """The model thinks unless it is told not to."""
+    """The model thinks unless a request turns it off."""
     binds_thinking: bool = False
     """The model takes back what it thought only behind the very messages, tools and instructions that it thought it after."""
     forced_tools: bool = True
@@ -130,7 +130,7 @@ class ConvertedRequest:
     memory: TurnMemory | None = None
     """Where what its answer is signed with is remembered; None: nowhere."""
     gaps: Sequence[Gap] | None = None
-    """What does not arrive as it was said; None: that was not looked for on the way."""
+    """What does not arrive as it was sent; None: that was not looked for on the way."""
     place: str | None = None
     """Where it is asked below the base URL, where that is not the pair's usual place."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Translator(Protocol):
     """One pair: the caller's language, and the target's."""
 
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
-        """Returns what would not arrive as it was said, each field once; a gap that is REFUSED makes the target incapable."""
+        """Returns what would not arrive as it was sent, each field once; a gap that is REFUSED makes the target incapable."""
         ...
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
@@ -183,7 +183,7 @@ class Reader(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the end was told, or an error: how the target's connection ends says nothing more."""
+        """Returns whether the end was written, or an error: how the target's connection ends adds nothing."""
         ...
 
     @property
@@ -211,7 +211,7 @@ class MalformedAnswer(Exception):
 
 
 def lost_in(sent: ConvertedRequest, translator: Translator, facts: ServerFacts) -> Sequence[Gap]:
-    """Returns what does not arrive as it was said, of a request that this translator has converted."""
+    """Returns what does not arrive as it was sent, of a request that this translator has converted."""
     return translator.gaps(sent.source, facts) if sent.gaps is None else sent.gaps
 
 
@@ -250,7 +250,7 @@ def strings(value: object) -> list[str]:
 
 
 def stops_for(stop: Any, facts: ServerFacts) -> list[str]:
-    """Returns the sequences that the target is told to stop at; behind another conversion, all of them."""
+    """Returns the sequences at which the target is to stop; behind another conversion, all of them."""
     if facts.takes_details:
         return strings(stop)
     return strings(stop)[:MOST_STOPS] if facts.model.stops else []
@@ -284,7 +284,7 @@ ENDED_WELL: Final = frozenset(("stop", "tool_calls"))
 
 
 def after_null(lead: str, text: str) -> tuple[str, str]:
-    """Returns the beginning of a call's arguments that may still become `null`, and what is told of them by now.
+    """Returns the beginning of a call's arguments that may still become `null`, and what of them can leave now.
 
     `lead` is such a beginning, `text` the next piece: servers cut the word anywhere.
     """
@@ -418,7 +418,7 @@ def _between(sent: ConvertedRequest) -> ConvertedRequest:
 
 
 class CountingTranslator(ABC):
-    """What questions for the tokens of a request have in common: the number comes back as Anthropic says it.
+    """What questions for the tokens of a request have in common: the number comes back as Anthropic has it.
 
     Implements `base.Translator` but for the request. Nothing is lost of what is only counted.
     """
@@ -433,7 +433,7 @@ class CountingTranslator(ABC):
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest: ...
 
     def answer(self, sent: ConvertedRequest, body: Json) -> Json:
-        """Raises MalformedAnswer where no number is told."""
+        """Raises MalformedAnswer where there is no number."""
         count = body.get(self.count_field)
         if type(count) is not int:
             raise MalformedAnswer("the answer tells no number of tokens")
@@ -460,7 +460,7 @@ class Form:
     """The fields that an object, or each object of a list, may have."""
 
     gap: str
-    """The name under which all others are told of; empty: they stay, and are judged elsewhere."""
+    """The name of the gap of all others; empty: they stay, and are judged elsewhere."""
     fields: Mapping[str, Form | None]
     """By its name, the form of what stands in a field; None: that is not looked at."""
     kinds: Mapping[str, Form] = field(default_factory=dict)
@@ -475,7 +475,7 @@ def form(gap: str, leaves: str = "", kinds: Mapping[str, Form] | None = None, /,
 def known_part(value: Json, known: Form, lost: set[str]) -> Json:
     """Returns an object without the fields that its form does not have, itself where there are none.
 
-    Adds the names under which those are told of to `lost`.
+    Adds the names of their gaps to `lost`.
     """
     if known.kinds and type(kind := value.get("type")) is str:
         other = known.kinds.get(kind)

@@ -149,4 +149,4 @@ class ChatStreamReader(ConvertingReader):
 
     @abstractmethod
     def _end(self) -> bytes:
-        """Returns the last events, if the provider has said why its answer ended."""
+        """Returns the last events, if the provider has given the reason why its answer ended."""

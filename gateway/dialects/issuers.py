@@ -127,7 +127,7 @@ def _read(written: bytes) -> Any:
 
 
 def language_at(path: str) -> str | None:
-    """Returns the language of a request at this path; None: no conversation is told there."""
+    """Returns the language of a request at this path; None: it is no conversation's."""
     return LANGUAGES.get(path) or next((one for end, one in _BY_END.items() if path.endswith(end)), None)
 
 
@@ -196,7 +196,7 @@ class CarriedProofs(NamedTuple):
                 self.details.append(dict(piece))
 
     def as_mark(self) -> str:
-        """Returns what a client is to keep; empty: nobody signed anything, or it is nested too deeply to be said again."""
+        """Returns what a client is to keep; empty: nobody signed anything, or it is nested too deeply to be written again."""
         if not any(map(proof_of, self.details)) and not self.extras:
             return ""
         try:
@@ -273,7 +273,7 @@ class Issuers:
         if proof.startswith(OUR_MARK):
             return True
         if proof == STAND_IN:
-            return False  # a word that all know: whoever has told it, as a tool's argument too, has not signed it
+            return False  # a word that all know: whoever has sent it, as a tool's argument too, has not signed it
         known_by = _known_by(proof)
         return self._issuers.get(known_by, issuer) != issuer or (known_by, issuer) in self._refused
 

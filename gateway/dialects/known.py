@@ -105,15 +105,15 @@ def without_region(model: str) -> str:
 
 
 class ListedModels:
-    """What providers have told of their models, by provider and by the provider's name for the model. Starts empty."""
+    """What providers' own lists have of their models, by provider and by the provider's name for the model. Starts empty."""
 
     def __init__(self) -> None:
         self._facts: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.version = 0
-        """Grows with each thing that is told."""
+        """Grows with each change."""
 
     def tell(self, provider: str, facts: Mapping[str, Mapping[str, Any]]) -> int:
-        """Takes what a provider tells of its models in place of what it told before; returns of how many it is new."""
+        """Takes a provider's list in place of its last one; returns for how many models it is new."""
         before = self._facts.get(provider, {})
         listed: dict[str, Mapping[str, Any]] = {
             plain_name(model): dict(fields) for model, fields in facts.items() if fields
@@ -124,11 +124,11 @@ class ListedModels:
         return sum(1 for model, fields in listed.items() if before.get(model) != fields)
 
     def shown(self) -> dict[str, Any]:
-        """Returns all that was told, for who looks after the gateway; empty: nothing was."""
+        """Returns all lists, for operators; empty: there is none yet."""
         return {"told_of_models": self._facts} if self._facts else {}
 
     def of(self, provider: str, model: str) -> Mapping[str, Any]:
-        """Returns the fields of `ModelFacts` that a provider has told of a model."""
+        """Returns the fields of `ModelFacts` that a provider's list has of a model."""
         listed = self._facts.get(provider)
         return listed.get(plain_name(model), {}) if listed else {}
 
@@ -193,7 +193,7 @@ class ModelTable:
         return replace(ModelFacts(), **found)
 
     def _rows_of(self, model: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yields what is said of a model, the last word last, each with its source."""
+        """Yields what is known of a model, each with its source; later ones win."""
         name = name_in_cloud(model[:MOST_NAME_CHARS])
         plain = plain_name(name)
         names = {name, plain, _POINT.sub("-", plain)}  # the last as routers write `claude-opus-4.1`
@@ -230,7 +230,7 @@ class ListPage(NamedTuple):
     """One page of a list."""
 
     facts: Mapping[str, Mapping[str, Any]]
-    """By the provider's name for the model, what is told of it."""
+    """By the provider's name for the model, the fields of `ModelFacts`."""
     next: bytes | None
     """The query of the next page; None: this is the last one."""
 
@@ -293,6 +293,6 @@ def _counts(model: Json, *names: tuple[str, str]) -> dict[str, Any]:
 
 
 def _is_supported(can: Json, name: str) -> bool | None:
-    """Returns whether a capability is there; None: it is not said."""
+    """Returns whether a capability is there; None: the list does not say."""
     supported = object_of(can.get(name)).get("supported")
     return supported if isinstance(supported, bool) else None

@@ -36,7 +36,7 @@ MOST_TURN_BYTES: Final = 1_000_000
 FOREIGN: Final = Gap(
     "messages.reasoning_details", How.DROPPED, "thoughts go back to the provider that signed them, and to no other"
 )
-"""What a provider is not told of the turns that another one has signed."""
+"""What of turns that another provider has signed does not arrive."""
 _DIGEST_BYTES: Final = 16
 
 
@@ -55,7 +55,7 @@ class VisibleTurn:
         return self is other or (self._calls == other._calls and self._words == other._words)
 
     def digest(self) -> bytes:
-        """Returns what is equal for equal turns, however their arguments are written; empty: they cannot be told."""
+        """Returns what is equal for equal turns, however their arguments are written; empty: they cannot be written."""
         calls = [(id, name, _object_in(arguments)) for id, name, arguments in self._calls]
         words = _text_in(self._words)
         try:
@@ -176,7 +176,7 @@ def _text_in(content: Any) -> str:
 
 
 SHARED_FOR_S: Final = 3600.0
-"""How long a turn is found there, from when it was said."""
+"""How long a turn is found there."""
 MOST_LOOKED_FOR: Final = 100
 """So many turns of a request are looked for, the last ones: each is asked of the store by itself, all at once."""
 PATIENCE_S: Final = 0.5
@@ -346,7 +346,7 @@ class ThoughtMemory:
                 self._unknown.popitem(last=False)
 
     def is_unknown(self, key: Key) -> bool:
-        """Returns whether other processes have said lately that they do not know a turn."""
+        """Returns whether other processes were found lately not to know a turn."""
         until = self._unknown.get(key)
         return until is not None and until > self._monotonic()
 

@@ -122,7 +122,7 @@ class Pair:
     place: Place
     translator: Translator
     headers: RawHeaders = ()
-    """What the target's language wants said besides."""
+    """Headers that the target's language requires."""
     header_fields: Mapping[bytes, str] = field(default_factory=dict)
     """Headers of the caller's, lists of words, that the target wants in the body, and the fields for them."""
     kept_headers: Container[bytes] = ()
@@ -144,7 +144,7 @@ class Pair:
         refuses_loss: bool = False,
         headers: RawHeaders = (),
     ) -> tuple[ConvertedRequest, bytes, Sequence[Gap]]:
-        """Converts a request. Raises InvalidRequest where it cannot be said in the target's language.
+        """Converts a request. Raises InvalidRequest where the target's language cannot express it.
 
         `refuses_loss`: also where it cannot be said as the caller said it; `headers` are the caller's.
         """
@@ -154,7 +154,7 @@ class Pair:
         source = self._with_headers(body, headers) if self.header_fields else body
         try:
             sent = self.translator.request(source, facts, now, new_id)
-        except InvalidRequest:  # that a field cannot be served is said before that one makes no sense
+        except InvalidRequest:  # a field that cannot be served is named before one that makes no sense
             refuse(self.translator.gaps(body, facts), refuses_loss=refuses_loss)
             raise
         gaps = lost_in(sent, self.translator, facts)
@@ -226,7 +226,7 @@ class Pair:
 
 
 def refuse(gaps: Sequence[Gap], *, refuses_loss: bool) -> None:
-    """Raises InvalidRequest where something cannot be said in the target's language, or may not be lost."""
+    """Raises InvalidRequest where the target's language cannot express something, or where nothing may be lost."""
     refused = [gap for gap in gaps if refuses_loss or gap.how is How.REFUSED]
     if refused:
         named = "; ".join(f"'{gap.field}' ({gap.why})" for gap in refused)
@@ -371,7 +371,7 @@ _PLACES: Final[Mapping[str, Place]] = {
     "claude_at_vertex": _at_google(_CLAUDES_PUBLISHER, "rawPredict", "streamRawPredict"),
 }
 _HEADERS: Final[Mapping[str, RawHeaders]] = {"messages": ((b"anthropic-version", b"2023-06-01"),)}
-"""What a language wants said besides, by its name. Of Anthropic's versions the older one takes all that the newer one does, and
+"""Headers that a language requires, by its name. Of Anthropic's versions the older one takes all that the newer one does, and
 `temperature` besides, where the model has it."""
 _PREFERRED: Final = tuple(_PLACES)
 """Of several languages that a target speaks and the caller does not, the first of these is taken."""

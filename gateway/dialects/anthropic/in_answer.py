@@ -41,7 +41,7 @@ from gateway.dialects.sse.shapes import message_error
 from gateway.dialects.usage import message_usage, usage_of_answer
 
 _STOPS: Final = {"length": "max_tokens", "content_filter": "refusal"}
-"""Why an answer ended before its model had said all, by a chat completion's finish reason."""
+"""Why an answer ended before it was whole, by a chat completion's finish reason."""
 CUT: Final = frozenset(_STOPS)
 _OWN: Final = ("model_context_window_exceeded",)
 """Finish reasons of some servers that are Anthropic's own words."""
@@ -143,7 +143,7 @@ def call_id(sent: ConvertedRequest, number: int) -> str:
 
 
 def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
-    """Yields a block, and before it what its provider has said of a call besides."""
+    """Yields a block, and before that of a call what its provider adds to it."""
     id = block.get("id")
     if id in extras:
         yield in_request.extra_block(id, extras[id])
@@ -153,7 +153,7 @@ def _with_extra(block: Json, extras: dict[str, Json]) -> Iterator[Json]:
 def _calls(sent: ConvertedRequest, message: Json, finish: str, extras: dict[str, Json]) -> list[Json]:
     """Returns the calls as blocks; one goes where the answer was cut in the middle of it.
 
-    `extras` gets what their provider has said of each besides.
+    `extras` gets what their provider adds to each, by its id.
     """
     found = pieces_in(message)
     names = names_back(sent.source) if found else {}
@@ -235,9 +235,9 @@ class MessageBlock:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.is_signed = False
-        """It is thinking, and all was told of it."""
+        """It is thinking, and its signature has left: nothing can follow."""
         self.characters = 0
-        """The characters that were told."""
+        """The characters that have left."""
         self._place = -1
         self._before = b""
 
@@ -292,7 +292,7 @@ class ToolUse(MessageBlock):
         self.index, self._made_id = index, id
         self.id = self.name = ""
         self.extra: Json = {}
-        """What its provider has said besides."""
+        """What its provider adds, such as a signature."""
         self.is_waiting = self.is_closed = False
         self.is_empty = True
         """No argument has left yet."""
@@ -301,7 +301,7 @@ class ToolUse(MessageBlock):
         self.held_characters = 0
         self._held: list[str] = []
         self._checked: list[str] | None = []
-        """What was told, as long as it is kept to be checked."""
+        """What has left, as long as it is short enough to be checked."""
         self._known_whole = False
         self._tries = self._tried = 0
 
@@ -341,7 +341,7 @@ class ToolUse(MessageBlock):
         return super().more(text)
 
     def is_whole(self) -> bool:
-        """Returns whether what was told is a JSON object, which nothing can follow.
+        """Returns whether what has left is a JSON object, which nothing can follow.
 
         It is asked for with each piece of another call, so after some tries the next one waits until there is twice as much.
         """
@@ -690,7 +690,7 @@ class ChatAsMessages(ChatStreamReader):
         return call
 
     def _end(self) -> bytes:
-        """Tells the end, if the provider has told why: without a finish reason `[DONE]` ends a cut answer, too."""
+        """Writes the end, if the provider has given its reason: without a finish reason `[DONE]` ends a cut answer, too."""
         return b"" if self._is_over or self._finish is None else self._events_of(self._add_end)
 
     def _add_end(self, made: list[bytes]) -> None:
@@ -716,7 +716,7 @@ class ChatAsMessages(ChatStreamReader):
         self._is_over = True
         try:
             return event("error", error=message_error(error) if self._blocks.count else error)
-        except orjson.JSONEncodeError:  # nested too deeply to be said again
+        except orjson.JSONEncodeError:  # nested too deeply to be written again
             return event("error", error={"type": "api_error", "message": text_of(error.get("message"))})
 
 

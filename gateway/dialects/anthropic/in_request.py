@@ -193,7 +193,7 @@ _FOREIGN_THOUGHT: Final = Gap("messages.thinking", How.DROPPED, NOT_ITS_OWN)
 
 
 def marked(holds: Json | None = None) -> str:
-    """Returns a mark, and in it what is to come back; what is nested too deeply to be said again is not."""
+    """Returns a mark, and in it what is to come back; what is nested too deeply to be written again is not."""
     try:
         return MARK + (urlsafe_b64encode(orjson.dumps(holds)).decode() if holds else "")
     except orjson.JSONEncodeError:
@@ -254,7 +254,7 @@ def redacted_block(data: str) -> Json:
 
 
 def extra_block(call: str, extra: Json) -> Json:
-    """Returns the block that keeps what a provider has said besides of a call, such as Gemini's signature of its thought."""
+    """Returns the block that keeps what a provider adds to a call, such as Gemini's signature of its thought."""
     return redacted_block(marked({"call": call, "extra_content": extra}))
 
 
@@ -406,7 +406,7 @@ def _append_to_last(made: list[Any], blocks: list[Any], own: set[int]) -> None:
 
 
 def _add_as_users(made: list[Any], message: Json, own: set[int]) -> None:
-    """Puts instructions behind what the user has said, or into a turn of the user's; what is no text stays as it is."""
+    """Puts instructions behind the user's words, or into a turn of the user's; what is no text stays as it is."""
     given = _blocks_of(message)
     texts = [block for block in given if type(block) is dict and type(block.get("text")) is str]
     blocks = [{**block, "text": f"{_INSTRUCTIONS}{block['text']}</system>"} for block in texts if block["text"]]
@@ -575,7 +575,7 @@ class Turns:
             self._made.append(made)
 
     def _end_user(self) -> None:
-        """Ends what users said. Raises InvalidRequest where a call has no result, for they are paired by place."""
+        """Ends the user's turn. Raises InvalidRequest where a call has no result, for they are paired by place."""
         if self._turn is not None or not (self._later or self._unanswered or self._pictures):
             return
         for id, place in self._unanswered.items():
@@ -592,7 +592,7 @@ class Turns:
 
 
 class _Turn:
-    """What the model has thought, said and called, which is one message."""
+    """A turn of the model's: thoughts, words and calls, which are one message."""
 
     def __init__(self) -> None:
         self.texts: list[Json] = []
@@ -601,7 +601,7 @@ class _Turn:
         self.thoughts: list[tuple[str, bool]] = []
         """Its words, and whether a provider vouches for them."""
         self.extras: dict[str, Json] = {}
-        """What a provider has said besides of a call, by the call."""
+        """What a provider adds to a call, by the call's id."""
         self.mark: Any = None
 
     def think(self, block: Json) -> None:
@@ -700,7 +700,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
 
 
 def unsampled(body: Json, facts: ServerFacts) -> tuple[str, ...]:
-    """Returns what the model is not told of how to draw; behind another conversion, that one decides."""
+    """Returns the options of sampling that the model does not take; behind another conversion, that one decides."""
     return () if facts.takes_details or is_sampled(effort_for(body, facts), facts) else SAMPLING
 
 
@@ -715,7 +715,7 @@ def bound(body: Json, facts: ServerFacts) -> int:
 
 
 def requested_effort(body: Json) -> str | None:
-    """Returns how much the model is to think, in the words of chat completions; None: nothing is said of it."""
+    """Returns how much the model is to think, in the words of chat completions; None: the request does not say."""
     thinking = object_of(body.get("thinking"))
     kind, effort = thinking.get("type"), object_of(body.get("output_config")).get("effort")
     if kind in ("disabled", "between_tools"):
@@ -729,7 +729,7 @@ def requested_effort(body: Json) -> str | None:
 
 
 def effort_for(body: Json, facts: ServerFacts) -> str | None:
-    """Returns the effort that the target is told: what was asked for, or what comes nearest and is no more."""
+    """Returns the effort for the target: the requested one, or the nearest that is no more."""
     effort = requested_effort(body)
     return effort if facts.takes_details else fitting.effort_for(effort, facts.model)
 

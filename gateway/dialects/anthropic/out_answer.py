@@ -143,17 +143,17 @@ class MessagesAsChat(ConvertingReader):
         self._sent = sent
         self._out = ChatStreamWriter(sent)
         self._tools: dict[int, OpenTool] = {}
-        """The calls that are being told, by their places among the blocks; usually one."""
+        """The open calls, by their places among the blocks; usually one."""
         self._thought = -1
-        """The block of thoughts that was told last, by place."""
+        """The place of the last block of thoughts that was written."""
         self._length = self._block_start = 0
-        """Characters of text told, and those before the block that is open."""
+        """Characters of text written, and those before the block that is open."""
         self._citations: list[Json] = []
         self._cited: list[Json] = []
         """Of the block that is open."""
         self.reported: Json = {}
         self._end: Json = {}
-        """Why the message ended, as far as it is told."""
+        """Why the message ended, as far as it is known."""
         self._turn = TurnRecorder() if sent.memory is not None and sent.body.get("tools") else None
         """What is to be remembered, where there may be calls."""
         self._is_begun = False
@@ -214,7 +214,7 @@ class MessagesAsChat(ConvertingReader):
         """
         if not self._out.head:
             made = bytearray(self._begin(message))
-            for place, block in enumerate(objects(message.get("content"))):  # some have told a part by then
+            for place, block in enumerate(objects(message.get("content"))):  # some bring a part already
                 made += b"" if self._is_over else self._open(place, block) + self._close(place)
             self._end |= {name: message[name] for name in _OF_THE_END if message.get(name) is not None}
             return bytes(made)
@@ -292,7 +292,7 @@ class MessagesAsChat(ConvertingReader):
         return self._out.call(made)
 
     def _close(self, place: int) -> bytes:
-        """Ends a block; a call whose arguments were not told in pieces has those that it began with, or none."""
+        """Ends a block; a call whose arguments did not come in pieces has those that it began with, or none."""
         if self._cited:
             self._citations += cited_pages(self._cited, self._block_start, self._length)
             self._cited = []

@@ -27,11 +27,15 @@ from gateway.dialects.schema_tools.chat_parts import (
 )
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
 from gateway.dialects.schema_tools.tools import (
+    FUNCTIONS_ALONE,
     LESS_SEARCH,
     NO_SEARCH,
     ONLINE,
     SEARCH,
+    function_of,
+    functions_in,
     is_search,
+    name_in,
     search_in,
     search_options,
     searches_offline,
@@ -193,11 +197,11 @@ def tools_and_choice(body: Json, facts: ServerFacts, *, thinks_by_budget: bool) 
     """Returns `tools` and `tool_choice`. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
     choice = body.get("tool_choice", body.get("function_call"))
-    given = _given(body, gaps)
+    given = functions_in(body, gaps)
     if is_filtered(body):
         allowed = object_of(object_of(choice).get("allowed_tools"))
-        names = {_name_in(one) for one in objects(allowed.get("tools"))}
-        given = [tool for tool in given if _function(tool).get("name") in names]
+        names = {name_in(one) for one in objects(allowed.get("tools"))}
+        given = [tool for tool in given if function_of(tool).get("name") in names]
         choice = allowed.get("mode", "auto")
         gaps.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
     tools = _tools(given, facts, gaps)
@@ -230,18 +234,6 @@ def is_filtered(body: Json) -> bool:
     return object_of(body.get("tool_choice")).get("type") == "allowed_tools"
 
 
-def _given(body: Json, gaps: list[Gap]) -> list[Json]:
-    """Returns the functions among the tools; others run at a provider that has them."""
-    found = []
-    for tool in objects(body.get("tools")):
-        kind = text_of(tool.get("type", "function"))
-        if kind == "function":
-            found.append(tool)
-        elif not is_search(tool):
-            gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "the target has functions alone as tools"))
-    return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
-
-
 def _search(offered: Json, facts: ServerFacts, names: set[str], gaps: list[Gap]) -> list[Json]:
     """Returns the provider's own search, if it has one, and no tool of the caller's has its name."""
     if facts.issuer not in _SEARCHERS or searches_offline(offered) or SEARCH in names:
@@ -258,20 +250,11 @@ def _search(offered: Json, facts: ServerFacts, names: set[str], gaps: list[Gap])
     return [made]
 
 
-def _function(tool: Json) -> Json:
-    return object_of(tool.get("function"))
-
-
-def _name_in(tool: Json) -> Any:
-    name = _function(tool).get("name", tool.get("name"))
-    return name if isinstance(name, str) else None
-
-
 def _tools(given: list[Json], facts: ServerFacts, gaps: list[Gap]) -> list[Json]:
     made = []
     strict = optional = unions = 0
     for tool in given:
-        named = _function(tool)
+        named = function_of(tool)
         block: Json = {"name": named.get("name"), "input_schema": object_schema(named.get("parameters"))}
         if named.get("description"):
             block["description"] = named["description"]
@@ -316,7 +299,7 @@ def _names_used(body: Json) -> list[str]:
         if message.get("role") == "assistant":
             called = objects(message.get("tool_calls")) or [{"function": message.get("function_call")}]
             for call in called:
-                if isinstance(name := _function(call).get("name"), str):
+                if isinstance(name := function_of(call).get("name"), str):
                     found[name] = None
     return list(found)
 
@@ -327,9 +310,9 @@ def _choice(choice: Any, gaps: list[Gap], *, has_search: bool) -> Json | None:
     if isinstance(choice, dict):
         if choice.get("type", "function") != "function":
             kind = text_of(choice.get("type"))
-            gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, "the target has functions alone as tools"))
+            gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, FUNCTIONS_ALONE))
             return None
-        return {"type": "tool", "name": _name_in(choice)}
+        return {"type": "tool", "name": name_in(choice)}
     if choice is None:
         return None
     if choice in ("none", "auto", "required"):
@@ -369,7 +352,7 @@ _SETTLED: Final = frozenset(
         "cache_control",
     )
 )  # fmt: skip
-"""Fields that are said in Messages, or whose gaps depend on more than themselves."""
+"""Fields that Messages have, too, or whose gaps depend on more than themselves."""
 
 
 _PARTS: Final = frozenset(("text", "refusal", "image_url", "file"))
@@ -440,14 +423,14 @@ def gaps_of_messages(
 
 
 def _read_answer(message: Json, found: list[Gap], *, is_recalled: bool) -> None:
-    """Looks at what the model has said before."""
+    """Looks at a turn of the model's."""
     if message.get("audio"):
         found.append(Gap("messages.audio", How.REFUSED, "the target does not hear what it said"))
     if message.get("refusal"):
         found.append(Gap("messages.refusal", How.APPROXIMATED, "it goes back as what the model has said"))
     for call in objects(message.get("tool_calls")):
         if call.get("type", "function") != "function":
-            found.append(Gap("messages.tool_calls.custom", How.REFUSED, "the target has functions alone as tools"))
+            found.append(Gap("messages.tool_calls.custom", How.REFUSED, FUNCTIONS_ALONE))
         if call.get("extra_content"):
             found.append(Gap("messages.tool_calls.extra_content", How.DROPPED, _NOT_ITS_OWN))
     if message.get("reasoning_details") and has_foreign(message):

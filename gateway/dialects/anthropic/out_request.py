@@ -1,7 +1,7 @@
-"""The options of a chat completion as Messages have them: how much it may say, how it thinks, samples and is formatted.
+"""A chat completion as a Messages request: its options first, then the request around its turns.
 
 What a model takes is told by its facts and by nothing else. Each option is settled once, with what is lost of it, so that
-the request and the report of its gaps cannot differ. Nothing here raises: a value without sense goes on, and is refused there.
+the request and the report of its gaps cannot differ. No option raises: a value without sense goes on, and is refused there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gateway.dialects.schema_tools.tools import (
 UNKNOWN_OUTPUT: Final = 8192
 """The most tokens of an answer that are asked for where neither the caller nor the model's facts say it."""
 BUDGETS: Final = {"minimal": 1024, "low": 2048, "medium": 10_000, "high": 16_384, "xhigh": 32_768, "max": 32_768}
-"""The tokens for thinking by effort, for models that are told a number."""
+"""The tokens for thinking by effort, for models whose thinking is bounded by a number."""
 _LEAST_TOP_P: Final = 0.95
 """A model that thinks takes no lower `top_p`."""
 _MOST_USER: Final = 256
@@ -197,7 +197,7 @@ class ChatOptions:
             self.fields.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": form.schema}
 
     def _address(self) -> None:
-        """Settles what is said about the call: who asks, where it is to end, how it is served."""
+        """Settles who calls, where the answer is to end, and how the call is served."""
         body = self._body
         stop = body.get("stop")
         if stop:
@@ -217,7 +217,7 @@ class ChatOptions:
                 self.fields["service_tier"] = known
             else:
                 self._lose("service_tier", How.DROPPED, "the target has no such tier")
-        if isinstance(mark := body.get("cache_control"), dict):  # for the cache, of all that is said
+        if isinstance(mark := body.get("cache_control"), dict):  # a mark for the whole request
             self.fields["cache_control"] = mark
         if body.get("stream"):
             self.fields["stream"] = True
@@ -231,7 +231,7 @@ def _name_of_bound(body: Json) -> str | None:
 
 
 def _most_tokens(body: Json, model: ModelFacts) -> Any:
-    """Returns how long the answer may be, which the target has to be told: as long as the model can, if nobody says."""
+    """Returns how long the answer may be, which Messages require: as long as the model can, if the caller sets no bound."""
     name = _name_of_bound(body)
     if name is None:
         return model.max_output or UNKNOWN_OUTPUT
@@ -253,9 +253,9 @@ _MORE: Final = frozenset(
         "tool_calls", "function_call", "reasoning_details", "thinking_blocks", "cache_control", "prompt_cache_breakpoint",
     )
 )  # fmt: skip
+"""Fields of a message that make blocks of it, or go with one: without them a string stays one."""
 _PLAIN: Final = 2
 """A message with role and content has so many fields."""
-"""Fields of a message that make blocks of it, or go with one: without them a string stays one."""
 
 
 def messages_body(body: Json, facts: ServerFacts, settled: ChatOptions) -> Json:

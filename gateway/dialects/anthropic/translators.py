@@ -50,7 +50,7 @@ from gateway.dialects.sse.shapes import message_error
 _BEDROCK: Final = "bedrock-2023-05-31"
 _VERTEX: Final = "vertex-2023-10-16"
 _STATE: Final = Gap("thread", How.REFUSED, "clouds keep no state of conversations")
-"""What Anthropic alone has; its SDKs send a conversation whole instead, once they are told."""
+"""What Anthropic alone has; on this refusal its SDKs send the conversation whole instead."""
 ELSEWHERE: Final = "clouds take pictures that are in the request alone"
 """Source: Anthropic's documentation of vision, on which platforms."""
 _KIND: Final = re.compile(rb'\{"type":"([a-z_]{1,64})"')

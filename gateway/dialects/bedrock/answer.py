@@ -50,68 +50,47 @@ def chat_of_converse(sent: ConvertedRequest, body: Json) -> Json:
     content = object_of(object_of(body.get("output")).get("message")).get("content")
     if not isinstance(content, list):
         raise MalformedAnswer("the answer has no message")
-    collected = _Content()
-    for place, block in enumerate(content):
-        collected.take(place, object_of(block))
-    finish = finish_of(body.get("stopReason"), has_calls=bool(collected.calls))
+    texts: list[str] = []
+    calls: list[Json] = []
+    thoughts: list[str] = []
+    details: list[Json] = []
+    cited: list[Json] = []
+    length = 0
+    """The characters of the texts, by which citations have their places."""
+    for place, block in enumerate(map(object_of, content)):
+        if "text" in block:
+            texts.append(text_of(block["text"]))
+            length += len(texts[-1])
+        elif "toolUse" in block:
+            calls.append(tool_call(object_of(block["toolUse"]), is_whole=True))
+        elif "reasoningContent" in block:
+            inner = object_of(block["reasoningContent"])
+            if "redactedContent" in inner:
+                details.append(encrypted(inner["redactedContent"], place))
+                continue
+            reasoning = object_of(inner.get("reasoningText"))
+            text, signature = text_of(reasoning.get("text")), text_of(reasoning.get("signature"))
+            thoughts.append(text)
+            detail = {"type": "reasoning.text", "text": text, "index": place}
+            details.append(detail | ({"signature": signature, "format": FORMAT} if signature else {}))
+        elif "citationsContent" in block:
+            inner, start = object_of(block["citationsContent"]), length
+            for part in objects(inner.get("content")):
+                texts.append(text_of(part.get("text")))
+                length += len(texts[-1])
+            pages = (cited_page(one, start, length) for one in objects(inner.get("citations")))
+            cited += [page for page in pages if page is not None]
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None, "refusal": None}
+    more = {
+        "reasoning_content": "".join(thoughts), "reasoning_details": details, "tool_calls": calls, "annotations": cited,
+    }  # fmt: skip
+    message |= {name: value for name, value in more.items() if value}
+    finish = finish_of(body.get("stopReason"), has_calls=bool(calls))
     keep_content(content, sent.memory)
-    fields = finish_fields(sent, finish, has_calls=bool(collected.calls))
-    choice = {"index": 0, "message": collected.message(), "logprobs": None, **fields}
+    choice = {"index": 0, "message": message, "logprobs": None, **finish_fields(sent, finish, has_calls=bool(calls))}
     made = {**chat_head(sent, "chat.completion"), **tier_of(sent, body), "choices": [choice]}
     usage = usage_of(body)
     return made | ({"usage": chat_usage(usage)} if usage else {})
-
-
-class _Content:
-    """Puts a message together from its blocks."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.calls: list[Json] = []
-        self.thoughts: list[str] = []
-        self.details: list[Json] = []
-        self.cited: list[Json] = []
-        self.length = 0
-
-    def take(self, place: int, block: Json) -> None:
-        if "text" in block:
-            self._add_text(text_of(block["text"]))
-        elif "toolUse" in block:
-            self.calls.append(tool_call(object_of(block["toolUse"]), is_whole=True))
-        elif "reasoningContent" in block:
-            self._think(place, object_of(block["reasoningContent"]))
-        elif "citationsContent" in block:
-            inner = object_of(block["citationsContent"])
-            start = self.length
-            for part in objects(inner.get("content")):
-                self._add_text(text_of(part.get("text")))
-            self.cited += [
-                found for one in objects(inner.get("citations")) if (found := cited_page(one, start, self.length))
-            ]
-
-    def message(self) -> Json:
-        made: Json = {"role": "assistant", "content": "".join(self.texts) if self.texts else None, "refusal": None}
-        more = {
-            "reasoning_content": "".join(self.thoughts),
-            "reasoning_details": self.details,
-            "tool_calls": self.calls,
-            "annotations": self.cited,
-        }
-        return made | {name: value for name, value in more.items() if value}
-
-    def _add_text(self, text: str) -> None:
-        self.texts.append(text)
-        self.length += len(text)
-
-    def _think(self, place: int, inner: Json) -> None:
-        if "redactedContent" in inner:
-            self.details.append(encrypted(inner["redactedContent"], place))
-            return
-        reasoning = object_of(inner.get("reasoningText"))
-        text, signature = text_of(reasoning.get("text")), text_of(reasoning.get("signature"))
-        self.thoughts.append(text)
-        detail = {"type": "reasoning.text", "text": text, "index": place}
-        self.details.append(detail | ({"signature": signature, "format": FORMAT} if signature else {}))
 
 
 def tier_of(sent: ConvertedRequest, answer: Json) -> Json:
@@ -225,7 +204,7 @@ class FrameReader:
         """Why nothing more can be read, once it is so: what follows is not read."""
         self._pending = bytearray()
         self._wanted = _PRELUDE_BYTES
-        """The bytes that have to be there before anything more can be said."""
+        """The bytes that have to be there before anything more can be read."""
         self._known: dict[bytes, tuple[str | None, Mapping[str, str]]] = {}
         """Headers by their bytes, and the event that they name: a stream repeats a few."""
 
@@ -329,9 +308,9 @@ class ConverseAsChat:
         self._out = ChatStreamWriter(sent)
         self._frames = FrameReader()
         self._tools: dict[int, OpenTool] = {}
-        """The calls that are being told, by their places among the blocks; usually one."""
+        """The open calls, by their places among the blocks; usually one."""
         self._length = self._block_start = 0
-        """Characters of text told, and those before the block that is open."""
+        """Characters of text written, and those before the block that is open."""
         self._citations: list[Json] = []
         self._cited: list[Json] = []
         """Of the block that is open."""
@@ -451,7 +430,7 @@ class ConverseAsChat:
         return self._out.call(made)
 
     def _close(self, place: int) -> bytes:
-        """Ends a block; a call of which no arguments were told has none."""
+        """Ends a block; a call whose arguments did not come has none."""
         if self._cited:
             found = (cited_page(one, self._block_start, self._length) for one in self._cited)
             self._citations += [one for one in found if one is not None]
@@ -461,7 +440,7 @@ class ConverseAsChat:
         return b"" if tool is None or tool.is_begun else self._out.arguments(tool, NO_ARGUMENTS)
 
     def _end(self, event: Json) -> bytes:
-        if self._finish is None:  # the model was not told to have stopped
+        if self._finish is None:  # no event has said why the model stopped
             return self._fail({"message": "the provider ended its answer without a reason", "code": _UNREADABLE})
         self._is_over = True
         made = b"".join(self._close(place) for place in [*self._tools, -1])  # of a server that does not end its blocks

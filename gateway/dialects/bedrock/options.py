@@ -34,7 +34,7 @@ from gateway.dialects.schema_tools.tools import is_call_forced
 # Parts of a chat completion's messages as Converse's content blocks, and the points at which its cache of prompts is to keep.
 #
 # Text that is empty or white space is left out: a block of it is refused for as long as it stays in the conversation
-# (NousResearch/hermes-agent#55092). Data goes on as base64; what is only a URL cannot be said, for nothing is fetched.
+# (NousResearch/hermes-agent#55092). Data goes on as base64; what is only a URL has no place there, for nothing is fetched.
 
 
 DOCUMENTS: Final = {
@@ -187,7 +187,7 @@ _MOST_METADATA: Final = 16
 
 
 class ConverseOptions:
-    """All fields of a request but what is said in it, and what was lost in them."""
+    """All fields of a request but its instructions and messages, and what was lost in them."""
 
     def __init__(self, body: Json, facts: ServerFacts) -> None:
         self.fields: Json = {}
@@ -343,7 +343,7 @@ class ConverseOptions:
         self.fields["toolConfig"] = config
 
     def _calls_none(self) -> bool:
-        """Settles that the model is to call no tool, which most cannot be told. Returns whether it is told of the tools."""
+        """Settles that the model is to call no tool, for which most have no option. Returns whether the tools stay."""
         if not self._body.get("tools") and not self._body.get("functions"):  # those are of the conversation's calls
             return True
         if not has_calls(self._body):
@@ -354,7 +354,7 @@ class ConverseOptions:
         return True
 
     def _address(self) -> None:
-        """Settles what is said about the call: where it is to end, how it is served, what it belongs to."""
+        """Settles where the answer is to end, how the call is served, and what it belongs to."""
         body = self._body
         if stop := body.get("stop"):
             given, kept = without_blank_stops(stop)
@@ -414,7 +414,7 @@ def _is_metadata(name: str, value: Any) -> bool:
 
 
 _KNOWN: Final = frozenset(("text", "toolUse", "reasoningContent"))
-"""The blocks of which a caller hears in a way that is told apart; what has others cannot be repeated by one."""
+"""The blocks that reach a caller distinguishably; a turn with others cannot be repeated by one."""
 
 
 def keep_content(content: list[Any], memory: TurnMemory | None) -> None:

@@ -263,7 +263,7 @@ _SETTLED: Final = frozenset(
         "reasoning_effort", "thinking", "metadata", "service_tier", *OWN, MORE,
     )
 )  # fmt: skip
-"""Fields that are said in Converse, or whose gaps depend on more than themselves."""
+"""Fields that Converse has, too, or whose gaps depend on more than themselves."""
 _NOTHING: Final[frozenset[str]] = frozenset()
 _TEXT: Final = frozenset(("text",))
 _ALONE: Final = "the model takes results of tools without all of this beside them: a word of its own parts them"
@@ -375,7 +375,7 @@ def _kinds_of(content: Any, found: list[Gap]) -> frozenset[str]:
 def _read_file(file: Json, found: list[Gap]) -> None:
     data, name = file.get("file_data"), file.get("filename")
     if not isinstance(data, str):
-        return  # what there is instead is told of among what Claude takes, or makes no sense
+        return  # what there is instead has a gap in `out_parts`, or makes no sense
     if data.startswith(URLS):
         found.append(Gap("messages.file", How.REFUSED, _FETCHED))
         return

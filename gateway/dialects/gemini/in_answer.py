@@ -1,6 +1,7 @@
-"""The stream of a chat completion as that of generateContent: each event is an answer with what is new.
+"""What chat completions answer, for callers of generateContent: signatures on their way, the whole answer, the stream.
 
-Words leave in the chunk that they came in. A call leaves when it is whole, as Gemini's do; the end, when the usage is known.
+In the stream each event is an answer with what is new. Words leave in the chunk that they came in. A call leaves when it is
+whole, as Gemini's do; the end, when the usage is known.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def camel(value: Any) -> Json:
     given = object_of(value)
     for name in given:
         if "_" in name:
-            return {_STEP.sub(_raised, one): inner for one, inner in given.items()}
+            return {_STEP.sub(lambda found: found[1].upper(), one): inner for one, inner in given.items()}
     return given
 
 
@@ -66,10 +67,6 @@ def listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
-
-
-def _raised(found: re.Match[str]) -> str:
-    return found.group(1).upper()
 
 
 # What other providers signed, on its way through a client of Gemini's and back.
@@ -88,7 +85,7 @@ _BOTH: Final = str.maketrans("+/", "-_")
 
 
 def marked(holds: Json) -> str | None:
-    """Returns a mark with what is to come back; None where that is nested too deeply to be said again."""
+    """Returns a mark with what is to come back; None where that is nested too deeply to be written again."""
     try:
         return urlsafe_b64encode(_BEGIN + orjson.dumps(holds)).decode()
     except orjson.JSONEncodeError:
@@ -132,7 +129,6 @@ def without_signatures(body: bytes, is_left: Callable[[str], bool]) -> tuple[byt
 
 def _freed(content: Any, is_left: Callable[[str], bool]) -> Any:
     parts = content.get("parts") if isinstance(content, dict) else None
-
     first = next((part for part in objects(parts) if "functionCall" in camel(part)), None)
 
     def has_foreign(part: Json) -> bool:
@@ -160,7 +156,7 @@ def _is_mark(signature: str) -> bool:
 
 # A chat completion as an answer of generateContent: each choice is a candidate, its message becomes parts.
 #
-# Thoughts in words are told where the caller wants them (`includeThoughts`); what proves whose they are rides in any case.
+# Thoughts in words are shown where the caller wants them (`includeThoughts`); what proves whose they are rides in any case.
 
 
 FINISH: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
@@ -235,7 +231,7 @@ def end_of(choice: Json, *, refusal: str = "") -> Json:
 
 
 def is_cut(choice: Json) -> bool:
-    """Returns whether the answer ended before its model had said all."""
+    """Returns whether the answer ended before it was whole."""
     return finish_in(choice) in FINISH
 
 
@@ -340,7 +336,7 @@ class _Detail:
 
 
 class _Candidate:
-    """What has been told of one choice."""
+    """What is known of one choice."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -435,7 +431,11 @@ class ChatAsGenerate(ChatStreamReader):
                 candidate.refusal.append(refusal)
             parts += [{"text": words} for words in (text, refusal) if words] + pictures_of(delta)
             for piece in pieces:
-                _add_piece(candidate, piece)
+                named = named_in(piece)
+                call = _call_of(candidate, piece, is_named=bool(named.get("name")))
+                call.name = call.name or text_of(named.get("name"))
+                call.text.append(argument_in(named))
+                call.pieces = {name: piece[name] for name in ("id", "extra_content") if piece.get(name)} | call.pieces
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and candidate.end is None:
             parts += self._signed_parts(candidate)
@@ -452,7 +452,7 @@ class ChatAsGenerate(ChatStreamReader):
         return [b"data: %b\n\n" % orjson.dumps({"candidates": [inner], **self._head})]
 
     def _signed_parts(self, candidate: _Candidate) -> list[Json]:
-        """Returns the parts that say whose the thoughts are that have been told."""
+        """Returns the parts with the signatures of the thoughts so far."""
         details, candidate.details = candidate.details, {}
         thoughts = [one.whole() for one in details.values()]
         signed = [one for one in thoughts if one.get("data") or one.get("signature")]
@@ -461,7 +461,7 @@ class ChatAsGenerate(ChatStreamReader):
         return [{**part, "text": ""} if part.get("thought") and has_sent else part for part in made]
 
     def _end(self) -> bytes:
-        """Tells why each candidate ended, if all did."""
+        """Writes why each candidate ended, if all did."""
         if self._is_over or not self._candidates or any(one.end is None for one in self._candidates.values()):
             return b""
         self._is_over = True
@@ -475,7 +475,7 @@ class ChatAsGenerate(ChatStreamReader):
         return b"data: %b\n\n" % orjson.dumps(made)
 
     def _fail(self, error: Json) -> bytes:
-        """Tells what the provider has reported; nothing follows.
+        """Writes the error that the provider has reported; nothing follows.
 
         Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
         """
@@ -493,16 +493,6 @@ def _gather(details: dict[int, _Detail], detail: Json) -> None:
             held.pieces.setdefault(name, []).append(value)
         elif value is not None and name not in held.fields:
             held.fields[name] = value
-
-
-def _add_piece(candidate: _Candidate, piece: Json) -> None:
-    named = named_in(piece)
-    call = _call_of(candidate, piece, is_named=bool(named.get("name")))
-    call.name = call.name or text_of(named.get("name"))
-    call.text.append(argument_in(named))
-    for name in ("id", "extra_content"):
-        if piece.get(name) and name not in call.pieces:
-            call.pieces[name] = piece[name]
 
 
 def _call_of(candidate: _Candidate, piece: Json, *, is_named: bool) -> _Call:

@@ -40,7 +40,7 @@ AT_TOP: Final[Mapping[str, tuple[How, str]]] = {
     "store": (How.DROPPED, "what is kept is the gateway's to decide"),
     "modelArmorConfig": (How.DROPPED, _HINT),
 }
-"""Top-level fields that are never said."""
+"""Top-level fields that never arrive."""
 _SUPPORTED_AT_TOP: Final = frozenset(
     ("model", "stream", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "serviceTier")
 )
@@ -54,7 +54,7 @@ IN_CONFIG: Final[Mapping[str, tuple[How, str]]] = {
     "modelSelectionConfig": (How.DROPPED, _HINT),
     "translationConfig": (How.DROPPED, _HINT),
 }
-"""Fields of `generationConfig` that are never said."""
+"""Fields of `generationConfig` that never arrive."""
 _SUPPORTED_IN_CONFIG: Final = frozenset(
     (
         "temperature", "topP", "topK", "seed", "presencePenalty", "frequencyPenalty", "candidateCount", "maxOutputTokens",
@@ -111,7 +111,7 @@ def gaps_of(body: Json, facts: ServerFacts) -> list[Gap]:
             found.append(Gap("systemInstruction.other", How.DROPPED, "instructions are text alone"))
     for content in listed(given.get("contents")):
         for part in listed(camel(content).get("parts")):
-            if isinstance(part, dict) and (len(part) != 1 or "text" not in part):  # words alone are always said
+            if isinstance(part, dict) and (len(part) != 1 or "text" not in part):  # words alone always arrive
                 _add_part(found, camel(part), facts)
     return found
 

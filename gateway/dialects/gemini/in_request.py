@@ -211,7 +211,7 @@ class ContentsOfCaller:
             self._made.append(made)
 
     def _end_user(self) -> None:
-        """Ends what users said. Raises InvalidRequest where a call has no result, for chat completions want one of each."""
+        """Ends the user's turn. Raises InvalidRequest where a call has no result, for chat completions want one of each."""
         if self._turn is None and self._unanswered:
             _, name, place = self._unanswered[0]
             raise InvalidRequest(f"No result of the call of '{name}' follows '{place}'.", param=place)
@@ -229,7 +229,7 @@ def _words_alone(part: Any) -> str | None:
 
 
 class _ModelsTurn:
-    """What the model has thought, said and called, which is one message."""
+    """A turn of the model's: thoughts, words and calls, which are one message."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -396,7 +396,7 @@ def chat_body(body: Json, facts: ServerFacts) -> Json:
 
 
 def effort_of(config: Json) -> str | None:
-    """Returns how much the model is to think, in the words of chat completions; None: nothing is said of it."""
+    """Returns how much the model is to think, in the words of chat completions; None: the request does not say."""
     if level := text_of(config.get("thinkingLevel")).lower():
         return level if level in BUDGETS else None
     budget = config.get("thinkingBudget")

@@ -1,6 +1,6 @@
 """An answer of generateContent as a chat completion: each candidate is a choice, its parts become one message.
 
-A part is told the same way whether the answer is streamed or whole: as what it adds to the message. Source: the Gemini API's
+A part is read the same way whether the answer is streamed or whole: as what it adds to the message. Source: the Gemini API's
 reference, GenerateContentResponse.
 """
 
@@ -34,7 +34,7 @@ from gateway.dialects.usage import chat_usage
 
 
 def with_echoes(body: Json, memory: TurnMemory | None) -> Json:
-    """Returns the request as a client would have made it that keeps what it is told."""
+    """Returns the request as a client would have made it that sends signatures back."""
     if memory is None or isinstance(memory, UnknownMemory):
         return body
     messages = body.get("messages")
@@ -56,7 +56,7 @@ def _signed(message: Json, found: Json) -> Json:
 
 
 class SignatureRecorder:
-    """What is to be remembered of an answer that is being told."""
+    """Records what is to be remembered of an answer that is being written."""
 
     __slots__ = ("_calls", "_details", "_extras", "_size", "_words")
 
@@ -270,7 +270,7 @@ _CALLS_A_CANDIDATE: Final = 100
 
 
 class Candidate:
-    """What has been told of one candidate."""
+    """What is known of one candidate."""
 
     __slots__ = (
         "_details",
@@ -294,7 +294,7 @@ class Candidate:
         """What is to be remembered of it; None: nothing."""
         self.words = Words()
         self.is_thinking = False
-        """The last thing told was a thought, which a next one goes on with."""
+        """The last part was a thought, which a next one goes on with."""
         self.end = ""
         """Why it ended, in the provider's word; empty: it has not. Some models say it more than once, the last word holds."""
         self.message = ""
@@ -320,12 +320,12 @@ class Candidate:
 
     @property
     def refusal(self) -> str | None:
-        """What is said of an answer that was filtered."""
+        """The words of the provider's on an answer that was filtered."""
         return (self.message or None) if self.finish == "content_filter" else None
 
     @property
     def thought(self) -> int:
-        """The place of the thought that is being told, among the details."""
+        """The place of the open thought among the details."""
         return self._details - 1
 
     def delta(self, part: Json) -> Json:
@@ -508,8 +508,8 @@ def _token(source: Json) -> Json:
 # The stream of generateContent as the stream of a chat completion.
 #
 # Each of the provider's events is an answer with what is new. There is no last one: an answer has come to its end when each
-# candidate has told why it ended, and the stream was not cut. Newer models tell it in an event behind that with their calls
-# (envoyproxy/ai-gateway#2399), older ones more than once, so the finish reasons are told with the end. No word is held back.
+# candidate has a reason why it ended, and the stream was not cut. Newer models have it in an event behind that with their calls
+# (envoyproxy/ai-gateway#2399), older ones more than once, so the finish reasons are written with the end. No word is held back.
 
 
 _MALFORMED: Final = TOO_LONG
@@ -532,7 +532,7 @@ class GenerateAsChat(ConvertingReader):
         self._blocked: str | None = None
 
     def _at_end(self, *, is_clean: bool) -> bytes:
-        """A clean end is one where each candidate has told why it ended; elsewhere the stream was cut."""
+        """A clean end is one where each candidate has a reason why it ended; elsewhere the stream was cut."""
         if self._is_over or not is_clean or not self._out.head:
             return b""
         if not self._candidates and self._blocked is None:
@@ -555,7 +555,7 @@ class GenerateAsChat(ConvertingReader):
         parsed = json_object(data)
         if parsed is not None:
             return self._take(parsed)
-        if data == DONE:  # which is told at the end of the stream, as the provider has it
+        if data == DONE:  # which is written at the end of the stream
             return b""
         if not data and is_silent(event):
             return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
@@ -576,7 +576,7 @@ class GenerateAsChat(ConvertingReader):
         return b"".join([self._read_candidate(one, place) for place, one in enumerate(objects(candidates))])
 
     def _read_candidate(self, source: Json, place: int) -> bytes:
-        """Tells what is new of a candidate."""
+        """Returns what is new of a candidate."""
         if self._is_over:  # another one has failed
             return b""
         index = source.get("index", place)

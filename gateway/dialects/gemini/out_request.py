@@ -1,7 +1,7 @@
-"""The options of a chat completion as generateContent has them: how much it may say, how it thinks, samples and is formatted.
+"""A chat completion as a generateContent request: parts, schemas, tools, options, and the request around them.
 
 What a model takes is told by its facts and by nothing else. Each option is settled once, with what is lost of it, so that
-the request and the report of its gaps cannot differ. Nothing here raises: a value without sense goes on, and is refused there.
+the request and the report of its gaps cannot differ. No option raises: a value without sense goes on, and is refused there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from gateway.dialects.memory import IN_ID, id_of_call
 from gateway.dialects.schema_tools.chat_parts import EFFORTS, Media, data_url, file_of, nearest_effort, type_of_name
 from gateway.dialects.schema_tools.schema import FORM_GAP, JSON_IN_WORDS, SCHEMA_IN_WORDS, described
 from gateway.dialects.schema_tools.tools import (
+    FUNCTIONS_ALONE,
     LESS_SEARCH,
     NO_SEARCH,
     ONLINE,
     ToolResult,
     Turn,
+    function_of,
+    functions_in,
     is_call_forced,
-    is_search,
     is_search_alone,
+    name_in,
     refuse_odd_tools,
     search_in,
     search_options,
@@ -144,6 +147,7 @@ _ANNOTATIONS: Final = frozenset(
 """What may stand beside a reference without saying anything else of the values."""
 _MOST_NODES: Final = 2_000
 _MOST_DEPTH: Final = 100
+"""What is nested deeper, or has more nodes, goes on as it is."""
 _TYPES: Final = {str: "string", int: "integer", float: "number"}
 
 
@@ -249,10 +253,9 @@ def _without_constant(schema: Json) -> Json:
 # Tools of a chat completion, and which of them is to be called, as generateContent has them.
 #
 # A function's parameters go on as the JSON Schema that they are (`parametersJsonSchema`): OpenAPI's kind of schema has no
-# unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is said for all functions at once.
+# unions (UKGovernmentBEIS/inspect_ai#3097). Whether arguments are held to their schemas is one option for all functions.
 
 
-_FUNCTIONS_ALONE: Final = "the target has functions alone as tools"
 _MODES: Final = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 
 
@@ -266,7 +269,7 @@ class ToolFields(NamedTuple):
 def tools_and_choice(body: Json) -> ToolFields:
     """Returns `tools` and `toolConfig`. Raises nothing: what makes no sense is left out."""
     gaps: list[Gap] = []
-    given = _given(body, gaps)
+    given = functions_in(body, gaps)
     is_odd = has_odd_words(given)
     declared = [_declaration(tool, gaps, is_odd=is_odd) for tool in given]
     choice = _choice(body.get("tool_choice", body.get("function_call")), gaps)
@@ -280,7 +283,7 @@ def tools_and_choice(body: Json) -> ToolFields:
         elif choice.get("mode") == "ANY":
             gaps.append(Gap("tool_choice", How.DROPPED, "there are no tools to choose from"))
         return ToolFields({"tools": search} if search else {}, gaps)
-    strict = [bool(_function(tool).get("strict")) for tool in given]
+    strict = [bool(function_of(tool).get("strict")) for tool in given]
     if any(strict) and choice.get("mode", "AUTO") == "AUTO":
         if all(strict):
             choice["mode"] = "VALIDATED"
@@ -293,18 +296,6 @@ def tools_and_choice(body: Json) -> ToolFields:
 def has_tools(body: Json) -> bool:
     """Returns whether a request defines tools."""
     return bool(body.get("tools") or body.get("functions"))
-
-
-def _given(body: Json, gaps: list[Gap]) -> list[Json]:
-    """Returns the functions among the tools; others run at a provider that has them."""
-    found = []
-    for tool in objects(body.get("tools")):
-        kind = text_of(tool.get("type", "function"))
-        if kind == "function":
-            found.append(tool)
-        elif not is_search(tool):
-            gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, _FUNCTIONS_ALONE))
-    return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
 
 
 def _search(offered: Json, body: Json, gaps: list[Gap]) -> list[Json]:
@@ -321,7 +312,7 @@ def _search(offered: Json, body: Json, gaps: list[Gap]) -> list[Json]:
 
 
 def _declaration(tool: Json, gaps: list[Gap], *, is_odd: bool) -> Json:
-    named = _function(tool)
+    named = function_of(tool)
     if "cache_control" in tool or "cache_control" in named:
         gaps.append(Gap("cache_control", How.DROPPED, "the target keeps beginnings of prompts by itself"))
     made: Json = {"name": named.get("name")}
@@ -333,7 +324,7 @@ def _declaration(tool: Json, gaps: list[Gap], *, is_odd: bool) -> Json:
 
 
 def _choice(choice: Any, gaps: list[Gap]) -> Json:
-    """Returns how functions are to be called; empty where nothing is said."""
+    """Returns how functions are to be called; empty where the caller does not choose."""
     if choice is None:
         return {}
     if not isinstance(choice, dict):
@@ -344,26 +335,17 @@ def _choice(choice: Any, gaps: list[Gap]) -> Json:
     kind = text_of(choice.get("type", "function"))
     if kind == "allowed_tools":
         allowed = object_of(choice.get("allowed_tools"))
-        names = [name for one in objects(allowed.get("tools")) if (name := _name_in(one)) is not None]
+        names = [name for one in objects(allowed.get("tools")) if (name := name_in(one)) is not None]
         # AUTO takes no names; VALIDATED leaves it to the model, too, whether it calls one.
         return {"mode": "ANY" if allowed.get("mode") == "required" else "VALIDATED", "allowedFunctionNames": names}
     if kind != "function":
-        gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, _FUNCTIONS_ALONE))
+        gaps.append(Gap(f"tool_choice.{kind}"[:MOST_NAMED], How.REFUSED, FUNCTIONS_ALONE))
         return {}
-    return {"mode": "ANY", "allowedFunctionNames": [_name_in(choice)]}
-
-
-def _function(tool: Json) -> Json:
-    return object_of(tool.get("function"))
-
-
-def _name_in(tool: Json) -> str | None:
-    name = _function(tool).get("name", tool.get("name"))
-    return name if isinstance(name, str) else None
+    return {"mode": "ANY", "allowedFunctionNames": [name_in(choice)]}
 
 
 BUDGETS: Final = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
-"""The tokens for thinking by effort, for models that are told a number. Source: Gemini API, OpenAI compatibility."""
+"""The tokens for thinking by effort, for models whose thinking is bounded by a number. Source: Gemini API, OpenAI compatibility."""
 _MOST_STOPS: Final = 5
 _SEEDS: Final = range(-(2**31), 2**31)
 _JSON_TYPE: Final = "application/json"
@@ -544,7 +526,7 @@ class GenerateOptions:
                 self._lose("other", How.DROPPED, "the target has no such option")
 
     def _address(self) -> None:
-        """Settles what is said about the call: how it is served, and what it is filed under."""
+        """Settles how the call is served, and what it is filed under."""
         tier = self._body.get("service_tier")
         if tier in ("flex", "priority"):
             self.fields["serviceTier"] = tier
@@ -577,7 +559,6 @@ _REFERENCES: Final = ("$ref", "$defs")
 
 _LONG_NUMBER: Final = re.compile(r"[:\[,]\s*-?\d{20}")
 """Has more digits than a number keeps that is read and written again."""
-"""As deep as they are looked for."""
 _ROLES: Final = {"user": "user", "assistant": "model"}
 _MORE: Final = frozenset(("tool_calls", "function_call", "reasoning_details", "refusal"))
 """Fields of an answer that make parts of it, or go with one."""
@@ -591,9 +572,8 @@ def generate_body(body: Json, facts: ServerFacts, settled: GenerateOptions) -> J
     declared = settled.fields.get("tools", ())
     refuse_odd_tools(body, [one["name"] for tool in declared for one in tool.get("functionDeclarations", ())])
     conversation = _Contents(facts)
-    take = conversation.take
     for turn in turns(body.get("messages")):
-        take(turn)
+        conversation.take(turn)
     system, contents = conversation.all()
     if settled.instruction is not None:
         system.append({"text": settled.instruction})
@@ -678,7 +658,7 @@ class _Contents:
         self._append("model", parts)
 
     def _results(self, turn: Turn) -> list[Json]:
-        """Returns the results of a turn; what is to be seen or heard of them stands behind them all."""
+        """Returns the results of a turn; their pictures and sounds stand behind them all."""
         made, shown = [], list[Json]()
         for result in turn.results:
             content: Any = result.message.get("content")

@@ -56,7 +56,7 @@ _SETTLED: Final = frozenset(
         "logprobs", "top_logprobs", "modalities", "extra_body", "google", "safety_settings",
     )
 )  # fmt: skip
-"""Fields that are said in a request, or whose gaps depend on more than themselves."""
+"""Fields that a request has, too, or whose gaps depend on more than themselves."""
 _ANSWERS: Final = ("text", "image")
 _PLAIN: Final = frozenset(("role", "content"))
 _MEDIA: Final = frozenset(("image_url", "video_url", "input_audio", "file"))
@@ -97,7 +97,7 @@ def gaps_of_messages(body: Json, facts: ServerFacts) -> list[Gap]:
 
 
 def _read_answer(message: Json, facts: ServerFacts, found: list[Gap]) -> None:
-    """Looks at what the model has said before."""
+    """Looks at a turn of the model's."""
     if message.get("audio"):
         found.append(Gap("messages.audio", How.REFUSED, "the target does not hear what it said"))
     if message.get("images"):

@@ -1,4 +1,4 @@
-"""Reads the messages of a chat completion turn by turn, with calls of tools and their results in pairs.
+"""Tools and turns of a chat completion: names, searches and functions, turns with calls and results in pairs, ids.
 
 All providers pair calls and results by place: the results follow their calls at once, each call has one. What cannot be paired
 is refused by its place and never repaired in silence (openai/openai-agents-python#1797, RooCodeInc/Roo-Code#9700).
@@ -18,7 +18,7 @@ import orjson
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.json_edit import mended_json
 from gateway.core.types import Gap, How
-from gateway.dialects.base import Json, ServerFacts, object_of, objects, text_of
+from gateway.dialects.base import MOST_NAMED, Json, ServerFacts, object_of, objects, text_of
 
 # Names of tools, of which each language allows others: one that a target would refuse goes out by another one, and comes back.
 #
@@ -174,7 +174,7 @@ def is_call_forced(body: Json) -> bool:
 SEARCH: Final = "web_search"
 """Begins the types of the tool, in OpenAI's and Anthropic's language: `web_search_20250305`."""
 ONLINE: Final = "external_web_access"
-"""The option of whether a search fetches anything new, which it does where nothing else is said."""
+"""The option of whether a search fetches anything new, which it does by default."""
 NO_SEARCH: Final = Gap("tools.web_search", How.DROPPED, "the target has no such search of its own")
 LESS_SEARCH: Final = Gap("tools.web_search", How.APPROXIMATED, "the target's search has fewer options")
 
@@ -300,6 +300,31 @@ def turns(messages: Any) -> Iterator[Turn]:
     _want_none(wanted, calling)
     if run:
         yield _TURN(("tool", {}, run[0].number, (), run))
+
+
+FUNCTIONS_ALONE: Final = "the target has functions alone as tools"
+
+
+def functions_in(body: Json, gaps: list[Gap]) -> list[Json]:
+    """Returns the functions among the tools; others run at a provider that has them."""
+    found = []
+    for tool in objects(body.get("tools")):
+        kind = text_of(tool.get("type", "function"))
+        if kind == "function":
+            found.append(tool)
+        elif not is_search(tool):
+            gaps.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, FUNCTIONS_ALONE))
+    return found + [{"type": "function", "function": one} for one in objects(body.get("functions"))]
+
+
+def function_of(tool: Json) -> Json:
+    return object_of(tool.get("function"))
+
+
+def name_in(tool: Json) -> str | None:
+    """Returns the name of a tool, or of a choice of one: some write it without the function around it."""
+    name = function_of(tool).get("name", tool.get("name"))
+    return name if isinstance(name, str) else None
 
 
 def refuse_odd_tools(body: Json, names: list[Any]) -> None:
