@@ -1,7 +1,8 @@
 """AWS's credentials: from the config, the environment, shared files, or servers.
 
-Without a word about the source they are looked for in the order of AWS's own SDKs: a bearer token of Bedrock, the environment,
-a web identity, the shared files, the container, the machine.
+Where the config names no source they are looked for in the order of AWS's own SDKs: a bearer token of Bedrock, the
+environment, a web identity, the shared files, the container, the machine. Here: the shared files and the program that they
+may name, the servers, the order, and at the end the signatures that are made with the keys.
 
 Source: https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html
 """
@@ -118,8 +119,8 @@ def _section(path: str, sections: tuple[str, ...]) -> tuple[Mapping[str, str], S
 
 # A credential that a program of the user's gives: `credential_process` of a profile.
 #
-# The program is run without a shell, with the environment of the gateway, and writes one JSON object. What it writes is never
-# told, nor are its arguments, which may be secret.
+# The program is run without a shell, with the environment of the gateway, and writes one JSON object. No message shows what it
+# writes, nor its arguments, which may be secret.
 #
 # Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
 
@@ -207,7 +208,7 @@ _XML: Final = re.compile(r"<(AccessKeyId|SecretAccessKey|SessionToken|Expiration
 
 
 class AwsServers:
-    """Asks the servers that give AWS credentials. Every method raises CredentialMissing."""
+    """The servers that give AWS credentials. Every method raises CredentialMissing."""
 
     def __init__(self, environ: Mapping[str, str], client: CredentialClient, wall: Callable[[], float]) -> None:
         """`wall` gives seconds since the epoch."""

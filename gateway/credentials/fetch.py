@@ -141,7 +141,7 @@ class Unreached(Exception):
 
 
 class CredentialClient:
-    """Asks for credentials. Opens nothing before it is used."""
+    """Fetches credentials over HTTP. Opens nothing before it is used."""
 
     def __init__(self, proxy: str | None = None, ca_file: str | None = None) -> None:
         self._proxy = proxy

@@ -1,6 +1,7 @@
-"""All credentials of the process, each by the config that asks for it: equal ones are one, and outlive a reload.
+"""Credentials in use: first one that is kept fresh, then a target whose requests it signs, then all of the process.
 
-Policies are compiled in a thread: nothing here touches the loop before a credential is asked for.
+Each is found by the config that names it: equal ones are one, and outlive a reload. Policies are compiled in a thread: nothing
+here touches the loop before a credential is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of models, by patterns of their names: the rows of `models.yaml`, put together."""
+"""What is known of models, by patterns of their names: the rows of `models.yaml` put together, and providers' own lists."""
 
 from __future__ import annotations
 
@@ -7,70 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import cached_property, lru_cache
-from itertools import islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, ModelFacts, object_of, objects, text_of
-from gateway.dialects.schema_tools.chat_parts import type_of_name
-
-# What a request shows a model besides text, and what of it a model is known not to take.
-#
-# One look at the parts, in whichever language the request is. Only asked where something is known of the model; what has no
-# kind that is known here is the conversion's own business.
-
-
-_KINDS: Final = {
-    "image_url": "image", "input_image": "image", "image": "image", "computer_screenshot": "image",
-    "input_audio": "audio", "video_url": "video",
-    "file": "pdf", "input_file": "pdf", "document": "pdf",
-}  # fmt: skip
-"""Kinds of parts, in all languages, and what they show."""
-_WORDS: Final = {"image": "pictures", "audio": "sound", "video": "video", "pdf": "PDF"}
-_PDF: Final = "application/pdf"
-_MOST_PARTS: Final = 4096
-
-
-def gaps_of_modalities(body: Json, reads: tuple[str, ...]) -> list[Gap]:
-    """Returns what of a request a model cannot take that takes text and `reads` alone, each kind of part once."""
-    found: dict[str, Gap] = {}
-    for field in ("messages", "input"):
-        items = body.get(field)
-        if type(items) is list:
-            for part in islice(_parts(items), _MOST_PARTS):
-                kind = part.get("type")
-                shown = _KINDS.get(kind) if type(kind) is str else None
-                if shown is not None and shown not in reads and (shown != "pdf" or _is_pdf(part)):
-                    found[f"{field}.{kind}"] = Gap(
-                        f"{field}.{kind}", How.REFUSED, f"the model takes no {_WORDS[shown]}"
-                    )
-    return list(found.values())
-
-
-def _parts(items: list[Any]) -> Iterator[Json]:
-    """Yields the parts of messages and of results of tools; most messages are plain, and have none."""
-    for item in reversed(items):
-        if type(item) is not dict:
-            continue
-        for name in ("content", "output"):
-            content = item.get(name)
-            if type(content) is list:
-                for part in content:
-                    if type(part) is dict:
-                        yield part
-                        inner = part.get("content")
-                        if type(inner) is list:
-                            yield from (one for one in inner if type(one) is dict)
-
-
-def _is_pdf(part: Json) -> bool:
-    """Returns whether a file is known to be a PDF, by its type, its name or its place."""
-    file = part if part.get("type") == "input_file" else object_of(part.get("file"))
-    source = object_of(part.get("source"))
-    kinds = (source.get("media_type"), type_of_name(source.get("url")), type_of_name(file.get("filename")))
-    return _PDF in kinds or text_of(file.get("file_data")).startswith(f"data:{_PDF}")
-
 
 MOST_REMEMBERED: Final = 1024
 """Names that are looked up once. A caller may send any name to a target that takes every model."""

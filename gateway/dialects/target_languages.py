@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Literal
+from itertools import islice
+from typing import Any, Final, Literal
 
 from gateway.core.types import FindUnsupportedFields, Gap, How
-from gateway.dialects.base import OPENAIS_FIELDS, Json, ModelFacts, ServerFacts, once
+from gateway.dialects.base import (
+    OPENAIS_FIELDS,
+    Json,
+    ModelFacts,
+    ServerFacts,
+    object_of,
+    once,
+    text_of,
+)
 from gateway.dialects.issuers import OPENAIS_KINDS
-from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known, gaps_of_modalities
+from gateway.dialects.known import MOST_NAME_CHARS, MOST_REMEMBERED, Known
 from gateway.dialects.memory import UnknownMemory
 from gateway.dialects.registry import COUNTS, INTO_CHAT, OPENAIS_COUNTS, Pair, pair_of, pairs_for
+from gateway.dialects.schema_tools.chat_parts import type_of_name
 
 _OWN_LANGUAGE: Final[Mapping[str, str]] = {
     "anthropic": "messages", "gemini": "generate", "vertex": "vertex", "bedrock": "converse",
@@ -203,3 +213,65 @@ class Conversion:
 
 def _gap_of_endpoint(name: str, _body: Json) -> Sequence[Gap]:
     return (Gap(f"the endpoint '{name}'", How.REFUSED, "the provider has no such endpoint"),)
+
+
+# What a request shows a model besides text, and what of it a model is known not to take.
+#
+# One look at the parts, in whichever language the request is. Only asked where something is known of the model; what has no
+# kind that is known here is the conversion's own business.
+
+
+_KINDS: Final = {
+    "image_url": "image", "input_image": "image", "image": "image", "computer_screenshot": "image",
+    "input_audio": "audio", "video_url": "video",
+    "file": "pdf", "input_file": "pdf", "document": "pdf",
+}  # fmt: skip
+"""Kinds of parts, in all languages, and what they show."""
+
+
+_WORDS: Final = {"image": "pictures", "audio": "sound", "video": "video", "pdf": "PDF"}
+
+
+_PDF: Final = "application/pdf"
+
+
+_MOST_PARTS: Final = 4096
+
+
+def gaps_of_modalities(body: Json, reads: tuple[str, ...]) -> list[Gap]:
+    """Returns what of a request a model cannot take that takes text and `reads` alone, each kind of part once."""
+    found: dict[str, Gap] = {}
+    for name in ("messages", "input"):
+        items = body.get(name)
+        if type(items) is list:
+            for part in islice(_parts(items), _MOST_PARTS):
+                kind = part.get("type")
+                shown = _KINDS.get(kind) if type(kind) is str else None
+                if shown is not None and shown not in reads and (shown != "pdf" or _is_pdf(part)):
+                    where = f"{name}.{kind}"
+                    found[where] = Gap(where, How.REFUSED, f"the model takes no {_WORDS[shown]}")
+    return list(found.values())
+
+
+def _parts(items: list[Any]) -> Iterator[Json]:
+    """Yields the parts of messages and of results of tools; most messages are plain, and have none."""
+    for item in reversed(items):
+        if type(item) is not dict:
+            continue
+        for name in ("content", "output"):
+            content = item.get(name)
+            if type(content) is list:
+                for part in content:
+                    if type(part) is dict:
+                        yield part
+                        inner = part.get("content")
+                        if type(inner) is list:
+                            yield from (one for one in inner if type(one) is dict)
+
+
+def _is_pdf(part: Json) -> bool:
+    """Returns whether a file is known to be a PDF, by its type, its name or its place."""
+    file = part if part.get("type") == "input_file" else object_of(part.get("file"))
+    source = object_of(part.get("source"))
+    kinds = (source.get("media_type"), type_of_name(source.get("url")), type_of_name(file.get("filename")))
+    return _PDF in kinds or text_of(file.get("file_data")).startswith(f"data:{_PDF}")

@@ -6,8 +6,7 @@ from typing import Any
 
 from gateway.core.types import How
 from gateway.dialects.base import Json, ModelFacts
-from gateway.dialects.known import gaps_of_modalities
-from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint
+from gateway.dialects.target_languages import TargetLanguages, gaps_by_endpoint, gaps_of_modalities
 from tests.rows import rows
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

@@ -345,7 +345,7 @@ def _choice(choice: Any, gaps: list[Gap]) -> Json:
 
 
 BUDGETS: Final = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
-"""The tokens for thinking by effort, for models whose thinking is bounded by a number. Source: Gemini API, OpenAI compatibility."""
+"""The tokens for thinking by effort, for models that take a number. Source: Gemini API, OpenAI compatibility."""
 _MOST_STOPS: Final = 5
 _SEEDS: Final = range(-(2**31), 2**31)
 _JSON_TYPE: Final = "application/json"
