@@ -33,10 +33,17 @@ from gateway.core.render import (
 )
 from gateway.core.snapshot import Key, Model, Policies
 from gateway.core.types import Endpoint
-from gateway.dialects.http.anthropics_models import is_anthropics, models_page
-from gateway.dialects.http.count_tokens import COUNT_TOKENS
-from gateway.dialects.http.door import GenerateDoor, generate_routes, googles_model, googles_page, is_googles
-from gateway.dialects.sse import shapes
+from gateway.dialects import shapes
+from gateway.dialects.count_tokens import COUNT_TOKENS
+from gateway.dialects.http import (
+    GenerateDoor,
+    generate_routes,
+    googles_model,
+    googles_page,
+    is_anthropics,
+    is_googles,
+    models_page,
+)
 from gateway.products.realtime.http import PATHS, RealtimeEndpoint
 from gateway.products.responses.socket import PATHS as SOCKET_PATHS
 from gateway.products.responses.socket import ResponseSocketDoor

@@ -23,8 +23,8 @@ from gateway.core.peek import Peeked, peek
 from gateway.core.route_plan import RoutePlan, plan_route
 from gateway.core.snapshot import Counting, Key, Model, PolicySnapshot, Rates, Target, targets_hidden_from_callers
 from gateway.core.types import Clocks, Endpoint, FindUnsupportedFields, How, Phase, RawHeaders
-from gateway.dialects.http import door
-from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.dialects import http as door
+from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.dialects.target_languages import Conversion
 from gateway.features.degrade.lower import FIELDS_AT
 from gateway.features.grouping.bodies import RESULTS

@@ -57,7 +57,7 @@ from gateway.core.types import (
     UpstreamFailed,
     Usage,
 )
-from gateway.dialects.conversion.convert import as_whole
+from gateway.dialects.conversion import as_whole
 from gateway.features.output.service.overlong import OverlongStream
 from gateway.features.ownership.rules.objects import ObjectAccess
 from gateway.features.reuse.rules.keys import ACCOUNTS

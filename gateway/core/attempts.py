@@ -47,7 +47,7 @@ from gateway.core.retry import (
 )
 from gateway.core.snapshot import Target
 from gateway.core.types import PASSING, Attempt, ErrorClass, NotExpressible, Phase, UpstreamFailed, shown
-from gateway.dialects.sse.relayed_errors import (
+from gateway.dialects.shapes import (
     client_status,
     for_generate,
     for_messages,

@@ -37,8 +37,8 @@ from gateway.core.serving import EVENT_STREAM, InFlight, ServedRequest
 from gateway.core.snapshot import Policies
 from gateway.core.types import Endpoint
 from gateway.core.waiting import KeepAlive, Shedding
-from gateway.dialects.conversion.convert import as_stream
-from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.dialects.conversion import as_stream
+from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.reuse.layers.entries import wants_usage
 from gateway.products.jobs.calls.ports import ServeCall
 from gateway.products.jobs.http.respond_async import AsyncAnswers

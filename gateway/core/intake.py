@@ -44,7 +44,7 @@ from gateway.core.serving import InFlight, ServedRequest, StopReason, Unfinished
 from gateway.core.snapshot import Key, Policies
 from gateway.core.types import Endpoint, Lane, Server, StreamedBody
 from gateway.core.waiting import Shedding
-from gateway.dialects.http.count_tokens import COUNT_GENERATED, COUNT_TOKENS
+from gateway.dialects.count_tokens import COUNT_GENERATED, COUNT_TOKENS
 from gateway.features.runs.http.run_object import RunParts, without_own_baggage
 from gateway.features.runs.step import BAGGAGE, OUTCOME, RUN, STEP, TASK, WORKFLOW, not_a_step, read_step
 from gateway.products.jobs.model import JobsOff

@@ -38,7 +38,7 @@ from gateway.core.ports import Meter, Store
 from gateway.core.relay import RawRelay, SseRelay
 from gateway.core.render import with_googles_advice
 from gateway.core.types import PASSING, Usage
-from gateway.dialects.http.count_tokens import TokenCounts
+from gateway.dialects.count_tokens import TokenCounts
 from gateway.features.background_charges import Deferred
 from gateway.features.degrade.slow_models import SlowModels
 from gateway.features.grouping.groups import Groups

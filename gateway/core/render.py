@@ -19,8 +19,8 @@ from gateway.core.errors import AdmissionDenied, GatewayError, MethodNotAllowed,
 from gateway.core.limits.headers import plain_number
 from gateway.core.openai.sse import answer_object, error_in, response_failed
 from gateway.core.types import Endpoint
-from gateway.dialects.sse import shapes
-from gateway.dialects.sse.relayed_errors import for_generate
+from gateway.dialects import shapes
+from gateway.dialects.shapes import for_generate
 
 RawHeader = tuple[bytes, bytes]
 

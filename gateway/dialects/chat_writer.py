@@ -16,7 +16,7 @@ import orjson
 from gateway.core.openai.sse import DONE, event_data, first_error, is_silent, json_object
 from gateway.core.types import Usage
 from gateway.dialects.base import ConvertedRequest, Json, object_of, text_of
-from gateway.dialects.sse.events import ConvertingReader, chat_failure
+from gateway.dialects.streams import ConvertingReader, chat_failure
 from gateway.dialects.usage import chat_usage
 
 AFTER: Final = b'},"finish_reason":null}]}\n\n'

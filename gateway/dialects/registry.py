@@ -31,7 +31,7 @@ from gateway.dialects.base import (
     lost_in,
     strings,
 )
-from gateway.dialects.embeddings.common import MostTexts, in_pieces, put_together
+from gateway.dialects.embeddings import MostTexts, in_pieces, put_together
 from gateway.dialects.known import without_region
 
 _PUBLISHER: Final = "/publishers/google"
@@ -261,7 +261,7 @@ COUNTS: Final = "count_tokens"
 
 _OPENAI: Final = "gateway.dialects.openai.translators"
 _GEMINI: Final = "gateway.dialects.gemini.translators"
-_GEMINI_EMBEDDINGS: Final = "gateway.dialects.embeddings.over_generate"
+_GEMINI_EMBEDDINGS: Final = "gateway.dialects.embeddings"
 _CLAUDE: Final = "gateway.dialects.anthropic.translators"
 INTO_CHAT: Final[Mapping[str, tuple[str, str]]] = {
     "responses": (_OPENAI, "ResponsesOverChat"),
@@ -324,7 +324,7 @@ _DIRECT: Final[Mapping[tuple[str, str], _Direct]] = {
         most_texts=lambda facts: _GEMINIS_TEXTS if facts.model.embeds == "gemini" else _PREDICTS_TEXTS,
     ),
     ("embeddings", "converse"): _Direct(
-        ("gateway.dialects.embeddings.over_invoke", "EmbeddingsOverInvoke"),
+        ("gateway.dialects.embeddings", "EmbeddingsOverInvoke"),
         _at_bedrock("invoke", "invoke-with-response-stream"),
         most_texts=lambda facts: _COHERES_TEXTS if facts.model.embeds == "cohere" else 1,
         counted_in=b"x-amzn-bedrock-input-token-count",

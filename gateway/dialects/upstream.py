@@ -76,7 +76,7 @@ from gateway.dialects.registry import (
     pair_of,
     refuse,
 )
-from gateway.dialects.sse.relayed_errors import is_unknown_path
+from gateway.dialects.shapes import is_unknown_path
 from gateway.dialects.target_languages import TargetLanguages, facts_of
 
 LEARNED_FOR_S = 600.0

@@ -23,7 +23,7 @@ from gateway.core.peek import peek
 from gateway.core.retry_budgets import FREE, Price, fits_budget, price_of
 from gateway.core.snapshot import Key, Rates
 from gateway.core.types import Endpoint
-from gateway.dialects.http.door import GENERATE
+from gateway.dialects.http import GENERATE
 from gateway.features import background_charges
 from gateway.routes import ENDPOINTS
 from tests.core.fleet import Replica, SharedPools

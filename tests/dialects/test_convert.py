@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.core.openai.sse import event_json, split_events
 from gateway.core.openai.transcript import Transcript
-from gateway.dialects.conversion.chat import PIECE_LENGTH
-from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
+from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
+from gateway.dialects.conversion_chat import PIECE_LENGTH
 from tests.dialects.answers import Json, frame_of, plainly
 from tests.rows import rows
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.core.openai.sse import event_json, split_events
 from gateway.core.openai.transcript import Transcript
-from gateway.dialects.conversion.chat import PIECE_LENGTH
-from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well
+from gateway.dialects.conversion import as_stream, as_whole, ends_well
+from gateway.dialects.conversion_chat import PIECE_LENGTH
 from tests.dialects.grammar import check_messages
 from tests.rows import rows
 

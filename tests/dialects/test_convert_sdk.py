@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.openai.transcript import Transcript
-from gateway.dialects.conversion.convert import as_stream, as_whole, with_usage, without_usage
+from gateway.dialects.conversion import as_stream, as_whole, with_usage, without_usage
 from tests.dialects.answers import (
     CHATS,
     RESPONSES,

@@ -11,7 +11,7 @@ from openai.types import CreateEmbeddingResponse
 
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.embeddings.over_invoke import EmbeddingsOverInvoke
+from gateway.dialects.embeddings import EmbeddingsOverInvoke
 from tests.rows import rows
 
 PAIR = EmbeddingsOverInvoke()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.types import How
 from gateway.dialects.base import ModelFacts, ServerFacts
-from gateway.dialects.openai.fitting import EFFORTS, effort_for, fitted, how_fitted
+from gateway.dialects.openai.gaps import EFFORTS, effort_for, fitted, how_fitted
 from gateway.dialects.registry import pair_of
 from gateway.dialects.target_languages import TargetLanguages
 from tests.dialects.test_nothing_is_lost import MODELS

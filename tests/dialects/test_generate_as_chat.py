@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gateway.core.errors import InvalidRequest
 from gateway.core.openai.sse import first_error, is_plain_chat
 from gateway.core.types import UpstreamFailed
+from gateway.dialects import streams as module
 from gateway.dialects.base import MalformedAnswer
 from gateway.dialects.registry import pair_of
-from gateway.dialects.sse import events as module
 from tests.dialects.cases import events_of
 from tests.dialects.google import PAIR, RESULT, TURN, USER, asked, facts, raw_of, reader, said
 from tests.dialects.grammar import check_chat

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, ServerFacts
-from gateway.dialects.embeddings.over_generate import EmbeddingsAtVertex, EmbeddingsOverGenerate
+from gateway.dialects.embeddings import EmbeddingsAtVertex, EmbeddingsOverGenerate
 from tests.dialects.odd import odd_bodies
 from tests.rows import rows
 

@@ -11,7 +11,7 @@ import orjson
 from gateway.dialects.anthropic.in_request import with_later_system, without_thoughts
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import taken_by, without
-from gateway.dialects.openai.namespaces import flattened
+from gateway.dialects.openai.responses_request import flattened
 from gateway.dialects.registry import pair_of
 from tests.rows import rows
 

@@ -12,9 +12,9 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from gateway.core.openai.sse import first_error, is_plain_chat
+from gateway.dialects import streams as module
 from gateway.dialects.anthropic.translators import ChatOverMessages
 from gateway.dialects.base import ConvertedRequest, MalformedAnswer, ModelFacts, Reader, ServerFacts
-from gateway.dialects.sse import events as module
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat
 from tests.dialects.odd import odd_bodies

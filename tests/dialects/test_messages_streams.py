@@ -344,7 +344,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_event_too_long_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would fill the memory, too."""
-    monkeypatch.setattr("gateway.dialects.sse.events.MOST_EVENT_BYTES", 10)
+    monkeypatch.setattr("gateway.dialects.streams.MOST_EVENT_BYTES", 10)
     assert b"event: error" in PAIR.reader(request()).feed(b"data: " + b"x" * 30)
 
 

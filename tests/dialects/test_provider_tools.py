@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.types import How
-from gateway.dialects.openai.namespaces import flattened, qualified
+from gateway.dialects.openai.responses_request import flattened, qualified
 from gateway.dialects.registry import pair_of
 from tests.dialects.odd import odd_bodies
 from tests.dialects.test_nothing_is_lost import TARGETS, Heard, Target

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.sse.relayed_errors import client_status, for_messages, for_openai
+from gateway.dialects.shapes import client_status, for_messages, for_openai
 from tests.rows import rows
 
 ANTHROPICS = b'{"type":"error","error":{"type":"overloaded_error","message":"m"},"request_id":"r"}'

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import KeyRateLimited
 from gateway.core.render import error_body, error_headers
-from gateway.dialects.sse import shapes
+from gateway.dialects import shapes
 from tests.dialects.ways import GENERATE
 from tests.rows import rows
 

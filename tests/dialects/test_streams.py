@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.openai.sse import first_error, is_plain_chat
+from gateway.dialects import streams as module
 from gateway.dialects.base import Reader, ServerFacts
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
-from gateway.dialects.sse import events as module
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat, check_responses
 from tests.dialects.odd import odd_bodies

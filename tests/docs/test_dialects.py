@@ -34,8 +34,8 @@ FIELDS = ("schema_tools/chat_parts", "schema_tools/schema")
 EMBEDDINGS = ("embeddings/over_generate", "embeddings/common", "embeddings/over_invoke")
 PAGES_OF = {
     "docs/dialects/anthropic.md": ("## What does not", (*CHAT, *FIELDS), out_parts.CHAT_ONLY),
-    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], *EMBEDDINGS[:2]), gemini.CHAT_ONLY),
-    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, *EMBEDDINGS[1:]), bedrock.CHAT_ONLY),
+    "docs/dialects/gemini.md": ("## What does not", (*TO_GEMINI, FIELDS[0], EMBEDDINGS[0]), gemini.CHAT_ONLY),
+    "docs/dialects/bedrock.md": ("## What does not", ("bedrock", *FIELDS, EMBEDDINGS[1]), bedrock.CHAT_ONLY),
     "docs/generate.md": ("## What does not arrive elsewhere", GENERATE, generate.AT_TOP),
     "docs/messages.md": ("## What does not arrive elsewhere", MESSAGES, in_gaps.MESSAGES_ONLY),
 }
@@ -59,9 +59,15 @@ def name_of(node: ast.expr) -> str | None:
 
 @cache
 def trees(places: tuple[str, ...]) -> list[ast.Module]:
-    found = (path for one in places for path in (DIALECTS / one, DIALECTS / f"{one}.py") if path.exists())
-    files = (file for one in found for file in ([one] if one.is_file() else sorted(one.rglob("*.py"))))
-    return [ast.parse(file.read_text()) for file in files]
+    found = []
+    for one in places:
+        place, _, left_out = one.partition(" without ")
+        paths = (path for path in (DIALECTS / place, DIALECTS / f"{place}.py") if path.exists())
+        for file in (file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))):
+            tree = ast.parse(file.read_text())
+            tree.body = [node for node in tree.body if getattr(node, "name", "") != left_out or not left_out]
+            found.append(tree)
+    return found
 
 
 def made(places: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ NO_HEADERS = frozenset(
     b"anthropic-ratelimit-unified-reset anthropic-ratelimit-unified-status".split()
 )
 """Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""
-CROSSED = {"core", "features", "products", "admin", "http"}
+CROSSED = {"core", "features", "products", "admin", "http", "count_tokens"}
 ASKING = {"client", "providers", "webhooks", "upstream"}
 """Where headers are read and set of calls that come in, and where only of those that go out."""
 HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)+-?")

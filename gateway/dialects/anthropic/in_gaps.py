@@ -29,7 +29,7 @@ from gateway.dialects.base import (
     strings,
     text_of,
 )
-from gateway.dialects.openai.fitting import NOT_SAMPLED, is_not_default
+from gateway.dialects.openai.gaps import NOT_SAMPLED, is_not_default
 from gateway.dialects.schema_tools.tools import LESS_SEARCH, MOST_NAME, NO_SEARCH, is_search
 
 _HINT: Final = "the target has no such option"

@@ -19,8 +19,8 @@ from gateway.core.openai.sse import json_object
 from gateway.core.types import Gap, How
 from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_for, text_of
 from gateway.dialects.issuers import NOT_ITS_OWN, read_exactly, written
-from gateway.dialects.openai import fitting
-from gateway.dialects.openai.fitting import SAMPLING, is_sampled
+from gateway.dialects.openai import gaps as openai_gaps
+from gateway.dialects.openai.gaps import SAMPLING, is_sampled
 from gateway.dialects.schema_tools.schema import size_of
 from gateway.dialects.schema_tools.tools import (
     SEARCH,
@@ -731,7 +731,7 @@ def requested_effort(body: Json) -> str | None:
 def effort_for(body: Json, facts: ServerFacts) -> str | None:
     """Returns the effort for the target: the requested one, or the nearest that is no more."""
     effort = requested_effort(body)
-    return effort if facts.takes_details else fitting.effort_for(effort, facts.model)
+    return effort if facts.takes_details else openai_gaps.effort_for(effort, facts.model)
 
 
 def requested_schema(body: Json) -> Json | None:

@@ -24,7 +24,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.chat_writer import NO_ARGUMENTS, ChatStreamWriter, OpenTool, chat_head
 from gateway.dialects.schema_tools.tools import with_own_name
-from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, data_of
+from gateway.dialects.streams import TOO_LONG, ConvertingReader, data_of
 from gateway.dialects.usage import chat_usage
 
 FINISH: Final = {

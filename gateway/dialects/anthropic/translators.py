@@ -44,8 +44,8 @@ from gateway.dialects.schema_tools.tools import (
     with_allowed_names,
     with_own_names,
 )
-from gateway.dialects.sse.events import TOO_LONG
-from gateway.dialects.sse.shapes import message_error
+from gateway.dialects.shapes import message_error
+from gateway.dialects.streams import TOO_LONG
 
 _BEDROCK: Final = "bedrock-2023-05-31"
 _VERTEX: Final = "vertex-2023-10-16"

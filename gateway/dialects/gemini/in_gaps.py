@@ -24,7 +24,7 @@ from gateway.dialects.gemini import in_request
 from gateway.dialects.gemini.in_answer import ChatAsGenerate, camel, generated, held_by, inner, listed
 from gateway.dialects.gemini.in_request import FORMATS, OWN_FILES, chat_body
 from gateway.dialects.gemini.out_request import BUDGETS
-from gateway.dialects.openai.fitting import NOT_SAMPLED, effort_for, how_fitted, is_not_default, is_sampled
+from gateway.dialects.openai.gaps import NOT_SAMPLED, effort_for, how_fitted, is_not_default, is_sampled
 from gateway.dialects.schema_tools.chat_parts import type_of_name
 from gateway.dialects.schema_tools.tools import GAP, LESS_SEARCH, NO_SEARCH, OPENAIS, with_allowed_names
 

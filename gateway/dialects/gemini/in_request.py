@@ -17,7 +17,7 @@ from gateway.dialects.base import Json, ServerFacts, object_of, objects, stops_f
 from gateway.dialects.gemini.in_answer import camel, held_by, inner, listed, without_marks
 from gateway.dialects.gemini.out_answer import detail_of_signature, extra_of_call
 from gateway.dialects.gemini.out_request import BUDGETS
-from gateway.dialects.openai.fitting import fitted
+from gateway.dialects.openai.gaps import fitted
 from gateway.dialects.schema_tools.chat_parts import type_of_name
 from gateway.dialects.schema_tools.schema import SchemaTooDeep, object_schema, size_of, strict_schema
 from gateway.dialects.schema_tools.tools import OPENAIS, SEARCH

@@ -25,7 +25,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.chat_writer import AFTER, ChatStreamWriter, chat_head
 from gateway.dialects.memory import IN_ID, MOST_TURN_BYTES, TurnMemory, UnknownMemory, VisibleTurn, unechoed
-from gateway.dialects.sse.events import TOO_LONG, ConvertingReader, data_of
+from gateway.dialects.streams import TOO_LONG, ConvertingReader, data_of
 from gateway.dialects.usage import chat_usage
 
 # The signatures of a turn with calls, remembered from an answer and put back where a client has dropped them.

@@ -24,9 +24,8 @@ from gateway.dialects.base import (
     text_of,
 )
 from gateway.dialects.issuers import CarriedProofs
-from gateway.dialects.openai.namespaces import TOOL_SEARCH, qualified
-from gateway.dialects.openai.responses_request import INPUT_NAME
-from gateway.dialects.sse.events import ConvertingReader, data_of
+from gateway.dialects.openai.responses_request import INPUT_NAME, TOOL_SEARCH, qualified
+from gateway.dialects.streams import ConvertingReader, data_of
 from gateway.dialects.usage import response_usage, usage_of_answer
 from gateway.products.responses.rules import ECHOED
 

@@ -20,12 +20,10 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.memory import gaps_of_foreign
 from gateway.dialects.openai import gaps
-from gateway.dialects.openai.chat.chat_request import ENCRYPTED, LEAST_TOKENS, chat_of_response, responses_body
-from gateway.dialects.openai.chat.chat_stream import ResponsesAsChat
-from gateway.dialects.openai.fitting import fitted
-from gateway.dialects.openai.namespaces import FlatRequest, flattened
+from gateway.dialects.openai.chat import ENCRYPTED, LEAST_TOKENS, ResponsesAsChat, chat_of_response, responses_body
+from gateway.dialects.openai.gaps import fitted
 from gateway.dialects.openai.responses_answer import ChatAsResponses, response_of_chat
-from gateway.dialects.openai.responses_request import chat_body, custom_tools
+from gateway.dialects.openai.responses_request import FlatRequest, chat_body, custom_tools, flattened
 from gateway.dialects.schema_tools.tools import OPENAIS, gaps_of_names, with_allowed_names, with_own_names
 
 

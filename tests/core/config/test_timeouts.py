@@ -15,7 +15,7 @@ from gateway.core.config.policies import ENDPOINTS, Timeouts, read_timeouts
 from gateway.core.config.schema import TimeoutsSet
 from gateway.core.config.source import Document, Problem, read_document
 from gateway.core.types import LANES, Clocks
-from gateway.dialects.http import door
+from gateway.dialects import http as door
 from gateway.products.realtime.http import REALTIME
 from tests.rows import rows
 from tests.support.configs import ROOT

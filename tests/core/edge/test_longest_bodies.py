@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core import request_head
 from gateway.core.types import Endpoint, Server
-from gateway.dialects.http.door import GENERATE
+from gateway.dialects.http import GENERATE
 from gateway.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post

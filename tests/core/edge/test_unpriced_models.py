@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import Forbidden
 from gateway.core.snapshot import Key, Rates, no_rates
 from gateway.core.types import Endpoint
-from gateway.dialects.http.door import GENERATE
+from gateway.dialects.http import GENERATE
 from gateway.products.realtime.http import REALTIME
 from gateway.routes import ENDPOINTS
 from tests.rows import rows

@@ -13,7 +13,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.openai.usage import Capabilities
 from gateway.core.types import Endpoint
 from gateway.dialects.base import ServerFacts
-from gateway.dialects.embeddings.over_generate import EmbeddingsOverGenerate
+from gateway.dialects.embeddings import EmbeddingsOverGenerate
 from tests.rows import rows
 from tests.support.flow import Bench, ScriptedUpstream, whole
 

@@ -26,7 +26,7 @@ from gateway.core.openai.sse import (
     response_error,
     split_events,
 )
-from gateway.dialects.conversion.convert import as_stream, ends_well
+from gateway.dialects.conversion import as_stream, ends_well
 from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects import conversion_answers
-from gateway.dialects.conversion import chat
+from gateway.dialects import conversion
+from gateway.dialects import conversion_chat as chat
 from tests.dialects.aws_frames import stream_of
 from tests.dialects.cases import as_bytes
 from tests.dialects.sdk.forms import Json
 
 
 def _of_messages(answer: Json) -> bytes:
-    return conversion_answers.events_of(answer)
+    return conversion.events_of(answer)
 
 
 def _of_chat(answer: Json) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.openai.sse import json_object
-from gateway.dialects.conversion.convert import as_stream
+from gateway.dialects.conversion import as_stream
 from gateway.features.output.rules import (
     NO_JSON,
     OutputResult,

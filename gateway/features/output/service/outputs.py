@@ -31,7 +31,7 @@ from gateway.core.relay import SseRelay
 from gateway.core.retry import TryLater
 from gateway.core.snapshot import Target
 from gateway.core.types import Attempt, ErrorClass, Phase, UpstreamFailed, Usage
-from gateway.dialects.conversion.convert import as_stream, as_whole
+from gateway.dialects.conversion import as_stream, as_whole
 from gateway.features.output.judging import MOST_BODY, HeldStream, Judge, OutputVerdict, Repairs, Schemas, hold
 from gateway.features.output.rules import (
     OUTPUT_INVALID,

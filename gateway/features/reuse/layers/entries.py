@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from gateway.core.call import CacheOutcome, Call, Reply
 from gateway.core.types import ErrorClass, Kept, shown
-from gateway.dialects.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
+from gateway.dialects.conversion import as_stream, as_whole, ends_well, with_usage, without_usage
 from gateway.features.reuse.rules.keys import answer_headers
 from gateway.features.reuse.rules.rules import CONVERTIBLE, Caching
 

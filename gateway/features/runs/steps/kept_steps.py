@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gateway.core.call import Call, Reply
 from gateway.core.clock import Clock
 from gateway.core.openai import sse
-from gateway.dialects.conversion_answers import last_response
+from gateway.dialects.conversion import last_response
 from gateway.features.output.rules import OutputResult
 from gateway.features.reuse.layers import entries
 from gateway.features.runs.rules import RunChange, RunRecord, RunsUnavailable, StepRequest

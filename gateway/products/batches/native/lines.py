@@ -37,7 +37,7 @@ from gateway.core.types import How, Phase, UpstreamFailed, Usage
 from gateway.dialects.base import ServerFacts
 from gateway.dialects.issuers import LANGUAGES
 from gateway.dialects.registry import PATHS, Pair, pair_of
-from gateway.dialects.sse.relayed_errors import for_openai
+from gateway.dialects.shapes import for_openai
 from gateway.dialects.target_languages import Conversion, TargetLanguages
 from gateway.dialects.upstream import ConversationWire
 from gateway.products.batches.input import (

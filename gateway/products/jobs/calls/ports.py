@@ -31,7 +31,7 @@ from gateway.core.ledger import known_usd
 from gateway.core.retry_budgets import attempts_by_cost
 from gateway.core.snapshot import Key, Provider
 from gateway.core.types import ErrorClass, Lane, Usage
-from gateway.dialects.sse import shapes
+from gateway.dialects import shapes
 from gateway.features.runs.rules import RunBudgetExceeded, RunChange, RunWords
 from gateway.products.batches.native.formats import RemoteBatch
 from gateway.products.jobs.dead_letters.rules import DeadGroup

@@ -1,9 +1,10 @@
-"""Gemini's own paths: the model and what is done with it stand there, and not in the body.
+"""The paths of Gemini's and Anthropic's APIs that callers may use besides the calls: Gemini's own, and the lists of models.
 
     POST /v1beta/models/{model}:generateContent   POST /v1beta/models/{model}:streamGenerateContent?alt=sse
     POST /v1beta/models/{model}:countTokens   GET /v1beta/models   GET /v1beta/models/{model}
 
-A key is taken from `x-goog-api-key`, or from the query, where it is read and goes no further.
+At Gemini's the model and what is done with it stand in the path, and not in the body. A key is taken from `x-goog-api-key`, or
+from the query, where it is read and goes no further.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from gateway.core.ports import Meter
 from gateway.core.render import new_request_id
 from gateway.core.snapshot import Key, Policies, PolicySnapshot
 from gateway.core.types import Endpoint
-from gateway.dialects.http.count_tokens import COUNT_GENERATED
+from gateway.dialects import shapes
+from gateway.dialects.count_tokens import COUNT_GENERATED
 from gateway.dialects.registry import front_of, put_in
 
 # What Gemini's callers ask for besides answers: the list of models, in Google's own shape. And where they have their keys.
@@ -155,3 +157,28 @@ def generate_routes(door: GenerateDoor, policies: Policies) -> list[BaseRoute]:
     routes.append(Route("/v1beta/models", list_models, methods=["GET"]))
     routes.append(Route("/v1beta/models/{name:path}", show_model, methods=["GET"]))
     return routes
+
+
+VERSION = "anthropic-version"
+"""The header without which no client of Anthropic's asks for anything."""
+MOST_MODELS = 1000
+_MOST_DIGITS = 9
+_MESSAGES = ("/v1/messages", "/messages")
+
+
+def is_anthropics(request: Request) -> bool:
+    """Whether the client is one of Anthropic's: by the path that it asks for, or where others ask, too, by the version."""
+    path: str = request.scope["path"]
+    if path.startswith(_MESSAGES):
+        return True
+    return path.startswith(("/v1/models", "/models")) and VERSION in request.headers
+
+
+def models_page(request: Request, names: Sequence[str], created: float) -> dict[str, Any]:
+    """A page of these models, as the query asks for it. Raises InvalidRequest for a bad `limit`."""
+    params = request.query_params
+    limit = params.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= MOST_MODELS):
+        raise InvalidRequest(f"The parameter 'limit' must be a number from 1 to {MOST_MODELS}.", param="limit")
+    models = [(name, created) for name in names]
+    return shapes.model_page(models, limit=int(limit), after=params.get("after_id"), before=params.get("before_id"))

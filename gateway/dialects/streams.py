@@ -15,7 +15,7 @@ import orjson
 from gateway.core.openai import sse
 from gateway.core.openai.json_edit import is_overcrowded
 from gateway.dialects.base import ConvertedRequest, Json, text_of
-from gateway.dialects.sse.shapes import chat_error
+from gateway.dialects.shapes import chat_error
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""

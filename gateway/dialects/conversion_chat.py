@@ -1,8 +1,10 @@
 """Converts a streamed chat or text completion into a whole one, and the other way round.
 
-Chunks are put together by the merge's rules; a whole answer is cut into the chunks that put together make it again.
-It must not know where answers come from. Invariant: `chunks_of` and `completion_of` are the inverse of each other, or one of
-them has given up.
+Chunks are merged: a delta adds (`add`), which is to say that the texts that are known to come in pieces grow, lists whose
+entries have an `index` grow entry by entry, and everything else comes once. What stands around deltas is said again and again
+(`agree`): it has to be the same each time, or more of the same. A whole answer is cut into the chunks that put together make it
+again. Invariants: `chunks_of` and `completion_of` are the inverse of each other, or one of them has given up; what could be put
+together in two ways raises `Ambiguous`; nothing is guessed, nothing is dropped.
 """
 
 from __future__ import annotations
@@ -12,14 +14,6 @@ from typing import Any
 
 from gateway.core.openai.sse import failed_reason
 from gateway.core.openai.transcript import usage_in
-
-# Merges the pieces of a streamed answer: the deltas, and the fields that every piece repeats.
-#
-# A delta adds (`add`): the texts that are known to come in pieces grow, lists whose entries have an `index` grow entry by
-# entry, everything else comes once. What stands around deltas is said again and again (`agree`): it has to be the same each
-# time, or more of the same. It must not know which fields an answer has. Invariant: what could be put together in two ways
-# raises `Ambiguous`; nothing is guessed, nothing is dropped.
-
 
 _TEXTS = frozenset(
     (

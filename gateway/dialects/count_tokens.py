@@ -20,7 +20,7 @@ from gateway.core.ledger import Accounts, answer_headers
 from gateway.core.openai.headers import response_headers
 from gateway.core.snapshot import Target
 from gateway.core.types import UpstreamFailed
-from gateway.dialects.sse import shapes
+from gateway.dialects import shapes
 
 COUNT_TOKENS = "count_tokens"
 """The name of the endpoint of Anthropic's callers."""

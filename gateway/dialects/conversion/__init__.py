@@ -1,1 +1,0 @@
-"""One answer in two forms: streamed and whole."""

@@ -1,1 +1,0 @@
-"""Embeddings at targets whose API is not OpenAI's."""

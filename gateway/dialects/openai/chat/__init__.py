@@ -1,1 +1,0 @@
-"""Chat completions as requests and streams of Responses."""
